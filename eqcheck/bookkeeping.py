@@ -1,0 +1,68 @@
+"""Which bookkeeping fault a wrong row shows, once every context is known to have been right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eqcheck.verdict import RowVerdict
+
+if TYPE_CHECKING:
+    from eqcheck.harness import Run
+
+
+def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int]) -> tuple[str, str]:
+    """The kind, and a detail in words. ``drafted`` are the draft tokens the target was asked about at ``index``."""
+    expected, observed = verdict.expected, verdict.observed
+    swapped = _swapped_with(verdict, run)
+    if swapped is not None:
+        return "row-swap", f"the row holds exactly what row {swapped} should hold"
+    ran_on = len(observed) > len(expected) and run.truth.uncut[verdict.row][: len(observed)] == observed
+    end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else run.case.pad_token_id)
+    if end is not None:
+        return end
+    rest_observed, rest_expected = observed[index:], expected[index:]
+    if rest_observed[0] == run.case.pad_token_id and rest_observed[0] not in drafted:
+        return "pad-in-output", f"token {index} is the pad id"
+    if _continues(rest_observed[1:], rest_expected) and index and rest_observed[0] == observed[index - 1]:
+        return "repeated-token", f"token {index - 1} is emitted twice, and the row goes on from there"
+    if rest_observed[0] in drafted:
+        return "over-accept", "the emitted token is the draft token that the target rejected"
+    for dropped in range(1, len(rest_expected)):
+        if _continues(rest_observed, rest_expected[dropped:]):
+            return "lost-token", f"{dropped} token(s) are missing, and the row goes on after them"
+    return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
+
+
+def ends(
+    expected: tuple[int, ...], observed: tuple[int, ...], eos: tuple[int, ...], pad: int
+) -> tuple[str, str] | None:
+    """The kind of a row that is right as far as it goes but ends too early or too late; None for any other."""
+    if len(observed) < len(expected) and expected[: len(observed)] == observed:
+        only_eos = len(observed) == len(expected) - 1 and expected[-1] in eos
+        return "premature-stop", "only the EOS that ends the row is missing" if only_eos else (
+            f"{len(observed)} of {len(expected)} tokens were emitted, all of them right"
+        )
+    if len(observed) > len(expected) and observed[: len(expected)] == expected:
+        surplus = observed[len(expected) :]
+        after_eos = bool(expected) and expected[-1] in eos
+        if set(surplus) == {pad}:
+            return "pad-in-output", f"{len(surplus)} pad token(s) follow the row's end"
+        if after_eos:
+            return "past-eos", f"{len(surplus)} token(s) follow the EOS"
+        return "over-length", f"{len(observed)} tokens where the limit is {len(expected)}"
+    return None
+
+
+def _swapped_with(verdict: RowVerdict, run: Run) -> int | None:
+    """Another row, itself wrong, whose truth this row emitted."""
+    assert run.outputs is not None
+    for other, (truth, output) in enumerate(zip(run.truth.rows, run.outputs, strict=True)):
+        if other != verdict.row and output != truth and truth == verdict.observed:
+            return other
+    return None
+
+
+def _continues(observed: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether one row's tokens are the other's for two tokens or to the end, and there is at least one."""
+    length = min(len(observed), len(expected), 2)
+    return length > 0 and observed[:length] == expected[:length]

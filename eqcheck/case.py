@@ -1,0 +1,131 @@
+"""A case: one test input, as frozen, versioned data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from eqcheck.contract import FAMILIES, PADDING_SIDES, PaddingSide, Request
+from eqcheck.errors import CaseError, did_you_mean
+
+CASE_FORMAT = "eqcheck-case/1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test input: the rows, the limits, and what the draft shall get right.
+
+    ``accepts[row][round]`` dictates how many draft tokens of that round agree with the target; a row or round the
+    table does not name agrees on none. ``agreement`` instead lets the draft agree with the target at that
+    rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
+    target. The format's version also stands for the definition of the target, so a stored case stays what it
+    was.
+
+        >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
+        >>> Case.from_dict(case.to_dict()) == case
+        True
+
+    Raises `CaseError` for a field of the wrong type or outside its range.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int = 4
+    num_draft_tokens: int = 1
+    accepts: tuple[tuple[int, ...], ...] = ()
+    agreement: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+    padding_side: PaddingSide = "left"
+    family: str = "rotary"
+    vocab_size: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _ints("vocab_size", self.vocab_size, 4, 2**16)
+        _ints("seed", self.seed, 0, 2**63)
+        _ints("max_new_tokens", self.max_new_tokens, 1, 4096)
+        _ints("num_draft_tokens", self.num_draft_tokens, 1, 4096)
+        _ints("pad_token_id", self.pad_token_id, 0, self.vocab_size)
+        if not self.prompts:
+            raise CaseError("prompts: expected at least one row, got none")
+        for row, prompt in enumerate(self.prompts):
+            if not isinstance(prompt, tuple) or not prompt:
+                raise CaseError(f"prompts[{row}]: expected a tuple of at least one token, got {prompt!r}")
+            for token in prompt:
+                _ints(f"prompts[{row}]", token, 0, self.vocab_size)
+        for token in self.eos_token_ids:
+            _ints("eos_token_ids", token, 0, self.vocab_size)
+        for row, rounds in enumerate(self.accepts):
+            for accepted in rounds:
+                _ints(f"accepts[{row}]", accepted, 0, self.num_draft_tokens + 1)
+        if self.agreement is not None:
+            if self.accepts:
+                raise CaseError("accepts, agreement: expected one of the two, got both")
+            if isinstance(self.agreement, bool) or not isinstance(self.agreement, int | float):
+                raise CaseError(f"agreement: expected a number from 0 to 1, got {self.agreement!r}")
+            if not 0 <= self.agreement <= 1:
+                raise CaseError(f"agreement: expected 0 to 1, got {self.agreement}")
+        _one_of("padding_side", self.padding_side, PADDING_SIDES)
+        _one_of("family", self.family, FAMILIES)
+
+    def request(self) -> Request:
+        """What the decoder is asked; a fresh copy each time."""
+        return Request(
+            prompts=[list(prompt) for prompt in self.prompts],
+            max_new_tokens=self.max_new_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.pad_token_id,
+            padding_side=self.padding_side,
+        )
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that identify the content."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; the inverse of `from_dict`."""
+        data = json.loads(json.dumps(asdict(self)))
+        return {"format": CASE_FORMAT, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Case:
+        """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
+        if not isinstance(data, Mapping):
+            raise CaseError(f"case: expected an object, got {type(data).__name__}")
+        if data.get("format") != CASE_FORMAT:
+            raise CaseError(
+                f"case: expected format {CASE_FORMAT!r}, got {data.get('format')!r}; "
+                "run it with the eqcheck that wrote it"
+            )
+        names = {f.name for f in fields(cls)}
+        for name in data:
+            if name not in names | {"format"}:
+                raise CaseError(f"case: unknown field {name!r}{did_you_mean(name, names)}")
+        if "prompts" not in data:
+            raise CaseError("case: field 'prompts' is missing")
+        values = {name: _tuples(value) for name, value in data.items() if name != "format"}
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise CaseError(f"case: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
+
+
+def _ints(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CaseError(f"{name}: expected an integer, got {value!r}")
+    if not low <= value < high:
+        raise CaseError(f"{name}: expected {low}..{high - 1}, got {value}")
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise CaseError(f"{name}: expected one of {allowed}, got {value!r}")

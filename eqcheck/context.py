@@ -1,0 +1,241 @@
+"""What one query saw against what it should have seen, read from the cache by provenance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, Ints, stored_digest, truncated
+from eqcheck.labels import Label, Labels, Write
+from eqcheck.trace import TARGET, Call
+from eqcheck.verdict import Deviation, Slot
+
+_UNWRITTEN = Label(-1, -1, "blank")
+_FOREIGN = Label(-1, -1, "draft model")
+_UNKNOWN = Label(-1, -1, "unknown")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One slot of a row: what it holds, and who wrote it."""
+
+    slot: int
+    token: int
+    position: int
+    digest: int
+    write: Write
+    label: Label
+    torn: bool
+    visible: bool
+
+
+@dataclass(frozen=True)
+class Context:
+    """The deviations of one query, and the writes whose own queries explain the rest."""
+
+    deviations: tuple[Deviation, ...]
+    follow: tuple[Write, ...]
+    slots: tuple[Slot, ...]
+
+
+def read(
+    call: Call, row: int, column: int, label: Label, labels: Labels, stored: Sequence[Ints], family: str
+) -> Context:
+    """Compare what a query saw with ``label``: the request and logical position it stood for.
+
+    ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
+    """
+    request, at = label.request, label.position
+    if call.kv[0].shape != call.kv[1].shape:
+        sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
+        torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
+        return Context((torn,), (), ())
+    found = _entries(call, row, column, labels)
+
+    def deviation(component: str, kind: str, entry: Entry | None = None, **more: object) -> Deviation:
+        slot, token = (entry.slot, entry.token) if entry else (None, None)
+        given = {"slot": slot, "token": token, **more}
+        return Deviation(component, kind, call.number, column, request, **given)  # type: ignore[arg-type]
+
+    deviations: list[Deviation] = []
+    follow: list[Write] = []
+    right: dict[int, Entry] = {}
+    hidden: dict[int, Entry] = {}
+    own_block = {e.slot for e in found if e.write[0] == call.number}
+    for entry in found:
+        mine = entry.label.what == "token" and entry.label.request == request and entry.label.position <= at
+        if not entry.visible:
+            if mine:
+                hidden.setdefault(entry.label.position, entry)
+        elif entry.torn:
+            deviations.append(deviation("cache", "torn-entry", entry, origin=_holds(entry.label, request)))
+            right.setdefault(entry.label.position if mine else -1, entry)
+        elif mine and entry.label.position not in right:
+            right[entry.label.position] = entry
+        else:
+            component, kind = _surplus(entry, request, at, entry.slot in own_block)
+            deviations.append(deviation(component, kind, entry, origin=_holds(entry.label, request)))
+    right.pop(-1, None)
+    for position in range(at + 1):
+        if position in right:
+            continue
+        where = hidden.get(position)
+        kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
+        elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
+        deviations.append(deviation(*kind, where, token_position=position, origin=elsewhere))
+    deviations = _as_shift(deviations, found, request, at, own_block, call.number, column)
+
+    offset = 0 if family == "learned" else _common_offset(right, at, call.positions[row, column])
+    query_position = int(call.positions[row, column])
+    if query_position != at + offset:
+        deviations.append(deviation("position", "query-position", expected=at + offset, observed=query_position))
+    for position, entry in right.items():
+        writer = labels.calls.get(entry.write[0])
+        if position != at and entry.position != position + offset:
+            fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
+            if fed == entry.position and entry.write[0] <= call.number:
+                follow.append(entry.write)
+            deviations.append(
+                deviation(
+                    "position",
+                    "key-position",
+                    entry,
+                    token_position=position,
+                    expected=position + offset,
+                    observed=entry.position,
+                    origin="fed with this position" if fed == entry.position else "changed in the cache",
+                )
+            )
+        elif position != at and entry.digest != stored[request][position]:
+            follow.append(entry.write)
+            deviations.append(deviation("cache", "poisoned-entry", entry, token_position=position))
+    slots = tuple(_slot(entry, request, at, offset, right) for entry in found)
+    return Context(tuple(deviations), tuple(follow), slots)
+
+
+def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
+    found = []
+    lower, upper = call.kv
+    copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
+    same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
+    torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
+    torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH : CALL].any(axis=(0, 1, 3))
+    stored = stored_digest(upper[0, row, 0])
+    for slot in range(copies.shape[3]):
+        fields = copies[0, 0, 0, slot]
+        write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
+        if fields[MODEL] == TARGET:
+            label = labels.of.get(write, _UNKNOWN)
+        else:
+            label = _FOREIGN if fields[MODEL] else _UNWRITTEN
+        found.append(
+            Entry(
+                slot,
+                int(fields[TOKEN]),
+                int(fields[POSITION]),
+                int(stored[slot]),
+                write,
+                label,
+                bool(torn[slot]),
+                bool(call.visible[row, column, slot]),
+            )
+        )
+    return found
+
+
+def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:
+    """What a visible entry is that the query should not have seen."""
+    label = entry.label
+    if label.what in ("pad", "blank"):
+        return "mask", "pad-visible"
+    if label.what in ("unknown", "draft model") or label.request != request:
+        return "cache", "wrong-row"
+    if label.position > at and in_own_block:
+        return "mask", "future-visible"
+    if label.what == "draft" or label.position > at:
+        return "cache", "stale-entry"
+    return "cache", "duplicate-entry"
+
+
+def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels) -> str:
+    """Where an absent token's entry is instead, if another row of the same cache holds it."""
+    for other in range(call.kv[0].shape[1]):
+        for fields in call.kv[0][0, other, 0]:
+            label = labels.of.get((int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])), _UNKNOWN)
+            same = (label.request, label.position, label.what) == (request, position, "token")
+            if other != row and fields[MODEL] == TARGET and same:
+                return f"held by row {other} of the batch"
+    return "in no row of the cache"
+
+
+def _as_shift(
+    deviations: list[Deviation],
+    found: list[Entry],
+    request: int,
+    at: int,
+    own_block: set[int],
+    call: int,
+    column: int,
+) -> list[Deviation]:
+    """When mask and cache differ by a shift alone, say which of the two was not moved.
+
+    The one that touches an edge (slot 0, or the block just fed) is where a decoder would put a row; the other was
+    left behind.
+    """
+    cached = [entry for entry in found if entry.slot not in own_block]
+    mine = {
+        e.slot for e in cached if e.label.what == "token" and e.label.request == request and e.label.position <= at
+    }
+    shown = {entry.slot for entry in cached if entry.visible}
+    if not mine or mine == shown or len(mine) != len(shown) or not (mine - shown):
+        return deviations
+    shift = min(mine) - min(shown)
+    if {slot + shift for slot in shown} != mine:
+        return deviations
+    edges = {0, min(own_block, default=len(found)) - 1}
+    mask_in_place = bool({min(shown), max(shown)} & edges)
+    cache_in_place = bool({min(mine), max(mine)} & edges)
+    if not mask_in_place or cache_in_place:
+        return deviations
+    moved = Deviation(
+        "cache", "misaligned", call, column, request, slot=min(mine), origin=f"{shift:+d} slots from where the mask shows"
+    )
+    return [moved, *(d for d in deviations if d.slot not in mine | shown)]
+
+
+def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int:
+    """The constant offset of a row's positions, which rotary positions forgive: that of most of its keys."""
+    votes: dict[int, int] = defaultdict(int)
+    for position, entry in right.items():
+        if position != at:
+            votes[entry.position - position] += 1
+    own = int(query_position) - at
+    if not votes:
+        return own
+    return max(votes, key=lambda offset: (votes[offset], offset == own))
+
+
+def _holds(label: Label, request: int) -> str:
+    """What a slot holds, in words."""
+    if label.what in ("pad", "blank", "unknown", "draft model"):
+        return label.what
+    what = "token" if label.what == "token" else "rejected draft"
+    row = "" if label.request == request else f"row {label.request} "
+    return f"{row}{what} {label.position}"
+
+
+def _slot(entry: Entry, request: int, at: int, offset: int, right: dict[int, Entry]) -> Slot:
+    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position <= at
+    expected = expected and right.get(entry.label.position, entry).slot == entry.slot
+    return Slot(
+        index=entry.slot,
+        holds=_holds(entry.label, request),
+        token=entry.token,
+        position=entry.position,
+        expected_position=entry.label.position + offset if expected else None,
+        visible=entry.visible,
+        expected_visible=expected,
+    )

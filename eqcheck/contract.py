@@ -1,0 +1,124 @@
+"""What a decoder is: a function of target, draft and request, registered with `decoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from eqcheck.errors import UsageError, did_you_mean
+
+PaddingSide = Literal["left", "right"]
+PADDING_SIDES = ("left", "right")
+FAMILIES = ("rotary", "learned")
+
+
+@dataclass
+class Request:
+    """What a decoder is asked to generate.
+
+    ``prompts`` are token ids, one list per row; every row gets at most ``max_new_tokens`` new tokens and ends at
+    its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
+    that occurs in prompts or is an EOS: nothing about a row may be read off it.
+    """
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    num_draft_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    padding_side: PaddingSide
+
+
+Generate = Callable[[Any, Any, Request], Any]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A registered decoder; calling it decodes one request.
+
+    ``function`` is the decorated function, or a class whose instances are called and which may have ``open()``
+    and ``close()``. ``known`` maps fingerprints of known violations to links. ``spec`` is how to name it again.
+    """
+
+    name: str
+    function: Any
+    padding_sides: tuple[PaddingSide, ...] = ("left",)
+    families: tuple[str, ...] = FAMILIES
+    known: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    version: str = ""
+    note: str = ""
+    spec: str = ""
+
+    def __call__(self, target: Any, draft: Any, request: Request) -> Any:
+        with self.running() as generate:
+            return generate(target, draft, request)
+
+    @contextmanager
+    def running(self) -> Iterator[Generate]:
+        """Set the decoder up, yield what decodes one request, and shut it down."""
+        if not isinstance(self.function, type):
+            yield self.function
+            return
+        instance = self.function()
+        getattr(instance, "open", lambda: None)()
+        try:
+            yield instance
+        finally:
+            getattr(instance, "close", lambda: None)()
+
+    def named(self, spec: str) -> Decoder:
+        """The same decoder, remembering the spec by which it was found."""
+        return replace(self, spec=spec)
+
+
+def decoder(
+    *,
+    name: str | None = None,
+    padding_sides: tuple[PaddingSide, ...] = ("left",),
+    families: tuple[str, ...] = FAMILIES,
+    known: Mapping[str, str] | None = None,
+    origin: str = "",
+    version: str = "",
+    note: str = "",
+) -> Callable[[Any], Decoder]:
+    """Register a function (or a class with ``__call__``) as a decoder.
+
+        >>> @decoder(name="mine", padding_sides=("left", "right"))
+        ... def generate(target, draft, request):
+        ...     return [[] for prompt in request.prompts]
+        >>> generate.name
+        'mine'
+
+    The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
+    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
+    ``known`` declares violations by fingerprint, each with a link; ``note`` is printed in reports.
+    Raises `UsageError` for a padding side or family that does not exist.
+    """
+    for given, allowed, what in (
+        (padding_sides, PADDING_SIDES, "padding_sides"),
+        (families, FAMILIES, "families"),
+    ):
+        if isinstance(given, str) or not given:
+            raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
+        for one in given:
+            if one not in allowed:
+                raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
+
+    def register(function: Any) -> Decoder:
+        if not callable(function):
+            raise UsageError(f"expected a function or a class with __call__, got {type(function).__name__}")
+        return Decoder(
+            name=name or function.__name__,
+            function=function,
+            padding_sides=tuple(padding_sides),
+            families=tuple(families),
+            known=dict(known or {}),
+            origin=origin,
+            version=version,
+            note=note,
+        )
+
+    return register

@@ -1,0 +1,91 @@
+"""What a run exercised, read from its case and trace, so that a vacuous audit can say so."""
+
+from __future__ import annotations
+
+from eqcheck.harness import Run
+from eqcheck.trace import DRAFT, TARGET
+
+COUNTERS = {
+    "several_rows": "more than one row",
+    "ragged_prompts": "prompts of different lengths, so one is padded",
+    "batched_call": "one target call over more than one row",
+    "draft_called": "the draft was called",
+    "ragged_round": "rows of one target call accepted different counts",
+    "all_rejected": "a row's drafts were all rejected",
+    "all_accepted": "K drafts of a row were accepted",
+    "eos_inside_block": "an EOS among accepted drafts",
+    "eos_not_drafted": "an EOS as correction or bonus",
+    "eos_first": "an EOS as the first new token",
+    "eos_at_limit": "an EOS as the last token the limit allows",
+    "eos_absent": "a row that ends at its limit",
+    "several_eos": "more than one EOS id",
+    "pad_is_eos": "the pad id is an EOS",
+    "pad_in_prompt": "the pad id occurs in a prompt",
+    "pad_emitted": "the pad id is a token to emit",
+}
+ESSENTIAL = ("ragged_prompts", "batched_call", "draft_called", "ragged_round", "all_rejected", "eos_inside_block")
+
+
+def exercised(run: Run) -> set[str]:
+    """The counters that one run raises."""
+    case, truth = run.case, run.truth
+    eos, pad = set(case.eos_token_ids), case.pad_token_id
+    found = set()
+    lengths = {len(prompt) for prompt in case.prompts}
+    checks = {
+        "several_rows": len(case.prompts) > 1,
+        "ragged_prompts": len(lengths) > 1,
+        "draft_called": any(call.role == DRAFT for call in run.trace.calls),
+        "batched_call": any(call.role == TARGET and len(call.tokens) > 1 for call in run.trace.calls),
+        "eos_first": any(row[0] in eos for row in truth.rows),
+        "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
+        "eos_absent": any(row[-1] not in eos for row in truth.rows),
+        "several_eos": len(eos) > 1,
+        "pad_is_eos": pad in eos,
+        "pad_in_prompt": any(pad in prompt for prompt in case.prompts),
+        "pad_emitted": any(pad in row for row in truth.rows),
+    }
+    found = {name for name, holds in checks.items() if holds}
+    return found | _rounds(run)
+
+
+def _rounds(run: Run) -> set[str]:
+    """Acceptance per round: a query with a right context is an accepted token fed, whatever row it is in."""
+    case, truth = run.case, run.truth
+    places: dict[int, tuple[int, int]] = {}
+    for row, digests in enumerate(truth.digests):
+        for position, digest in enumerate(digests[-1].tolist()):
+            places.setdefault(digest, (row, position))
+    known = [len(prompt) for prompt in case.prompts]
+    found = set()
+    drafted_eos = set()
+    for call in run.trace.of(TARGET):
+        accepted_counts = set()
+        for digests in call.digests.tolist():
+            exact = [(places[digest], column) for column, digest in enumerate(digests) if digest in places]
+            if not exact:
+                continue
+            (row, position), column = max(exact, key=lambda one: one[0][1])
+            accepted = max(0, position - (known[row] - 1))
+            proposed = accepted + len(digests) - 1 - column
+            known[row] = max(known[row], position + 2)
+            if proposed:
+                accepted_counts.add(accepted)
+                found |= {"all_rejected"} if accepted == 0 else set()
+                found |= {"all_accepted"} if accepted == case.num_draft_tokens else set()
+            end = len(case.prompts[row]) + len(truth.rows[row]) - 1
+            if accepted and position - accepted < end <= position and truth.rows[row][-1] in case.eos_token_ids:
+                drafted_eos.add(row)
+        found |= {"ragged_round"} if len(accepted_counts) > 1 else set()
+    found |= {"eos_inside_block"} if drafted_eos else set()
+    ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
+    return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
+
+
+def vacuous(coverage: dict[str, int]) -> list[str]:
+    """One warning per essential counter that stayed at zero."""
+    return [
+        f"VACUOUS: no case exercised {name!r} ({COUNTERS[name]}); this audit says nothing about it"
+        for name in ESSENTIAL
+        if not coverage.get(name)
+    ]

@@ -1,0 +1,55 @@
+"""The scripted draft: a model that proposes the target's next token except where the case says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from eqcheck import hashing
+from eqcheck.hashing import Bools, Words
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.trace import DRAFT
+
+_SALT = np.uint64(0xD1B54A32D192ED03)
+
+
+class ScriptedDraft(HashLM):
+    """A draft whose acceptance is dictated, by the contexts at which it is wrong or by an agreement rate.
+
+    It has its own cache and never knows which row it is in, except through the context it is given: a context
+    is identified by the hash of what the query sees. With a damaged context of its own it proposes something
+    else and loses acceptance, as a real draft does.
+
+        >>> from eqcheck.hashlm import HashLM, HashConfig
+        >>> draft = ScriptedDraft.of(HashLM(HashConfig(seed=1)))
+        >>> draft.script(agreement=0.5)
+    """
+
+    def __init__(self, config: HashConfig) -> None:
+        super().__init__(config)
+        self.script()
+
+    @classmethod
+    def of(cls, target: HashLM, **kwargs: Any) -> ScriptedDraft:
+        """A draft of ``target``: the same family, vocabulary and seed, and a cache of its own."""
+        c = target.config
+        config = HashConfig(vocab_size=c.vocab_size, seed=c.seed, family=c.family, role=DRAFT, **kwargs)
+        return cast(ScriptedDraft, cls(config).eval())
+
+    def script(self, wrong_after: Iterable[int] = (), *, agreement: float = 1.0) -> None:
+        """Propose the second choice after the contexts with these final digests, and at random elsewhere.
+
+        ``agreement`` is the probability, 0 to 1, of proposing the target's own choice at any other context;
+        the choice is a fixed function of the context.
+        """
+        self._wrong_after = np.fromiter(wrong_after, np.uint64)
+        self._agreement = agreement
+
+    def disagrees(self, digests: Words) -> Bools | None:
+        wrong = np.isin(digests, self._wrong_after)
+        if self._agreement < 1.0:
+            chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
+            wrong |= chance.astype(np.float64) * 2.0**-53 >= self._agreement
+        return wrong

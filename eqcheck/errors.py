@@ -1,0 +1,39 @@
+"""What goes wrong, as one tree.
+
+    EqcheckError
+    |-- UsageError    a spec, option or argument is wrong; exit code 4
+    |   |-- CaseError     a case (or a case file) is malformed
+    |   `-- OutputError   prompts or outputs given to the oracle are malformed
+    `-- Violation     (also an AssertionError) a decoder is not equivalent to its target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class EqcheckError(Exception):
+    """Anything eqcheck raises on purpose."""
+
+
+class UsageError(EqcheckError, ValueError):
+    """A spec, option or argument is wrong; the message says what was expected and what came."""
+
+
+class CaseError(UsageError):
+    """A case or a case file is malformed."""
+
+
+class OutputError(UsageError):
+    """Prompts or outputs given to the oracle are malformed."""
+
+
+class Violation(EqcheckError, AssertionError):
+    """A decoder is not equivalent to its target; the message is the explanation."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing when no known name is close."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

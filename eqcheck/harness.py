@@ -1,0 +1,168 @@
+"""Run one case: build its target and draft, let the decoder decode it, keep everything that happened."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig
+
+from eqcheck.case import Case
+from eqcheck.contract import Generate
+from eqcheck.draft import ScriptedDraft
+from eqcheck.errors import OutputError
+from eqcheck.hashing import Words, continue_row
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.trace import TooManyCalls, Trace
+from eqcheck.verdict import Explanation, check_rows, describe
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the target alone emits, per row.
+
+    ``rows`` end at the first EOS or at the limit; ``uncut`` go on to the limit regardless. ``digests[row]``
+    ``[layers, positions]`` are the hashes of a query at each logical position that saw exactly its row.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    uncut: tuple[tuple[int, ...], ...]
+    digests: tuple[Words, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decode of one case; ``outputs`` is None when the decoder failed, and then ``failure`` says how."""
+
+    case: Case
+    truth: Truth
+    trace: Trace
+    outputs: tuple[tuple[int, ...], ...] | None
+    failure: Explanation | None = None
+    failure_text: str = ""
+
+
+def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """A row up to and including its first EOS."""
+    end = next((i for i, token in enumerate(row) if token in eos_token_ids), len(row))
+    return tuple(row[: end + 1])
+
+
+def truth_of(case: Case) -> Truth:
+    """The truth of a case, from the definition of its target."""
+    continued = [
+        continue_row(case.family, case.vocab_size, case.seed, prompt, case.max_new_tokens)
+        for prompt in case.prompts
+    ]
+    uncut = tuple(tokens for tokens, _ in continued)
+    return Truth(
+        rows=tuple(cut(row, case.eos_token_ids) for row in uncut),
+        uncut=uncut,
+        digests=tuple(digests for _, digests in continued),
+    )
+
+
+def wrong_after(case: Case, truth: Truth) -> list[int]:
+    """The contexts (by digest) after which the case's table has the draft be wrong.
+
+    Rows whose contexts coincide cannot be told apart by a draft; the first of them decides.
+    """
+    wrong: dict[int, bool] = {}
+    for row, (prompt, digests) in enumerate(zip(case.prompts, truth.digests, strict=True)):
+        rounds = case.accepts[row] if row < len(case.accepts) else ()
+        schedule: list[bool] = []
+        for accepted in rounds:
+            schedule += [False] * accepted + [accepted < case.num_draft_tokens]
+        for index in range(case.max_new_tokens):
+            digest = int(digests[-1, len(prompt) + index - 1])
+            wrong.setdefault(digest, schedule[index] if index < len(schedule) else True)
+    return [digest for digest, is_wrong in wrong.items() if is_wrong]
+
+
+@lru_cache(maxsize=16)
+def _models(family: str, vocab_size: int, seed: int) -> tuple[HashLM, ScriptedDraft]:
+    target = cast(HashLM, HashLM(HashConfig(vocab_size=vocab_size, seed=seed, family=family)).eval())
+    return target, ScriptedDraft.of(target)
+
+
+def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM, ScriptedDraft]:
+    """The case's target and scripted draft, recording into ``trace``; shared between cases of one family."""
+    target, draft = _models(case.family, case.vocab_size, case.seed)
+    if case.agreement is None:
+        draft.script(wrong_after(case, truth))
+    else:
+        draft.script(agreement=case.agreement)
+    for model in (target, draft):
+        model.trace = trace
+        model.generation_config = GenerationConfig(
+            pad_token_id=case.pad_token_id, eos_token_id=list(case.eos_token_ids) or None
+        )
+    return target, draft
+
+
+def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
+    """Let a decoder decode a case, on one thread's models and under ``no_grad``.
+
+    Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
+    ``failure``; this function itself raises only for faults of eqcheck and for ``KeyboardInterrupt``.
+    """
+    truth = truth_of(case)
+    rows, new = len(case.prompts), case.max_new_tokens
+    trace = Trace(max_calls=200 + 20 * rows * (new + 2) * (case.num_draft_tokens + 2))
+    target, draft = models(case, truth, trace)
+    request, untouched = case.request(), case.request()
+    try:
+        with torch.no_grad(), _alarm(timeout):
+            outputs: Any = generate(target, draft, request)
+    except (TooManyCalls, _TimeUp) as error:
+        return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
+    except Exception as error:  # the decoder's, whatever it is: the audit reports it and goes on
+        text = "".join(traceback.format_exception(error))
+        detail = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Run(case, truth, trace, None, Explanation("crash", "exception", detail=detail), text)
+    if request != untouched:
+        detail = f"mutated-request: expected {untouched}, got {request}"
+        return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
+    try:
+        checked = check_rows(outputs, rows, case.vocab_size)
+    except OutputError as error:
+        detail = f"{_what(outputs)}: {error}"
+        return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
+    return Run(case, truth, trace, checked)
+
+
+def _what(outputs: Any) -> str:
+    parts = [outputs, *(outputs if isinstance(outputs, list | tuple) else [])]
+    parts += [token for row in parts[1:] if isinstance(row, list | tuple) for token in row]
+    return "tensor" if any(hasattr(part, "detach") for part in parts) else describe(outputs).split()[0]
+
+
+class _TimeUp(Exception):
+    """The decoder did not answer in time."""
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    """Raise `_TimeUp` in the running decoder after so many seconds, where the platform can."""
+    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not seconds or not usable:
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TimeUp(f"no answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,188 @@
+"""The hash that stands in for attention, in exact 64-bit integers (numpy ``uint64``, wrapping).
+
+A cache entry is `WIDTH` small integers, the same in K and V and in every head, so that any tensor operation
+on a cache carries them along and any disagreement between the copies changes the hash:
+
+    MODEL      0 where nothing was written, 1 for the target, 2 for the draft
+    TOKEN      the token fed
+    POSITION   the position id fed with it
+    HIGH, LOW  the upper and lower 24 bits of its digest (layer 1; zero in layer 0)
+    CALL, ROW, COLUMN   the identity of the write: which forward call, which row, which column
+
+Every number stays below 2**24 and therefore survives float32. The mixing function is the finaliser of
+SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+WIDTH = 8
+MODEL, TOKEN, POSITION, HIGH, LOW, CALL, ROW, COLUMN = range(WIDTH)
+HEADS = 2
+LAYERS = 2
+TABLE_ROWS = 4096
+_HALF = np.uint64(24)
+_HALF_MASK = np.uint64((1 << 24) - 1)
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(x: Words) -> Words:
+    """Scramble each 64-bit word; a bijection."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _constants(stream: int, count: int) -> Words:
+    """Fixed odd multipliers."""
+    start = np.uint64((stream * _GAMMA) % 2**64)
+    return mix(start + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) | np.uint64(1)
+
+
+_ENTRY = _constants(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)
+_TOKEN, _QUERY_POSITION, _CARRY, _LAYER, _DISTANCE = _constants(2, 5)
+
+
+def entries(
+    model: int,
+    tokens: Ints,
+    positions: Ints,
+    digests: Words | None,
+    call: int,
+) -> npt.NDArray[np.float64]:
+    """The cache entries of a block of tokens: ``[batch, HEADS, block, WIDTH]`` float64, for K and V alike."""
+    batch, block = tokens.shape
+    out = np.zeros((batch, HEADS, block, WIDTH))
+    out[..., MODEL] = model
+    out[..., TOKEN] = tokens[:, None]
+    out[..., POSITION] = positions[:, None]
+    if digests is not None:
+        out[..., HIGH] = high(digests)[:, None]
+        out[..., LOW] = (digests & _HALF_MASK)[:, None]
+    out[..., CALL] = call
+    out[..., ROW] = np.arange(batch)[:, None, None]
+    out[..., COLUMN] = np.arange(block)
+    return out
+
+
+def high(digests: Words) -> Words:
+    """The upper 24 of the 48 bits of a digest that an entry stores."""
+    return (digests >> _HALF) & _HALF_MASK
+
+
+def stored_digest(fields: Ints) -> Ints:
+    """The 48 bits of digest in entries ``[..., WIDTH]``; compare with `truncated`."""
+    return (fields[..., HIGH] << 24) | fields[..., LOW]
+
+
+def truncated(digests: Words) -> Ints:
+    """The 48 bits of each digest that a cache entry can hold."""
+    return (digests & np.uint64((1 << 48) - 1)).astype(np.int64)
+
+
+def contents(kv: Ints, model: int) -> Words:
+    """One word per slot for what K and V of all heads hold, its position and provenance left out.
+
+    ``kv`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``; the result is ``[batch, slots]``. The position is left
+    out because families differ in how they see it, but a disagreement between the copies about it counts.
+    """
+    fields = kv[..., :CALL].copy()
+    fields[..., MODEL] -= model
+    fields[..., POSITION] -= kv[:1, :, :1, :, POSITION]
+    product = fields.view(np.uint64) * _ENTRY
+    return mix(product.sum(axis=(0, 2, 4), dtype=np.uint64))
+
+
+def attend(
+    family: str,
+    layer: int,
+    slot_contents: Words,
+    slot_positions: Ints,
+    visible: Bools,
+    tokens: Ints,
+    positions: Ints,
+    carry: Words,
+) -> Words:
+    """The digest of each query: a hash of the multiset of what it sees and of its own token.
+
+    ``slot_contents`` and ``slot_positions`` are ``[batch, slots]``, ``visible`` is ``[batch, block, slots]``, the
+    rest ``[batch, block]``; ``carry`` is the digest of the layer below, zero in layer 0.
+    """
+    own = tokens.astype(np.uint64) * _TOKEN + carry * _CARRY + np.uint64(layer + 1) * _LAYER
+    if family == "rotary":  # only distances matter, as under rotary embeddings
+        where = positions[:, :, None] - slot_positions[:, None, :]
+    elif family == "learned":  # the absolute position is part of the embedding
+        where = slot_positions[:, None, :]
+        own = own + positions.astype(np.uint64) * _QUERY_POSITION
+    else:
+        raise ValueError(f"unknown family {family!r}: expected one of 'rotary', 'learned'")
+    pairs = mix(slot_contents[:, None, :] + where.astype(np.uint64) * _DISTANCE)
+    seen = np.where(visible, pairs, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
+    return mix(own + seen)
+
+
+@lru_cache(maxsize=16)
+def logits_table(vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
+    """Fixed logits, ``[TABLE_ROWS, vocab_size]``: each row a permutation of ``0..vocab_size-1``, so no ties."""
+    start = np.uint64(((seed + 1) * _GAMMA) % 2**64)
+    words = mix(mix(np.arange(TABLE_ROWS * vocab_size, dtype=np.uint64)) + start)
+    order = np.argsort(words.reshape(TABLE_ROWS, vocab_size), axis=1, kind="stable")
+    return order.astype(np.int64)
+
+
+@lru_cache(maxsize=16)
+def choices(vocab_size: int, seed: int) -> tuple[Ints, Ints]:
+    """The most likely and the second most likely token of each row of `logits_table`."""
+    order = np.argsort(logits_table(vocab_size, seed), axis=1)
+    return order[:, -1], order[:, -2]
+
+
+def table_row(digests: Words) -> npt.NDArray[np.int64]:
+    """Which row of `logits_table` a final digest selects."""
+    return (digests % np.uint64(TABLE_ROWS)).astype(np.int64)
+
+
+@lru_cache(maxsize=4096)
+def continue_row(
+    family: str, vocab_size: int, seed: int, prompt: tuple[int, ...], count: int
+) -> tuple[tuple[int, ...], Words]:
+    """Continue one row greedily by the definition of the hash alone: no model, no cache, no padding.
+
+    Returns the ``count`` new tokens and the digests ``[LAYERS, len(prompt) + count]`` of a query at each logical
+    position; those of the last layer select the logits. The last new token is queried too.
+
+        >>> tokens, digests = continue_row("rotary", 64, 0, (5, 7), 3)
+        >>> len(tokens), digests.shape
+        (3, (2, 5))
+    """
+    best, _ = choices(vocab_size, seed)
+    total = len(prompt) + count
+    contents_of = [np.zeros((1, total), np.uint64) for _ in range(LAYERS)]
+    positions_of = np.arange(total)[None]
+    new: list[int] = []
+    digests = np.zeros((LAYERS, total), np.uint64)
+    start, block = 0, list(prompt)
+    while start < total:
+        stop = start + len(block)
+        tokens, positions = np.array([block]), positions_of[:, start:stop]
+        visible = np.arange(stop)[None, None] <= positions[..., None]
+        carry, digest = np.zeros((1, len(block)), np.uint64), None
+        for layer in range(LAYERS):
+            fields = entries(1, tokens, positions, digest, 0).astype(np.int64)
+            contents_of[layer][:, start:stop] = contents(np.stack([fields, fields]), 1)
+            slots = contents_of[layer][:, :stop]
+            carry = attend(family, layer, slots, positions_of[:, :stop], visible, tokens, positions, carry)
+            digest = carry
+            digests[layer, start:stop] = carry[0]
+        start, block = stop, [int(best[table_row(carry[0, -1:])[0]])]
+        if len(new) < count:
+            new.append(block[0])
+    return tuple(new), digests

@@ -1,0 +1,242 @@
+"""`HashLM`: a causal LM with the ordinary ``transformers`` interface whose attention can be read back.
+
+Its attention is a hash of exactly what each query sees (`eqcheck.hashing`), and its logits are pseudo-random
+functions of that hash. A wrong position id, mask bit or cache entry changes the next token with probability
+1 - 1/vocab_size, and arithmetic is exact: there are no near-ties.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import count
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from eqcheck import hashing
+from eqcheck.hashing import Bools, Ints, Words
+from eqcheck.trace import Call, Trace
+
+TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
+_HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
+
+
+class HashConfig(PretrainedConfig):
+    """Configuration of a `HashLM`.
+
+    ``family`` says how positions are seen: ``"rotary"`` (like Llama: only distances matter) or ``"learned"``
+    (like GPT-2: absolute positions). ``seed`` selects the logits; ``role`` is 1 for a target, 2 for a draft.
+    """
+
+    model_type = "hashlm"
+
+    def __init__(
+        self, vocab_size: int = 128, seed: int = 0, family: str = "rotary", role: int = 1, **kwargs: Any
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.seed = seed
+        self.family = family
+        self.role = role
+        self.num_hidden_layers = hashing.LAYERS
+        self.num_attention_heads = hashing.HEADS
+        self.num_key_value_heads = hashing.HEADS
+        self.head_dim = hashing.WIDTH
+        self.hidden_size = hashing.HEADS * hashing.WIDTH
+        self.max_position_embeddings = 4096
+        self.use_cache = True
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})
+
+
+class HashLM(PreTrainedModel, GenerationMixin):
+    """A transparent target: any error in what a query sees changes its prediction.
+
+    Cache tensors are ``[batch, 2 heads, slots, 8]`` float64 per layer (two layers); what the eight numbers mean
+    is in `eqcheck.hashing`. `generate()` works as on any causal LM:
+
+        >>> import torch
+        >>> target = HashLM(HashConfig(seed=1))
+        >>> alone = target.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+        >>> padded = target.generate(
+        ...     torch.tensor([[0, 0, 3, 1, 4]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]),
+        ...     max_new_tokens=4, do_sample=False, pad_token_id=0)
+        >>> alone[0, 3:].tolist() == padded[0, 5:].tolist()
+        True
+
+    Raises ``ValueError`` for tokens outside the vocabulary and for masks or positions of the wrong shape,
+    ``TypeError`` for a cache without ``update`` and ``get_seq_length``.
+    """
+
+    config_class = HashConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_cache_class = True
+    _supports_static_cache = True
+    _supports_sdpa = True
+    _no_split_modules: list[str] = []  # noqa: RUF012 (the type transformers declares)
+
+    def __init__(self, config: HashConfig) -> None:
+        super().__init__(config)
+        table = hashing.logits_table(config.vocab_size, config.seed)
+        self.logits_table = torch.nn.Parameter(torch.from_numpy(table).double(), requires_grad=False)
+        self.trace: Trace | None = None
+        self._calls = count(1)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Weights follow from the configuration; there is nothing to initialise."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        cache_position: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits ``[batch, block, vocab]`` float64 of ``input_ids`` ``[batch, block]`` int64.
+
+        ``attention_mask`` is ``[batch, slots]`` (nonzero: visible; short masks hide the rest) or
+        ``[batch, heads, block, slots]`` (bool: True is visible; float: added to the scores). ``position_ids``
+        is ``[batch or 1, block]``; without it, positions count slots from the cache's length, as in Llama and
+        GPT-2. ``cache_position`` counts where the installed transformers' own models take it.
+        """
+        if input_ids is None or kwargs.get("inputs_embeds") is not None:
+            raise ValueError("HashLM takes input_ids, not inputs_embeds: it hashes tokens, it has no embedding")
+        tokens = self._tokens(input_ids)
+        batch, block = tokens.shape
+        cache = past_key_values
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = DynamicCache(config=self.config)
+        if cache is not None and not (hasattr(cache, "update") and hasattr(cache, "get_seq_length")):
+            raise TypeError(
+                f"past_key_values: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
+                f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx)"
+            )
+        past = int(cache.get_seq_length()) if cache is not None else 0
+        slots_fed = np.arange(past, past + block)
+        if TAKES_CACHE_POSITION and cache_position is not None:
+            slots_fed = _integers(cache_position)
+        positions = _positions(position_ids, slots_fed, batch)
+
+        role, call = self.config.role, next(self._calls if self.trace is None else self.trace.clock)
+        kv: list[Ints] = []
+        carry: Words = np.zeros((batch, block), np.uint64)
+        digest: Words | None = None
+        visible: Bools | None = None
+        for layer in range(hashing.LAYERS):
+            fresh = torch.from_numpy(hashing.entries(role, tokens, positions, digest, call))
+            keys = fresh.to(input_ids.device)
+            values = keys.clone()
+            if cache is not None:
+                where = torch.from_numpy(slots_fed).to(input_ids.device)
+                extra = ({"cache_position": where},) if TAKES_CACHE_POSITION else ()
+                keys, values = cache.update(keys, values, layer, *extra)
+            fields = _fields(keys, values)
+            if fields.shape[1] != batch:
+                raise ValueError(
+                    f"past_key_values: expected a cache of {batch} rows like input_ids, got {fields.shape[1]}"
+                )
+            if visible is None or visible.shape[2] != fields.shape[3]:
+                visible = _visible(attention_mask, slots_fed, batch, fields.shape[3])
+            seen = hashing.contents(fields, role)
+            slot_positions = fields[0, :, 0, :, hashing.POSITION]
+            carry = hashing.attend(
+                self.config.family, layer, seen, slot_positions, visible, tokens, positions, carry
+            )
+            digest = carry
+            kv.append(fields)
+
+        keep = logits_to_keep
+        wanted = carry[:, slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()]
+        logits = self._logits(wanted).to(input_ids.device)
+        if self.trace is not None:
+            assert visible is not None
+            self.trace.record(Call(call, role, tokens, positions, visible, tuple(kv), carry, self._predictions(carry)))
+        return CausalLMOutputWithPast(
+            logits=cast(torch.FloatTensor, logits), past_key_values=cache if use_cache is not False else past_key_values
+        )
+
+    def _tokens(self, input_ids: torch.Tensor) -> Ints:
+        tokens = _integers(input_ids)
+        if tokens.ndim != 2:
+            raise ValueError(f"input_ids: expected [batch, block], got shape {list(tokens.shape)}")
+        if tokens.size and not (0 <= tokens.min() and tokens.max() < self.config.vocab_size):
+            raise ValueError(
+                f"input_ids: expected tokens in 0..{self.config.vocab_size - 1}, "
+                f"got {tokens.min()}..{tokens.max()}"
+            )
+        return tokens
+
+    def disagrees(self, digests: Words) -> Bools | None:
+        """Where this model proposes its second choice; a target never does (None), a scripted draft may."""
+        return None
+
+    def _logits(self, digests: Words) -> torch.Tensor:
+        """Logits of each final digest; where the model disagrees, its first two choices are exchanged."""
+        rows = torch.from_numpy(hashing.table_row(digests)).to(self.logits_table.device)
+        logits = self.logits_table[rows]
+        other = self.disagrees(digests)
+        if other is not None:
+            ranked_first_two = logits >= self.config.vocab_size - 2
+            swap = torch.from_numpy(other).to(logits.device)[..., None] & ranked_first_two
+            logits = torch.where(swap, 2 * self.config.vocab_size - 3 - logits, logits)
+        return logits
+
+    def _predictions(self, digests: Words) -> Ints:
+        """The most likely token after each query."""
+        first, second = hashing.choices(self.config.vocab_size, self.config.seed)
+        rows = hashing.table_row(digests)
+        other = self.disagrees(digests)
+        return first[rows] if other is None else np.where(other, second[rows], first[rows])
+
+
+def _integers(tensor: torch.Tensor) -> Ints:
+    return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
+
+
+def _fields(keys: torch.Tensor, values: torch.Tensor) -> Ints:
+    """K and V as integers, ``[2, batch, heads, slots, width]``; a copy, so later writes do not reach it."""
+    with np.errstate(invalid="ignore"):
+        return np.stack([_integers(keys), _integers(values)])
+
+
+def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -> Ints:
+    block = len(slots_fed)
+    if position_ids is None:
+        return np.broadcast_to(slots_fed, (batch, block)).copy()
+    positions = _integers(position_ids)
+    if positions.ndim == 1:
+        positions = positions[None]
+    if positions.shape[-1] != block or positions.shape[0] not in (1, batch):
+        raise ValueError(f"position_ids: expected [{batch}, {block}], got shape {list(positions.shape)}")
+    return np.broadcast_to(positions, (batch, block)).copy()
+
+
+def _visible(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int) -> Bools:
+    """What each query may see, ``[batch, block, slots]``: causal by slot and by the mask, or a 4-D mask alone."""
+    block = len(slots_fed)
+    if mask is not None and mask.dim() == 4:
+        ok = mask.shape[0] in (1, batch) and mask.shape[2] == block and mask.shape[3] >= slots
+        if not ok:
+            raise ValueError(
+                f"attention_mask: expected [{batch}, heads, {block}, {slots}], got shape {list(mask.shape)}"
+            )
+        four = mask[:, 0, :, :slots].detach().cpu()
+        seen = four if four.dtype == torch.bool else four > _HIDDEN_BELOW
+        return np.broadcast_to(seen.numpy(), (batch, block, slots)).copy()
+    causal = np.arange(slots) <= slots_fed[:, None]
+    if mask is None:
+        return np.broadcast_to(causal, (batch, block, slots)).copy()
+    if mask.dim() != 2 or mask.shape[0] != batch:
+        raise ValueError(f"attention_mask: expected [{batch}, slots], got shape {list(mask.shape)}")
+    two = np.zeros((batch, slots), np.bool_)
+    given = mask[:, :slots].detach().cpu().numpy() != 0
+    two[:, : given.shape[1]] = given
+    return cast(Bools, causal & two[:, None])

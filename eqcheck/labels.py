@@ -1,0 +1,190 @@
+"""Which request, and which token of it, each column of each target call stands for.
+
+Two sources, in this order. A query that saw exactly its row has the digest of its truth, which names request and
+position beyond doubt, whatever the decoder does with rows. A row of a call in which no query is right is
+aligned: the request and start that best explain the entries it holds, by their writers, and the tokens fed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
+from eqcheck.trace import DRAFT, TARGET, Call, Trace
+
+Write = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Label:
+    """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
+    is not), ``pad`` or ``unknown``. ``exact``: its context was right beyond doubt."""
+
+    request: int
+    position: int
+    what: str
+    exact: bool = False
+
+
+class Sequences(NamedTuple):
+    """What is known of one request: its prompt, what follows in truth and in the output, its true digests."""
+
+    prompt: tuple[int, ...]
+    truth: tuple[int, ...]
+    emitted: tuple[int, ...]
+    digests: Words
+
+    @property
+    def wholes(self) -> set[tuple[int, ...]]:
+        """Prompt and continuation, in truth and as emitted."""
+        return {self.prompt + self.truth, self.prompt + self.emitted}
+
+
+class Labels:
+    """The label of every write of every target call; ``rounds[request]`` are the calls in which it took part."""
+
+    def __init__(self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str) -> None:
+        self.calls = {call.number: call for call in trace.of(TARGET)}
+        self.of: dict[Write, Label] = {}
+        self.rounds: dict[int, list[int]] = defaultdict(list)
+        self._requests = requests
+        self._pad = pad
+        self._left = padding_side == "left"
+        self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            for position, digest in enumerate(request.digests[-1].tolist()):
+                self._places[digest].append((number, position))
+        proposed: set[int] = set()
+        for call in trace.calls:
+            if call.role == DRAFT:
+                proposed.update(call.predictions.ravel().tolist())
+                continue
+            taken: set[int] = set()
+            for row in range(len(call.tokens)):
+                found = self._label_row(call, row, proposed, taken)
+                if found is not None:
+                    taken.add(found)
+                    self.rounds[found].append(call.number)
+            proposed = set()
+
+    def queries(self, request: int, position: int) -> list[tuple[Write, Label]]:
+        """Every column that stood for this token of this request, in causal order."""
+        return [
+            (write, label)
+            for write, label in self.of.items()
+            if label.what == "token" and (label.request, label.position) == (request, position)
+        ]
+
+    def round_of(self, request: int, call: int) -> int:
+        """The ordinal, from 1, of a call among those in which the request took part."""
+        return sum(number <= call for number in self.rounds[request])
+
+    def _label_row(self, call: Call, row: int, proposed: set[int], taken: set[int]) -> int | None:
+        columns = range(call.tokens.shape[1])
+        places = [self._places.get(int(digest), []) for digest in call.digests[row]]
+        beyond_doubt = any(place for column, place in enumerate(places) if column >= self._pads(call, row))
+        if beyond_doubt:
+            request = self._request_of(call, row, [r for place in places for r, _ in place], taken)
+            exact = {c: p for c in columns for r, p in places[c] if r == request}
+            first = min(exact)
+            start = exact[first] - first
+        else:
+            aligned = self._align(call, row, taken)
+            if aligned is None:
+                for column in columns:
+                    self.of[call.number, row, column] = Label(-1, -1, "unknown")
+                return None
+            request, first, start = aligned
+            exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
+        on_path, position = True, start + first - 1
+        for column in columns:
+            if column < first:
+                what, at = ("token", start + column) if self._is(request, start + column, call, row, column) else (
+                    "pad",
+                    -1,
+                )
+            elif column in exact:
+                on_path, position = True, exact[column]
+                what, at = "token", position
+            elif on_path and self._is(request, position + 1, call, row, column):
+                position += 1
+                what, at = "token", position
+            elif self._is_pad(call, row, column, proposed):
+                what, at = "pad", -1
+            else:
+                on_path = False
+                position += 1
+                what, at = "draft", position
+            self.of[call.number, row, column] = Label(request, at, what, column in exact)
+        return request
+
+    def _request_of(self, call: Call, row: int, candidates: list[int], taken: set[int]) -> int:
+        """Among requests with the same context, the one whose writes the row holds, else the row's own index."""
+        held = [label.request for label in self._held(call, row) if label.what == "token"]
+        return max(
+            candidates, key=lambda r: (r not in taken, held.count(r), candidates.count(r), r == row, -r)
+        )
+
+    def _held(self, call: Call, row: int) -> list[Label]:
+        fields = call.kv[0][0, row, 0]
+        writes = ((int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in fields if f[MODEL] == TARGET)
+        return [self.of[write] for write in writes if write in self.of and write[0] != call.number]
+
+    def _is(self, request: int, position: int, call: Call, row: int, column: int) -> bool:
+        """Whether a column feeds the token that the request has there, in truth or in what was emitted."""
+        token = int(call.tokens[row, column])
+        return any(
+            0 <= position < len(whole) and whole[position] == token for whole in self._requests[request].wholes
+        )
+
+    def _pads(self, call: Call, row: int) -> int:
+        """How many leading columns feed the pad id where the call has no cached entries.
+
+        A pad that is seen by mistake can have a right context: that of a prompt which begins with the same token.
+        """
+        tokens = call.tokens[row].tolist()
+        if len(tokens) < call.kv[0].shape[3] or not self._left:
+            return 0
+        return next((column for column, token in enumerate(tokens) if token != self._pad), len(tokens))
+
+    def _is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
+        token = int(call.tokens[row, column])
+        return token == self._pad and token not in proposed
+
+    def _align(self, call: Call, row: int, taken: set[int]) -> tuple[int, int, int] | None:
+        """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
+
+        Columns before the first real one must be pads, and a row cannot leave its own prompt. What counts: the
+        entries held that precede the start, those missing, those held twice, the tokens fed, the position ids.
+        """
+        tokens = call.tokens[row].tolist()
+        held = defaultdict(set)
+        for label in self._held(call, row):
+            if label.what == "token":
+                held[label.request].add(label.position)
+        in_order = len(call.tokens) == len(self._requests) and not held
+        best: tuple[float, int, int, int] | None = None
+        for request, known in enumerate(self._requests):
+            have = held[request] if request in held else set()
+            for first, token in enumerate(tokens):
+                for whole in known.wholes:
+                    for at in (at for at, other in enumerate(whole) if other == token):
+                        run = _common_prefix(tokens[first:], whole[at:])
+                        if at + run < len(known.prompt) and first + run < len(tokens):
+                            continue
+                        before = sum(p < at for p in have)
+                        score = 3.0 * before - 2.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
+                        score += (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (request == row)
+                        score += (0.1 if in_order else -0.5) * first - 4.0 * (request in taken)
+                        if best is None or score > best[0]:
+                            best = (score, request, first, at - first)
+                if token != self._pad:
+                    break
+        return best[1:] if best else None
+
+
+def _common_prefix(fed: Sequence[int], wanted: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(fed, wanted, strict=False)) if a != b), min(len(fed), len(wanted)))

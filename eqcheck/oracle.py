@@ -1,0 +1,188 @@
+"""The oracle: is every emitted token what the target alone would emit for that row?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eqcheck.bookkeeping import ends
+from eqcheck.case import Case
+from eqcheck.contract import Decoder
+from eqcheck.errors import OutputError, UsageError, Violation
+from eqcheck.harness import Run, cut
+from eqcheck.harness import run as run_case
+from eqcheck.reading import Reader
+from eqcheck.verdict import Explanation, RowVerdict, Verdict, check_rows, describe
+
+
+class Oracle:
+    """Truth from the target alone: one row at a time, no padding, no cache, greedy.
+
+    ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
+
+        >>> from eqcheck.hashlm import HashLM, HashConfig
+        >>> oracle = Oracle(HashLM(HashConfig(seed=1)))
+        >>> truth = oracle.truth([3, 1, 4], max_new_tokens=4)
+        >>> bool(oracle.check([[3, 1, 4]], [truth], max_new_tokens=4))
+        True
+        >>> print(oracle.check([[3, 1, 4]], [truth[:2]], max_new_tokens=4).explanation.fingerprint)
+        bookkeeping/premature-stop
+    """
+
+    def __init__(self, target: Any) -> None:
+        if not callable(target) or not hasattr(target, "config"):
+            raise UsageError(f"target: expected a Hugging Face causal LM, got {describe(target)}")
+        self.target = target
+        config = target.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.vocab_size = int(text.vocab_size)
+
+    def truth(
+        self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()
+    ) -> list[int]:
+        """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
+        (checked,) = self._prompts([prompt])
+        return self._extend(list(checked), len(checked) + max_new_tokens, tuple(eos_token_ids))[len(checked) :]
+
+    def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int | None = None,
+    ) -> Verdict:
+        """Compare ``outputs`` (new tokens only, one list per prompt, in the order of ``prompts``) with the truth.
+
+        A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. From outputs alone a wrong
+        token has no cause: the explanation then is ``unattributed``; rows that end too early or too late are
+        named. Raises `OutputError` for malformed prompts or outputs.
+        """
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise OutputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
+        checked = self._prompts(prompts)
+        observed = check_rows(outputs, len(checked), self.vocab_size)
+        eos = _eos(eos_token_ids)
+        rows = tuple(
+            RowVerdict(i, self._expected(prompt, row, max_new_tokens, eos), row)
+            for i, (prompt, row) in enumerate(zip(checked, observed, strict=True))
+        )
+        wrong = [row for row in rows if row.first is not None]
+        if not wrong:
+            return Verdict("equivalent", rows)
+        pad = -1 if pad_token_id is None else pad_token_id
+        return Verdict("violation", rows, _from_tokens(rows, wrong, eos, pad))
+
+    def _expected(
+        self, prompt: tuple[int, ...], observed: tuple[int, ...], limit: int, eos: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The true row. One forward over prompt and output answers as far as the output is right."""
+        sequence = list(prompt + observed[:limit])
+        predicted = self._argmax(sequence)
+        kept = list(prompt)
+        for index in range(len(prompt), len(prompt) + limit):
+            if index - 1 >= len(predicted):
+                break
+            kept.append(predicted[index - 1])
+            if kept[-1] in eos:
+                return tuple(kept[len(prompt) :])
+            if index >= len(sequence) or sequence[index] != kept[-1]:
+                break
+        return tuple(self._extend(kept, len(prompt) + limit, eos)[len(prompt) :])
+
+    def _extend(self, sequence: list[int], length: int, eos: tuple[int, ...]) -> list[int]:
+        while len(sequence) < length:
+            sequence.append(self._argmax(sequence)[-1])
+            if sequence[-1] in eos:
+                break
+        return sequence
+
+    def _argmax(self, tokens: Sequence[int]) -> list[int]:
+        ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
+        with torch.no_grad():
+            logits = self.target(input_ids=ids, use_cache=False).logits
+        return [int(token) for token in logits[0].argmax(-1)]
+
+    def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
+        if not isinstance(prompts, list | tuple):
+            raise OutputError(f"prompts: expected list[list[int]], got {describe(prompts)}")
+        if not prompts:
+            raise OutputError("prompts: expected at least one row, got none")
+        try:
+            checked = check_rows(prompts, len(prompts), self.vocab_size)
+        except OutputError as error:
+            raise OutputError(str(error).replace("outputs", "prompts", 1)) from None
+        for row, prompt in enumerate(checked):
+            if not prompt:
+                raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")
+        return checked
+
+
+def _eos(eos_token_ids: Any) -> tuple[int, ...]:
+    if isinstance(eos_token_ids, int):
+        raise OutputError(f"eos_token_ids: expected a sequence of token ids, got {eos_token_ids}; use (id,)")
+    return tuple(int(token) for token in eos_token_ids)
+
+
+def _from_tokens(
+    rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tuple[int, ...], pad: int
+) -> Explanation:
+    """What the tokens alone show: how rows end, rows exchanged; never the cause of a wrong token."""
+    named = []
+    for verdict in wrong:
+        kind = ends(verdict.expected, verdict.observed, eos, pad)
+        swapped = [r.row for r in wrong if r.row != verdict.row and r.expected == verdict.observed]
+        if swapped:
+            kind = ("row-swap", f"the row holds exactly what row {swapped[0]} should hold")
+        named.append((verdict, kind))
+    verdict, kind = next((one for one in named if one[1] is None), named[0])
+    component, (name, detail) = ("bookkeeping", kind) if kind else (
+        "unattributed",
+        ("unattributed", "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does"),
+    )
+    index = verdict.first
+    assert index is not None
+    return Explanation(
+        component,
+        name,
+        row=verdict.row,
+        token_index=index,
+        round=None,
+        expected=verdict.expected[index] if index < len(verdict.expected) else None,
+        observed=verdict.observed[index] if index < len(verdict.observed) else None,
+        detail=detail,
+        expected_row=verdict.expected,
+        observed_row=verdict.observed,
+        wrong_rows=tuple(row.row for row in wrong),
+    )
+
+
+def judge(run: Run) -> Verdict:
+    """The verdict on a run, explained by reading its trace; the truth is asked of the target itself."""
+    if run.outputs is None:
+        return Verdict("violation", (), run.failure)
+    rows = tuple(
+        RowVerdict(row, expected, observed)
+        for row, (expected, observed) in enumerate(zip(run.truth.rows, run.outputs, strict=True))
+    )
+    if all(row.first is None for row in rows):
+        return Verdict("equivalent", rows)
+    return Verdict("violation", rows, Reader(run).explain())
+
+
+def assert_equivalent(decoder: Decoder, case: Case) -> None:
+    """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
+
+    >>> from eqcheck import registry
+    >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
+    """
+    with decoder.running() as generate:
+        verdict = judge(run_case(generate, case))
+    if not verdict:
+        raise Violation(verdict.explain())
+
+
+__all__ = ["Oracle", "assert_equivalent", "cut", "judge"]

@@ -1,0 +1,231 @@
+"""Attribution by reading: from the first wrong token back to the first wrong context that led to it.
+
+The walk is backwards and therefore never blames what did not matter. It starts at the query that had to predict the
+wrong token. If that query saw exactly its row, the fault is bookkeeping. If not, its context is read; entries
+written under an earlier wrong context lead to the queries that wrote them, and so on. The earliest deviation is
+the cause, the rest are consequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eqcheck.bookkeeping import kind_of
+from eqcheck.context import Context, read
+from eqcheck.harness import Run
+from eqcheck.hashing import truncated
+from eqcheck.labels import Label, Labels, Sequences, Write
+from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
+
+_RANK = {"cache": 0, "mask": 1, "position": 2, "bookkeeping": 3, "unattributed": 4}
+_KIND_RANK = {"wrong-row": 0, "torn-entry": 1, "misaligned": 2, "stale-entry": 3, "duplicate-entry": 4}
+_LAST = (10**9,)
+_LATE_KINDS = ("poisoned-entry", "key-position")
+
+
+class Reader:
+    """Reads the trace of one run."""
+
+    def __init__(self, run: Run) -> None:
+        assert run.outputs is not None
+        self.run = run
+        self.outputs = run.outputs
+        prompts = run.case.prompts
+        self.stored = [truncated(digests[0]) for digests in run.truth.digests]
+        self.labels = Labels(
+            run.trace,
+            [Sequences(*row) for row in zip(prompts, run.truth.uncut, run.outputs, run.truth.digests, strict=True)],
+            run.case.pad_token_id,
+            run.case.padding_side,
+        )
+        self._contexts: dict[Write, Context] = {}
+
+    def explain(self) -> Explanation | None:
+        """The first fault in causal order over all wrong rows; None when every row is right."""
+        verdicts = [
+            RowVerdict(row, expected, observed)
+            for row, (expected, observed) in enumerate(zip(self.run.truth.rows, self.outputs, strict=True))
+        ]
+        wrong = [verdict for verdict in verdicts if verdict.first is not None]
+        if not wrong:
+            return None
+        _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda found: found[0])
+        return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
+
+    def unseen(self) -> Explanation | None:
+        """The first emitted token that no query with exactly the right context stands behind, or None.
+
+        This finds a wrong context even where it led to the right token by chance.
+        """
+        for row, tokens in enumerate(self.outputs):
+            for index in range(len(tokens)):
+                position = len(self.run.case.prompts[row]) + index - 1
+                asked = self.labels.queries(row, position)
+                if not any(label.exact for _, label in asked) and not self._same_context(row, position):
+                    verdict = RowVerdict(row, self.run.truth.rows[row], tokens)
+                    return self._context_fault(verdict, index, [write for write, _ in asked])[1]
+        return None
+
+    def _same_context(self, row: int, position: int) -> bool:
+        """Whether a row with the same beginning had its query answered: then this one needed none of its own."""
+        digests = self.run.truth.digests
+        digest = digests[row][-1, position]
+        return any(
+            position < other.shape[1]
+            and other[-1, position] == digest
+            and any(label.exact for _, label in self.labels.queries(request, position))
+            for request, other in enumerate(digests)
+        )
+
+    def _diagnose(self, verdict: RowVerdict) -> tuple[tuple[int, ...], Explanation]:
+        row, index = verdict.row, verdict.first
+        assert index is not None
+        ends_early = index == len(verdict.observed)
+        runs_on = index == len(verdict.expected)
+        if ends_early or runs_on:
+            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0))
+        position = len(self.run.case.prompts[row]) + index - 1
+        asked = self.labels.queries(row, position)
+        observed = verdict.observed[index]
+        right = [write for write, label in asked if label.exact]
+        wrong = [write for write, label in asked if not label.exact]
+        blamed = [write for write in wrong if self._predicted(write) == observed]
+        blamed = blamed or self._asked_loosely(row, position, observed)
+        if blamed or (wrong and not right):
+            return self._context_fault(verdict, index, blamed or wrong)
+        if not right:
+            detail = "no query was found that had to predict this token"
+            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+        return self._bookkeeping(verdict, index, right[-1][0])
+
+    def _predicted(self, write: Write) -> int:
+        return int(self.labels.calls[write[0]].predictions[write[1:]])
+
+    def _asked_loosely(self, row: int, position: int, observed: int) -> list[Write]:
+        """Queries taken for pads, or for nothing, that fed the right token and predicted just what was emitted."""
+        sequence = self.run.case.prompts[row] + self.run.truth.uncut[row]
+        found = []
+        for number, call in self.labels.calls.items():
+            for at, token in enumerate(call.tokens.ravel().tolist()):
+                write = (number, *divmod(at, call.tokens.shape[1]))
+                if token == sequence[position] and self._predicted(write) == observed:
+                    if self.labels.of[write].what in ("pad", "unknown"):
+                        self.labels.of[write] = Label(row, position, "token")
+                        found.append(write)
+        return found
+
+    def _context(self, write: Write) -> Context:
+        if write not in self._contexts:
+            number, row, column = write
+            label = self.labels.of[write]
+            call = self.labels.calls[number]
+            self._contexts[write] = read(
+                call, row, column, label, self.labels, self.stored, self.run.case.family
+            )
+        return self._contexts[write]
+
+    def _context_fault(
+        self, verdict: RowVerdict, index: int, blamed: list[Write]
+    ) -> tuple[tuple[int, ...], Explanation]:
+        visited: set[Write] = set()
+        pending = blamed[:1]
+        found: list[tuple[tuple[int, ...], Deviation, Write]] = []
+        while pending:
+            write = pending.pop()
+            if write in visited or write not in self.labels.of or self.labels.of[write].what != "token":
+                continue
+            visited.add(write)
+            context = self._context(write)
+            pending += context.follow
+            found += [(_order(deviation, write), deviation, write) for deviation in context.deviations]
+        found.sort(key=lambda one: one[0])
+        roots = [one for one in found if not (one[1].kind in _LATE_KINDS and self._explained(one[1], one[2]))]
+        if not roots:
+            detail = "the query's hash is wrong, but no difference in what it saw explains it"
+            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+        key, root, write = roots[0]
+        same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint)
+        rest = tuple(d for _, d, w in found if d not in same_query)
+        number, call_row, column = write
+        call, label = self.labels.calls[number], self.labels.of[write]
+        explanation = self._explanation(
+            root.component,
+            root.kind,
+            verdict,
+            index,
+            round=self.labels.round_of(verdict.row, number),
+            query=Query(
+                call=number,
+                call_row=call_row,
+                column=column,
+                token=int(call.tokens[call_row, column]),
+                logical_position=label.position,
+                position=int(call.positions[call_row, column]),
+                predicted=self._predicted(write),
+            ),
+            deviations=same_query,
+            consequences=rest,
+            slots=self._context(write).slots,
+        )
+        return key, explanation
+
+    def _explained(self, deviation: Deviation, write: Write) -> bool:
+        """Whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
+        context = self._context(write)
+        at = deviation.token_position
+        return any(
+            self._context(w).deviations
+            for w in context.follow
+            if w in self.labels.of and self.labels.of[w].what == "token" and self.labels.of[w].position == at
+        )
+
+    def _bookkeeping(
+        self, verdict: RowVerdict, index: int, number: int
+    ) -> tuple[tuple[int, ...], Explanation]:
+        kind, detail = kind_of(verdict, index, self.run, self._fed_after(verdict, index))
+        explanation = self._explanation(
+            "bookkeeping",
+            kind,
+            verdict,
+            index,
+            round=self.labels.round_of(verdict.row, number) if number else 0,
+            detail=detail,
+        )
+        return (number, _RANK["bookkeeping"], 0, 0), explanation
+
+    def _fed_after(self, verdict: RowVerdict, index: int) -> set[int]:
+        """The tokens that were fed as drafts right after the query that had to predict this token."""
+        position = len(self.run.case.prompts[verdict.row]) + index - 1
+        fed = set()
+        for (number, row, column), _ in self.labels.queries(verdict.row, position):
+            tokens = self.labels.calls[number].tokens
+            if column + 1 < tokens.shape[1]:
+                fed.add(int(tokens[row, column + 1]))
+        return fed
+
+    def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
+        def token(row: tuple[int, ...]) -> int | None:
+            return row[index] if index < len(row) else None
+
+        return Explanation(
+            component,
+            kind,
+            row=verdict.row,
+            token_index=index,
+            expected=token(verdict.expected),
+            observed=token(verdict.observed),
+            expected_row=verdict.expected,
+            observed_row=verdict.observed,
+            **more,  # type: ignore[arg-type]
+        )
+
+
+def _order(deviation: Deviation, write: Write) -> tuple[int, ...]:
+    """Causal order: earlier calls first; in one call cache before mask before position, then by column."""
+    late = deviation.kind in _LATE_KINDS
+    return (
+        write[0],
+        _RANK[deviation.component] + (3 if late else 0),
+        _KIND_RANK.get(deviation.kind, 5),
+        write[2],
+    )

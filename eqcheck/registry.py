@@ -1,0 +1,114 @@
+"""From an adapter spec to a decoder.
+
+A spec is ``NAME`` (shipped here, or an ``eqcheck.adapters`` entry point), ``package.module:attr``, or
+``path/to/file.py:attr``, where ``:attr`` may be left out when the module registers one decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import pkgutil
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from eqcheck.contract import Decoder
+from eqcheck.errors import UsageError, did_you_mean
+
+GROUP = "eqcheck.adapters"
+_PACKAGES = ("eqcheck.reference_impls", "eqcheck.adapters")
+
+
+def shipped() -> dict[str, str]:
+    """Name to module of every decoder that comes with eqcheck."""
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        for module in pkgutil.iter_modules(import_module(package).__path__):
+            if not module.name.startswith("_"):
+                found[module.name] = f"{package}.{module.name}"
+    return found
+
+
+def names() -> list[str]:
+    """Every name `load` knows: shipped decoders and entry points."""
+    return sorted({*shipped(), *(point.name for point in entry_points(group=GROUP))})
+
+
+def load(spec: str) -> Decoder:
+    """The decoder a spec names.
+
+        >>> load("eqspec").name
+        'eqspec'
+
+    Raises `UsageError` when nothing has that name, the module cannot be imported, or it does not register
+    exactly one decoder and ``:attr`` is missing.
+    """
+    source, colon, attr = spec.rpartition(":")
+    if not colon or source == "" or "\\" in attr or "/" in attr:
+        source, attr = spec, ""
+    if source.endswith(".py"):
+        path = Path(source).resolve()
+        return _pick(_import_file(path), attr, spec).named(f"{path}:{attr}" if attr else str(path))
+    if attr:
+        return _pick(_import_name(source, spec), attr, spec).named(spec)
+    modules = shipped()
+    if spec in modules:
+        return _pick(_import_name(modules[spec], spec), "", spec).named(spec)
+    for point in entry_points(group=GROUP):
+        if point.name == spec:
+            found = point.load()
+            decoder = found if isinstance(found, Decoder) else _pick(found, "", spec)
+            return decoder.named(spec)
+    raise UsageError(
+        f"unknown adapter {spec!r}{did_you_mean(spec, names())}. Known: {', '.join(names())}; "
+        "or give package.module:attr or path/to/file.py:attr"
+    )
+
+
+def _import_name(module: str, spec: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(f"adapter {spec!r}: cannot import {module}: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"adapter file {path}: there is no such file")
+    name = f"eqcheck_adapter_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"adapter file {path}: cannot import it: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _pick(module: ModuleType, attr: str, spec: str) -> Decoder:
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Decoder)}
+    if attr:
+        if attr in found:
+            return found[attr]
+        if hasattr(module, attr):
+            raise UsageError(
+                f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it"
+            )
+        raise UsageError(
+            f"adapter {spec!r}: no decoder {attr!r}{did_you_mean(attr, found)}; found: {', '.join(found) or 'none'}"
+        )
+    distinct = list({id(value): value for value in found.values()}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    what = "no decoder; put @eqcheck.decoder() on a function (target, draft, request)" if not found else (
+        f"{len(distinct)} decoders; name one with :attr, of {', '.join(found)}"
+    )
+    raise UsageError(f"adapter {spec!r}: the module registers {what}")

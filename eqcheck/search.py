@@ -1,0 +1,84 @@
+"""Draw cases from a seed, and shrink a failing one within its fingerprint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import seed as with_seed
+
+from eqcheck.case import Case
+from eqcheck.strategies import cases
+
+CHUNK = 50
+_QUIET: dict[str, Any] = {
+    "max_examples": CHUNK,
+    "database": None,
+    "deadline": None,
+    "verbosity": Verbosity.quiet,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+    "report_multiple_bugs": False,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where cases come from: same source, same cases, whatever the decoder does."""
+
+    seed: int
+    families: tuple[str, ...]
+    padding_sides: tuple[str, ...]
+
+    def chunk(self, index: int) -> list[Case]:
+        """The ``index``-th chunk of `CHUNK` cases."""
+        drawn: list[Case] = []
+        self._explore(index, [Phase.generate], drawn.append)
+        return drawn
+
+    def minimise(
+        self, index: int, case: Case, fails: Callable[[Case], bool], *, seconds: float = 10.0
+    ) -> Case:
+        """The smallest case that ``fails``, shrunk from ``case``, which was drawn in chunk ``index``.
+
+        Bounded by ``seconds``; what Hypothesis has reached by then is returned.
+        """
+        smallest = case
+        known = {case: True}
+        reached = False
+        end = time.monotonic() + seconds
+
+        def check(candidate: Case) -> None:
+            nonlocal smallest, reached
+            reached = reached or candidate == case
+            if not reached:
+                return
+            if candidate not in known:
+                known[candidate] = time.monotonic() < end and fails(candidate)
+            if known[candidate]:
+                smallest = candidate
+                raise _StillFails
+
+        try:
+            self._explore(index, [Phase.generate, Phase.shrink], check)
+        except _StillFails:
+            pass
+        return smallest
+
+    def _explore(self, index: int, phases: list[Phase], use: Callable[[Case], None]) -> None:
+        strategy = cases(families=self.families, padding_sides=self.padding_sides)
+
+        @with_seed(self.seed * 1_000_003 + index)
+        @settings(phases=phases, **_QUIET)
+        @given(strategy)
+        def explore(case: Case) -> None:
+            use(case)
+
+        explore()
+
+
+class _StillFails(Exception):
+    """The candidate fails as the original did."""

@@ -1,0 +1,251 @@
+"""Verdicts, and explanations as data.
+
+    equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
+
+    position      query-position  key-position
+    mask          pad-visible  token-hidden  future-visible  window
+    cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
+    bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
+                  pad-in-output  row-swap
+    draft         desync  lost-bonus             (warnings: speed, not correctness)
+    crash         exception  hang  invalid-output
+    unattributed  unattributed                   (output wrong, no cause shown: never a guess)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eqcheck.errors import OutputError
+
+VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
+KINDS = {
+    "position": ("query-position", "key-position"),
+    "mask": ("pad-visible", "token-hidden", "future-visible", "window"),
+    "cache": (
+        "stale-entry",
+        "missing-entry",
+        "duplicate-entry",
+        "wrong-row",
+        "misaligned",
+        "torn-entry",
+        "poisoned-entry",
+    ),
+    "bookkeeping": (
+        "over-accept",
+        "wrong-correction",
+        "lost-token",
+        "repeated-token",
+        "past-eos",
+        "premature-stop",
+        "over-length",
+        "pad-in-output",
+        "row-swap",
+    ),
+    "draft": ("desync", "lost-bonus"),
+    "crash": ("exception", "hang", "invalid-output"),
+    "unattributed": ("unattributed",),
+}
+
+
+def merge(verdicts: Iterable[str]) -> str:
+    """The gravest of several verdicts; of none, ``"inconclusive"``, because nothing was shown.
+
+    >>> merge(["equivalent", "violation", "tie"])
+    'violation'
+    """
+    found = list(verdicts)
+    return max(found, key=VERDICTS.index) if found else "inconclusive"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One column of a row's cache at the query that went wrong, observed beside expected.
+
+    ``holds`` says what is stored: ``token 3`` (the token at logical position 3 of the row), ``draft``, ``pad``,
+    ``blank``, ``row 1 token 3``, ``unknown``. ``expected_position`` is None for a slot that should be hidden.
+    """
+
+    index: int
+    holds: str
+    token: int
+    position: int
+    expected_position: int | None
+    visible: bool
+    expected_visible: bool
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One difference between what a query saw and what it should have seen.
+
+    ``token_position`` is the logical position of the token concerned; ``origin`` says where a surplus entry was
+    written or where an absent one is; ``expected`` and ``observed`` are positions, for position faults.
+    """
+
+    component: str
+    kind: str
+    call: int
+    column: int
+    row: int
+    slot: int | None = None
+    token: int | None = None
+    token_position: int | None = None
+    origin: str = ""
+    expected: int | None = None
+    observed: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.component}/{self.kind}"
+
+
+@dataclass(frozen=True)
+class Query:
+    """The query whose context was wrong: which call, which row and column of it, which token of the request."""
+
+    call: int
+    call_row: int
+    column: int
+    token: int
+    logical_position: int
+    position: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
+
+    ``round`` counts the target forwards in which the row took part, from 1; 0 when none is concerned.
+    ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
+    ``detail`` adds what the kind alone does not say.
+    """
+
+    component: str
+    kind: str
+    row: int | None = None
+    token_index: int | None = None
+    round: int | None = None
+    expected: int | None = None
+    observed: int | None = None
+    detail: str = ""
+    query: Query | None = None
+    deviations: tuple[Deviation, ...] = ()
+    consequences: tuple[Deviation, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    expected_row: tuple[int, ...] = ()
+    observed_row: tuple[int, ...] = ()
+    wrong_rows: tuple[int, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """``component/kind``, and for crashes what failed: two violations with one fingerprint are one bug."""
+        base = f"{self.component}/{self.kind}"
+        what = self.detail.partition(":")[0] if self.kind in ("exception", "invalid-output") else ""
+        return f"{base}:{what}" if what else base
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"fingerprint": self.fingerprint, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class RowVerdict:
+    """One row of output beside the truth; ``first`` is the index of the first difference, None when equal."""
+
+    row: int
+    expected: tuple[int, ...]
+    observed: tuple[int, ...]
+
+    @property
+    def first(self) -> int | None:
+        if self.expected == self.observed:
+            return None
+        same = zip(self.expected, self.observed, strict=False)
+        return next(
+            (i for i, (a, b) in enumerate(same) if a != b), min(len(self.expected), len(self.observed))
+        )
+
+    @property
+    def prefix_match(self) -> float:
+        """Leading equal tokens as a share of the expected ones; 1 when equal or only too long."""
+        if self.first is None:
+            return 1.0
+        return self.first / len(self.expected) if self.expected else 1.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The oracle's answer for one batch; truthy when every row is exactly what the target emits alone."""
+
+    status: str
+    rows: tuple[RowVerdict, ...]
+    explanation: Explanation | None = None
+
+    def __bool__(self) -> bool:
+        return self.status == "equivalent"
+
+    @property
+    def exact_match(self) -> float:
+        """Share of rows that are equal in full; 0 when the decoder returned no rows."""
+        return _mean([float(row.first is None) for row in self.rows])
+
+    @property
+    def prefix_match(self) -> float:
+        """Mean over rows of the leading equal tokens as a share of the expected ones."""
+        return _mean([row.prefix_match for row in self.rows])
+
+    def explain(self) -> str:
+        """The explanation as text; for an equivalent batch one line that says so."""
+        from eqcheck.text import render
+
+        if self.explanation is None:
+            return f"equivalent: {len(self.rows)} rows, every token as the target alone emits it"
+        return render(self.explanation)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """``outputs`` as tuples of ints; `OutputError` says what was expected and what came.
+
+    Lists and tuples of integers (numpy's too) are taken; tensors are not, because a rectangle of tensors cannot say
+    where a row ends.
+    """
+    wanted = f"expected list[list[int]] with {count} rows"
+    if not isinstance(outputs, list | tuple):
+        raise OutputError(f"outputs: {wanted}, got {describe(outputs)}")
+    if len(outputs) != count:
+        raise OutputError(f"outputs: {wanted}, got {len(outputs)} rows")
+    rows: list[tuple[int, ...]] = []
+    for index, row in enumerate(outputs):
+        if not isinstance(row, list | tuple):
+            raise OutputError(f"outputs[{index}]: expected a list of token ids, got {describe(row)}")
+        tokens: list[int] = []
+        for at, token in enumerate(row):
+            if isinstance(token, bool) or not (isinstance(token, int) or hasattr(token, "__index__")) or (
+                hasattr(token, "detach")
+            ):
+                raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {describe(token)}")
+            value = int(token)
+            if not 0 <= value < vocab_size:
+                raise OutputError(
+                    f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}"
+                )
+            tokens.append(value)
+        rows.append(tuple(tokens))
+    return tuple(rows)
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: its type, and its shape and device or its beginning."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        where = f" on {value.device}" if hasattr(value, "device") else ""
+        return f"a {type(value).__name__} of shape {list(value.shape)}{where}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
