@@ -34,7 +34,6 @@ class Options:
     jobs: int = 1
     families: tuple[str, ...] = ()
     case_timeout: float = 60.0
-    minimise_seconds: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -246,9 +245,7 @@ def _confirm(
         return
     smallest = case
     if fingerprint != "crash/hang":
-        smallest = source.minimise(
-            index, case, lambda c: found(c) == fingerprint, seconds=result.options.minimise_seconds
-        )
+        smallest = source.minimise(index, case, lambda c: found(c) == fingerprint)
     verdict, _, traceback = try_case(generate, smallest, timeout)
     if verdict.explanation is None or verdict.explanation.fingerprint != fingerprint:
         smallest = case

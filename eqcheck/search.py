@@ -40,11 +40,12 @@ class Source:
         return drawn
 
     def minimise(
-        self, index: int, case: Case, fails: Callable[[Case], bool], *, seconds: float = 10.0
+        self, index: int, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0
     ) -> Case:
         """The smallest case that ``fails``, shrunk from ``case``, which was drawn in chunk ``index``.
 
-        Bounded by ``seconds``; what Hypothesis has reached by then is returned.
+        Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
+        decoders. What Hypothesis has reached by then is returned.
         """
         smallest = case
         known = {case: True}
@@ -57,7 +58,7 @@ class Source:
             if not reached:
                 return
             if candidate not in known:
-                known[candidate] = time.monotonic() < end and fails(candidate)
+                known[candidate] = len(known) < tries and time.monotonic() < end and fails(candidate)
             if known[candidate]:
                 smallest = candidate
                 raise _StillFails

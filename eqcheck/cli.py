@@ -1,0 +1,204 @@
+"""The command ``eqcheck``: audit, replay, list."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from eqcheck import __version__
+from eqcheck.contract import FAMILIES, Decoder
+from eqcheck.errors import UsageError, did_you_mean
+
+EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
+_EPILOG = "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 internal error, 4 usage, 5 nothing was tested"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        code: int = options.run(options)
+        return code
+    except UsageError as error:
+        print(f"eqcheck: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("eqcheck: interrupted", file=sys.stderr)
+        return INCONCLUSIVE
+    except BrokenPipeError:
+        return INCONCLUSIVE
+    except Exception:
+        traceback.print_exc()
+        print("eqcheck: internal error; this says nothing about the decoder", file=sys.stderr)
+        return INTERNAL
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="eqcheck", description="Audit batch speculative decoders.", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"eqcheck {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    audit = commands.add_parser("audit", help="audit decoders and write reports", epilog=_EPILOG)
+    audit.add_argument(
+        "--adapter",
+        action="append",
+        metavar="SPEC",
+        help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder",
+    )
+    audit.add_argument("--cases", type=_positive, metavar="N", help="cases per decoder (300)")
+    audit.add_argument("--budget", type=_seconds, metavar="60s", help="time per decoder, instead of or beside --cases")
+    audit.add_argument("--seed", type=_natural, default=0, metavar="N", help="same seed, same cases, same report (0)")
+    audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
+    audit.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes (1)")
+    audit.add_argument("--families", type=_families, default=(), metavar="F,...", help="instead of those it claims")
+    audit.add_argument("--case-timeout", type=_seconds, default=60.0, metavar="S", help="a case's limit (60s)")
+    audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
+    audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
+    audit.set_defaults(run=_audit)
+
+    replay = commands.add_parser("replay", help="run a stored case again: FAILS, FIXED or ERROR", epilog=_EPILOG)
+    replay.add_argument("case", type=Path, metavar="CASE")
+    replay.add_argument("--adapter", metavar="SPEC", help="another decoder than the one the file names")
+    replay.set_defaults(run=_replay)
+
+    known = commands.add_parser("list", help="list the decoders that can be named")
+    known.set_defaults(run=_list)
+    return parser
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from eqcheck import registry, report
+    from eqcheck.audit import Options, audit
+    from eqcheck.console import progress, summary
+
+    decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
+    folders = _folders(options.out, decoders)
+    cases = options.cases or (None if options.budget else 300)
+    asked = Options(cases, options.budget, options.seed, options.jobs, options.families, options.case_timeout)
+    results, reports = [], []
+    with progress(quiet=options.json) as listen:
+        for decoder, folder in zip(decoders, folders, strict=True):
+            results.append(audit(decoder, asked, listen))
+            reports.append(report.write(results[-1], folder))
+            if results[-1].interrupted:
+                break
+    if options.json:
+        print(json.dumps({"reports": reports}))
+    else:
+        print(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
+    if any(result.interrupted for result in results):
+        return INCONCLUSIVE
+    if any(result.unknown if options.allow_known else result.violations for result in results):
+        return VIOLATION
+    if not any(result.outcomes for result in results):
+        return NOTHING
+    return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.inconclusive for r in results) else EQUIVALENT
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from eqcheck import registry
+    from eqcheck.audit import try_case
+    from eqcheck.report import read_case
+
+    stored = read_case(options.case)
+    spec = options.adapter or stored.adapter
+    if spec is None:
+        raise UsageError(f"case file {options.case}: it names no adapter; give one with --adapter")
+    try:
+        decoder = registry.load(spec)
+    except UsageError:
+        print("ERROR: the adapter cannot be loaded")
+        raise
+    with decoder.running() as generate:
+        verdict, _, raised = try_case(generate, stored.case, 60.0)
+    if verdict:
+        print(f"FIXED: {decoder.name} is equivalent on this case" + (f" (was {stored.fingerprint})" if stored.fingerprint else ""))
+        return EQUIVALENT
+    print(f"FAILS: {decoder.name}")
+    print(verdict.explain())
+    if raised:
+        print(raised, end="")
+    assert verdict.explanation is not None
+    if stored.fingerprint not in (None, verdict.explanation.fingerprint):
+        print(f"The stored violation was {stored.fingerprint}; it fails differently now.")
+    return VIOLATION
+
+
+def _list(options: argparse.Namespace) -> int:
+    from tabulate import tabulate
+
+    from eqcheck import registry
+
+    rows = []
+    for name in registry.names():
+        decoder = registry.load(name)
+        claims = [", ".join(decoder.families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
+        rows.append([name, *claims, decoder.origin])
+    print(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"]))
+    return EQUIVALENT
+
+
+def _folders(out: Path, decoders: list[Decoder]) -> list[Path]:
+    """One folder per decoder, named after it; `UsageError` when two would share one or it cannot be made."""
+    names = [decoder.name for decoder in decoders]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
+    try:
+        for name in names:
+            (out / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot write there: {error}") from error
+    return [out / name for name in names]
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90, 60s or 5m, got {text!r}")
+    return seconds
+
+
+def _families(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return FAMILIES
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in FAMILIES:
+            raise argparse.ArgumentTypeError(
+                f"unknown family {name!r}{did_you_mean(name, FAMILIES)}; known: {', '.join(FAMILIES)}"
+            )
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

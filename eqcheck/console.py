@@ -1,0 +1,113 @@
+"""What the terminal shows: progress while an audit runs, a table and the explanations when it is done."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tabulate import tabulate
+
+from eqcheck.audit import Listener, Progress
+from eqcheck.report import percent
+
+_PLAIN_EVERY_S = 5.0
+
+
+@contextmanager
+def progress(quiet: bool = False) -> Iterator[Listener]:
+    """A listener that shows progress on standard error: a bar with an estimate on a terminal, else plain lines."""
+    if quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        yield from _bar()
+    else:
+        yield _plain()
+
+
+def _bar() -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    tasks: dict[str, Any] = {}
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+
+        def listen(event: Progress) -> None:
+            if event.decoder not in tasks:
+                tasks[event.decoder] = bars.add_task(event.decoder, total=event.total, note="")
+            bars.update(tasks[event.decoder], completed=event.done, note=_note(event))
+
+        yield listen
+
+
+def _plain() -> Listener:
+    last = {"decoder": "", "time": 0.0, "start": 0.0}
+
+    def listen(event: Progress) -> None:
+        now = time.monotonic()
+        if event.decoder != last["decoder"]:
+            last.update(decoder=event.decoder, start=now, time=now)
+        if now - float(last["time"]) < _PLAIN_EVERY_S:
+            return
+        last["time"] = now
+        of = f" of {event.total}" if event.total else ""
+        left = ""
+        if event.total and event.done and event.stage == "cases":
+            left = f", about {(now - float(last['start'])) / event.done * (event.total - event.done):.0f} s left"
+        print(f"{event.decoder}: {event.done}{of} cases{left} {_note(event)}".rstrip(), file=sys.stderr, flush=True)
+
+    return listen
+
+
+def _note(event: Progress) -> str:
+    if event.stage != "cases":
+        return f"minimising {event.stage}"
+    return f"({event.violations} in violation)" if event.violations else ""
+
+
+def summary(reports: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> str:
+    """The table, then per decoder its warnings and per violation the explanation and the reproduce command."""
+    rows = []
+    for report in reports:
+        by_component: Counter[str] = Counter()
+        for violation in report["violations"]:
+            by_component[violation["component"]] += violation["count"]
+        equivalence = report["equivalence"]
+        rows.append(
+            [
+                report["decoder"]["name"],
+                report["verdict"],
+                report["cases"]["run"],
+                percent(equivalence["exact_match"]),
+                percent(equivalence["prefix_match"]),
+                ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-",
+            ]
+        )
+    headers = ["decoder", "verdict", "cases", "exact match", "prefix match", "violations by component"]
+    lines = [tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))]
+    for report, folder in zip(reports, folders, strict=True):
+        lines += ["", *_details(report, folder)]
+    return "\n".join(lines)
+
+
+def _details(report: Mapping[str, Any], folder: str) -> list[str]:
+    name = report["decoder"]["name"]
+    lines = [f"{name}: report in {folder}"]
+    lines += [f"{name}: WARNING {warning}" for warning in report["warnings"]]
+    for violation in report["violations"]:
+        known = f", declared as known: {violation['known']}" if violation["known"] else ""
+        lines += ["", f"{name}: {violation['count']} of {report['cases']['run']} cases{known}"]
+        lines += [violation["explanation"], f"  Reproduce: {violation['reproduce']}"]
+    return lines

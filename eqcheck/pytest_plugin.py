@@ -1,0 +1,90 @@
+"""The pytest plugin: ``--adapter SPEC`` and the ``decoder`` fixture. It imports nothing heavy until a decoder is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from eqcheck.contract import Decoder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("eqcheck", "equivalence of batch speculative decoders")
+    try:
+        group.addoption(
+            "--adapter",
+            action="append",
+            default=[],
+            metavar="SPEC",
+            help="decoder under test: NAME, package.module:attr or path/to/file.py:attr; repeatable. "
+            "Without paths the conformance suite runs.",
+        )
+    except ValueError as error:
+        raise pytest.UsageError(f"eqcheck: another plugin already owns --adapter: {error}") from error
+    group.addoption(
+        "--eqcheck-cases", type=int, default=40, metavar="N", help="cases per conformance law (default: 40)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    specs = config.getoption("--adapter")
+    if not specs:
+        return
+    from eqcheck import registry
+    from eqcheck.errors import UsageError
+
+    if config.getoption("--eqcheck-cases") < 1:
+        raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
+    try:
+        decoders = [registry.load(spec) for spec in specs]
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.option.adapter = [decoder.spec for decoder in decoders]  # absolute, for workers in other directories
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(_conformance())]
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    specs = config.getoption("--adapter")
+    return f"eqcheck: decoders under test: {', '.join(specs)}" if specs else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The conformance suite has nothing to test when no decoder is named."""
+    return True if not config.getoption("--adapter") and collection_path == _conformance() else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    specs = metafunc.config.getoption("--adapter")
+    if "decoder" in metafunc.fixturenames and specs:
+        metafunc.parametrize("decoder", specs, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder]:
+    """The decoder named by ``--adapter``, set up once; call it with ``(target, draft, request)``."""
+    if not hasattr(request, "param"):
+        pytest.skip("needs --adapter=SPEC")
+    from dataclasses import replace
+
+    import torch
+
+    from eqcheck import registry
+
+    torch.set_num_threads(1)
+    loaded = registry.load(request.param)
+    with loaded.running() as generate:
+        yield replace(loaded, function=generate)
+
+
+def _conformance() -> Path:
+    from importlib.util import find_spec
+
+    spec = find_spec("eqcheck.conformance")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

@@ -1,0 +1,1 @@
+"""The conformance suite: one Hypothesis property per law, run against every decoder that ``--adapter`` names."""
