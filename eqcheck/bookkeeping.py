@@ -10,26 +10,33 @@ if TYPE_CHECKING:
     from eqcheck.harness import Run
 
 
-def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int]) -> tuple[str, str]:
-    """The kind, and a detail in words. ``drafted`` are the draft tokens the target was asked about at ``index``."""
+def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int], nearby: set[int]) -> tuple[str, str]:
+    """The kind, and a detail in words.
+
+    ``drafted`` are the tokens the draft proposed at ``index``; ``nearby`` what the target predicted in the calls that
+    answered for it, at any row and column.
+    """
     expected, observed = verdict.expected, verdict.observed
+    pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
     if swapped is not None:
         return "row-swap", f"the row holds exactly what row {swapped} should hold"
     ran_on = len(observed) > len(expected) and run.truth.uncut[verdict.row][: len(observed)] == observed
-    end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else run.case.pad_token_id)
+    end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
         return end
-    rest_observed, rest_expected = observed[index:], expected[index:]
-    if rest_observed[0] == run.case.pad_token_id and rest_observed[0] not in drafted:
-        return "pad-in-output", f"token {index} is the pad id"
-    if _continues(rest_observed[1:], rest_expected) and index and rest_observed[0] == observed[index - 1]:
-        return "repeated-token", f"token {index - 1} is emitted twice, and the row goes on from there"
-    if rest_observed[0] in drafted:
+    token, wanted = observed[index], run.truth.uncut[verdict.row][index:]
+    if token in drafted:
         return "over-accept", "the emitted token is the draft token that the target rejected"
-    for dropped in range(1, len(rest_expected)):
-        if _continues(rest_observed, rest_expected[dropped:]):
-            return "lost-token", f"{dropped} token(s) are missing, and the row goes on after them"
+    if index and token == observed[index - 1]:
+        return "repeated-token", f"token {index - 1} is emitted twice"
+    if token in wanted[1:2]:
+        return "lost-token", f"token {index} is missing, and the row goes on with the one after it"
+    for dropped in range(2, len(wanted)):
+        if observed[index:][:2] == wanted[dropped:][:2]:
+            return "lost-token", f"{dropped} tokens are missing, and the row goes on after them"
+    if token == pad and token not in nearby:
+        return "pad-in-output", f"token {index} is the pad id"
     return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
 
 
@@ -60,9 +67,3 @@ def _swapped_with(verdict: RowVerdict, run: Run) -> int | None:
         if other != verdict.row and output != truth and truth == verdict.observed:
             return other
     return None
-
-
-def _continues(observed: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether one row's tokens are the other's for two tokens or to the end, and there is at least one."""
-    length = min(len(observed), len(expected), 2)
-    return length > 0 and observed[:length] == expected[:length]

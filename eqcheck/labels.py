@@ -165,6 +165,7 @@ class Labels:
         for label in self._held(call, row):
             if label.what == "token":
                 held[label.request].add(label.position)
+        self_hidden = _self_hidden(call, row)
         in_order = len(call.tokens) == len(self._requests) and not held
         best: tuple[float, int, int, int] | None = None
         for request, known in enumerate(self._requests):
@@ -176,14 +177,22 @@ class Labels:
                         if at + run < len(known.prompt) and first + run < len(tokens):
                             continue
                         before = sum(p < at for p in have)
-                        score = 3.0 * before - 2.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
-                        score += (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (request == row)
-                        score += (0.1 if in_order else -0.5) * first - 4.0 * (request in taken)
+                        score = 3.0 * before - 3.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
+                        score += 2.0 * (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (request == row)
+                        score += (0.1 if in_order else -0.5) * (first - sum(self_hidden[:first]))
+                        score -= 4.0 * (request in taken) + 3.0 * self_hidden[first]
                         if best is None or score > best[0]:
                             best = (score, request, first, at - first)
                 if token != self._pad:
                     break
         return best[1:] if best else None
+
+
+def _self_hidden(call: Call, row: int) -> list[bool]:
+    """Which columns cannot see themselves: what the decoder's own mask calls a pad."""
+    columns = call.tokens.shape[1]
+    slot = {int(f[COLUMN]): i for i, f in enumerate(call.kv[0][0, row, 0]) if f[CALL] == call.number}
+    return [c in slot and not call.visible[row, c, slot[c]] for c in range(columns)]
 
 
 def _common_prefix(fed: Sequence[int], wanted: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from eqcheck.context import Context, read
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.labels import Label, Labels, Sequences, Write
+from eqcheck.trace import DRAFT
 from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
 
 _RANK = {"cache": 0, "mask": 1, "position": 2, "bookkeeping": 3, "unattributed": 4}
@@ -90,29 +91,43 @@ class Reader:
         right = [write for write, label in asked if label.exact]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
-        blamed = blamed or self._asked_loosely(row, position, observed)
-        if blamed or (wrong and not right):
+        blamed = blamed or self._asked_loosely(row, position, observed, settled=bool(right))
+        repeated = index > 0 and observed == verdict.observed[index - 1] and observed not in self._drafted(row, position)
+        if blamed or (wrong and not right and not repeated):
             return self._context_fault(verdict, index, blamed or wrong)
-        if not right:
-            detail = "no query was found that had to predict this token"
-            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
-        return self._bookkeeping(verdict, index, right[-1][0])
+        if right:
+            return self._bookkeeping(verdict, index, right[-1][0])
+        if repeated or self._nothing_else_asked(row):
+            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0))
+        detail = "no query was found that had to predict this token"
+        return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
 
     def _predicted(self, write: Write) -> int:
         return int(self.labels.calls[write[0]].predictions[write[1:]])
 
-    def _asked_loosely(self, row: int, position: int, observed: int) -> list[Write]:
-        """Queries taken for pads, or for nothing, that fed the right token and predicted just what was emitted."""
-        sequence = self.run.case.prompts[row] + self.run.truth.uncut[row]
+    def _asked_loosely(self, row: int, position: int, observed: int, *, settled: bool) -> list[Write]:
+        """Queries labelled otherwise that fed the right token and predicted just what was emitted.
+
+        When a right query answered for the token (``settled``), only what was taken for a pad is reconsidered; else any
+        query with a wrong context, because one that saw another row's cache is taken for that row's.
+        """
+        token = (self.run.case.prompts[row] + self.run.truth.uncut[row])[position]
         found = []
-        for number, call in self.labels.calls.items():
-            for at, token in enumerate(call.tokens.ravel().tolist()):
-                write = (number, *divmod(at, call.tokens.shape[1]))
-                if token == sequence[position] and self._predicted(write) == observed:
-                    if self.labels.of[write].what in ("pad", "unknown"):
-                        self.labels.of[write] = Label(row, position, "token")
-                        found.append(write)
-        return found
+        for write, label in self.labels.of.items():
+            open_ = label.what in ("pad", "unknown") if settled else not label.exact
+            fed = int(self.labels.calls[write[0]].tokens[write[1:]])
+            if open_ and fed == token and self._predicted(write) == observed:
+                found.append(write)
+        for write in found[:1]:
+            self.labels.of[write] = Label(row, position, "token")
+        return found[:1]
+
+    def _nothing_else_asked(self, row: int) -> bool:
+        """Whether, after the row's last right query, every row of every call is known to be right somewhere."""
+        right = {write for write, label in self.labels.of.items() if label.exact}
+        last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
+        rows = {write[:2] for write in self.labels.of if write[0] > last}
+        return rows <= {write[:2] for write in right}
 
     def _context(self, write: Write) -> Context:
         if write not in self._contexts:
@@ -182,7 +197,10 @@ class Reader:
     def _bookkeeping(
         self, verdict: RowVerdict, index: int, number: int
     ) -> tuple[tuple[int, ...], Explanation]:
-        kind, detail = kind_of(verdict, index, self.run, self._fed_after(verdict, index))
+        position = len(self.run.case.prompts[verdict.row]) + index - 1
+        asked = [write for write, _ in self.labels.queries(verdict.row, position)]
+        nearby = {int(token) for write in asked for token in self.labels.calls[write[0]].predictions.ravel()}
+        kind, detail = kind_of(verdict, index, self.run, self._drafted(verdict.row, position), nearby)
         explanation = self._explanation(
             "bookkeeping",
             kind,
@@ -193,15 +211,24 @@ class Reader:
         )
         return (number, _RANK["bookkeeping"], 0, 0), explanation
 
-    def _fed_after(self, verdict: RowVerdict, index: int) -> set[int]:
-        """The tokens that were fed as drafts right after the query that had to predict this token."""
-        position = len(self.run.case.prompts[verdict.row]) + index - 1
+    def _drafted(self, row: int, position: int) -> set[int]:
+        """The tokens the draft proposed after this token of the row.
+
+        Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next.
+        """
+        digest = self.run.truth.digests[row][-1, position]
+        proposed = {
+            int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions[call.digests == digest]
+        }
+        if proposed:
+            return proposed
+        anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
         fed = set()
-        for (number, row, column), _ in self.labels.queries(verdict.row, position):
+        for (number, call_row, column), _ in self.labels.queries(row, position):
             tokens = self.labels.calls[number].tokens
             if column + 1 < tokens.shape[1]:
-                fed.add(int(tokens[row, column + 1]))
-        return fed
+                fed.add(int(tokens[call_row, column + 1]))
+        return fed & anywhere
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         def token(row: tuple[int, ...]) -> int | None:

@@ -29,7 +29,7 @@ def cases(
     """Cases over the given families and padding sides; the bounds are inclusive.
 
     EOS tokens are tokens that the target really emits, so they fall inside accepted blocks, on corrections, on
-    bonus tokens, first, and at the limit. The pad id is a token that never occurs, or an EOS, or a token of a
+    bonus tokens, first, and at the limit; now and then one occurs in a prompt. The pad id is a token that never occurs, or an EOS, or a token of a
     prompt, or an emitted one.
     """
     count = draw(st.integers(1, max_rows))
@@ -48,7 +48,9 @@ def cases(
         accepts = tuple(tuple(draw(st.integers(0, k)) for _ in range(rounds)) for _ in range(count))
     truth = [continue_row(family, VOCAB_SIZE, 0, prompt, limit)[0] for prompt in prompts]
     places = draw(st.integers(0, 2))
-    eos = [truth[draw(st.integers(0, count - 1))][draw(st.integers(0, limit - 1))] for _ in range(places)]
+    eos = [draw(st.sampled_from(truth[draw(st.integers(0, count - 1))])) for _ in range(places)]
+    if draw(st.integers(0, 7)) == 7:
+        eos.append(draw(st.sampled_from(draw(st.sampled_from(prompts)))))
     pad = _pad(draw, prompts, truth, eos)
     return Case(
         prompts=prompts,
