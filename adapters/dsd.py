@@ -1,4 +1,4 @@
-"""DSD (Yan et al. 2024, "Decoding Speculative Decoding", arXiv 2402.01528), as published in the eBay/spec_dec baselines.
+"""DSD (Yan et al. 2024, arXiv 2402.01528), as published in the eBay/spec_dec baselines.
 
 The faults are the publication's own and are kept: the first rejected draft token is emitted and the target's
 correction never is; the models are called without mask and positions, so the pads inserted on the left are

@@ -21,9 +21,7 @@ SOURCE = "https://github.com/huggingface/transformers/pull/42655"
 Rows = list[list[int]]
 
 
-@eqcheck.decoder(
-    name="hf_pr", padding_sides=("left",), origin=SOURCE, known={"bookkeeping/premature-stop": SOURCE}
-)
+@eqcheck.decoder(name="hf_pr", padding_sides=("left",), origin=SOURCE, known={"bookkeeping/premature-stop": SOURCE})
 @torch.no_grad()
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
     """Assisted generation for a batch, until one item is done."""
@@ -103,7 +101,10 @@ def align_cache(cache: DynamicCache, cached: Rows, rows: Rows) -> Rows:
             count += 1
         left.append(old[:count])
     width = max(map(len, cached))
-    repad(cache, [torch.arange(width - len(old), width - len(old) + len(new)) for old, new in zip(cached, left, strict=True)])
+    repad(
+        cache,
+        [torch.arange(width - len(old), width - len(old) + len(new)) for old, new in zip(cached, left, strict=True)],
+    )
     return left
 
 

@@ -50,9 +50,7 @@ class AssistedGeneration:
                 )
         return [self._generate(target, draft, request, [prompt])[0] for prompt in request.prompts]
 
-    def _generate(
-        self, target: Any, draft: Any, request: eqcheck.Request, prompts: list[list[int]]
-    ) -> list[list[int]]:
+    def _generate(self, target: Any, draft: Any, request: eqcheck.Request, prompts: list[list[int]]) -> list[list[int]]:
         width = max(map(len, prompts))
         pads = [width - len(prompt) for prompt in prompts]
         draft.generation_config.num_assistant_tokens = request.num_draft_tokens

@@ -1,8 +1,8 @@
 """Does a batch speculative decoder emit exactly what its target model would emit alone?
 
-    >>> import eqcheck
-    >>> "eqspec" in eqcheck.names()
-    True
+>>> import eqcheck
+>>> "eqspec" in eqcheck.names()
+True
 """
 
 from __future__ import annotations

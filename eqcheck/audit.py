@@ -218,15 +218,11 @@ def _run_chunk(
         verdict, coverage, _ = try_case(generate, case, timeout)
         fingerprint = verdict.explanation.fingerprint if verdict.explanation else None
         hangs += fingerprint == "crash/hang"
-        outcomes.append(
-            Outcome(case, verdict.status, fingerprint, verdict.exact_match, verdict.prefix_match, coverage)
-        )
+        outcomes.append(Outcome(case, verdict.status, fingerprint, verdict.exact_match, verdict.prefix_match, coverage))
     return outcomes
 
 
-def _confirm(
-    result: Audit, source: Source, generate: Generate, fingerprint: str, index: int, case: Case
-) -> None:
+def _confirm(result: Audit, source: Source, generate: Generate, fingerprint: str, index: int, case: Case) -> None:
     """Run the first case of a fingerprint again; if it repeats, minimise it and record the violation."""
     timeout = result.options.case_timeout
 

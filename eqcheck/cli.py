@@ -14,7 +14,10 @@ from eqcheck.contract import FAMILIES, Decoder
 from eqcheck.errors import UsageError, did_you_mean
 
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
-_EPILOG = "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 internal error, 4 usage, 5 nothing was tested"
+_EPILOG = (
+    "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 internal error, 4 usage, "
+    "5 nothing was tested"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +125,10 @@ def _replay(options: argparse.Namespace) -> int:
     with decoder.running() as generate:
         verdict, _, raised = try_case(generate, stored.case, 60.0)
     if verdict:
-        print(f"FIXED: {decoder.name} is equivalent on this case" + (f" (was {stored.fingerprint})" if stored.fingerprint else ""))
+        print(
+            f"FIXED: {decoder.name} is equivalent on this case"
+            + (f" (was {stored.fingerprint})" if stored.fingerprint else "")
+        )
         return EQUIVALENT
     print(f"FAILS: {decoder.name}")
     print(verdict.explain())

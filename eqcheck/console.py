@@ -53,20 +53,21 @@ def _bar() -> Iterator[Listener]:
 
 
 def _plain() -> Listener:
-    last = {"decoder": "", "time": 0.0, "start": 0.0}
+    decoder, started, printed = "", 0.0, 0.0
 
     def listen(event: Progress) -> None:
+        nonlocal decoder, started, printed
         now = time.monotonic()
-        if event.decoder != last["decoder"]:
-            last.update(decoder=event.decoder, start=now, time=now)
-        if now - float(last["time"]) < _PLAIN_EVERY_S:
+        if event.decoder != decoder:
+            decoder, started, printed = event.decoder, now, now
+        if now - printed < _PLAIN_EVERY_S:
             return
-        last["time"] = now
+        printed = now
         of = f" of {event.total}" if event.total else ""
         left = ""
         if event.total and event.done and event.stage == "cases":
-            left = f", about {(now - float(last['start'])) / event.done * (event.total - event.done):.0f} s left"
-        print(f"{event.decoder}: {event.done}{of} cases{left} {_note(event)}".rstrip(), file=sys.stderr, flush=True)
+            left = f", about {(now - started) / event.done * (event.total - event.done):.0f} s left"
+        print(f"{decoder}: {event.done}{of} cases{left} {_note(event)}".rstrip(), file=sys.stderr, flush=True)
 
     return listen
 
@@ -96,7 +97,9 @@ def summary(reports: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> str
             ]
         )
     headers = ["decoder", "verdict", "cases", "exact match", "prefix match", "violations by component"]
-    lines = [tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))]
+    lines = [
+        tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))
+    ]
     for report, folder in zip(reports, folders, strict=True):
         lines += ["", *_details(report, folder)]
     return "\n".join(lines)

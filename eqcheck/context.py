@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, Ints, stored_digest, truncated
+from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, Ints, stored_digest
 from eqcheck.labels import Label, Labels, Write
 from eqcheck.trace import TARGET, Call
 from eqcheck.verdict import Deviation, Slot
@@ -83,9 +83,9 @@ def read(
         if position in right:
             continue
         where = hidden.get(position)
-        kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
+        component, kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
         elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
-        deviations.append(deviation(*kind, where, token_position=position, origin=elsewhere))
+        deviations.append(deviation(component, kind, where, token_position=position, origin=elsewhere))
     deviations = _as_shift(deviations, found, request, at, own_block, call.number, column)
 
     offset = 0 if family == "learned" else _common_offset(right, at, call.positions[row, column])
@@ -122,15 +122,13 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
     same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
     torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
-    torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH : CALL].any(axis=(0, 1, 3))
+    torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
     stored = stored_digest(upper[0, row, 0])
     for slot in range(copies.shape[3]):
         fields = copies[0, 0, 0, slot]
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
-        if fields[MODEL] == TARGET:
-            label = labels.of.get(write, _UNKNOWN)
-        else:
-            label = _FOREIGN if fields[MODEL] else _UNWRITTEN
+        foreign = _FOREIGN if fields[MODEL] else _UNWRITTEN
+        label = labels.of.get(write, _UNKNOWN) if fields[MODEL] == TARGET else foreign
         found.append(
             Entry(
                 slot,
@@ -186,9 +184,7 @@ def _as_shift(
     left behind.
     """
     cached = [entry for entry in found if entry.slot not in own_block]
-    mine = {
-        e.slot for e in cached if e.label.what == "token" and e.label.request == request and e.label.position <= at
-    }
+    mine = {e.slot for e in cached if e.label.what == "token" and e.label.request == request and e.label.position <= at}
     shown = {entry.slot for entry in cached if entry.visible}
     if not mine or mine == shown or len(mine) != len(shown) or not (mine - shown):
         return deviations
@@ -201,7 +197,13 @@ def _as_shift(
     if not mask_in_place or cache_in_place:
         return deviations
     moved = Deviation(
-        "cache", "misaligned", call, column, request, slot=min(mine), origin=f"{shift:+d} slots from where the mask shows"
+        "cache",
+        "misaligned",
+        call,
+        column,
+        request,
+        slot=min(mine),
+        origin=f"{shift:+d} slots from where the mask shows",
     )
     return [moved, *(d for d in deviations if d.slot not in mine | shown)]
 

@@ -1,10 +1,10 @@
 """What goes wrong, as one tree.
 
-    EqcheckError
-    |-- UsageError    a spec, option or argument is wrong; exit code 4
-    |   |-- CaseError     a case (or a case file) is malformed
-    |   `-- OutputError   prompts or outputs given to the oracle are malformed
-    `-- Violation     (also an AssertionError) a decoder is not equivalent to its target
+EqcheckError
+|-- UsageError    a spec, option or argument is wrong; exit code 4
+|   |-- CaseError     a case (or a case file) is malformed
+|   `-- OutputError   prompts or outputs given to the oracle are malformed
+`-- Violation     (also an AssertionError) a decoder is not equivalent to its target
 """
 
 from __future__ import annotations

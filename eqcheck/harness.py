@@ -58,8 +58,7 @@ def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tup
 def truth_of(case: Case) -> Truth:
     """The truth of a case, from the definition of its target."""
     continued = [
-        continue_row(case.family, case.vocab_size, case.seed, prompt, case.max_new_tokens)
-        for prompt in case.prompts
+        continue_row(case.family, case.vocab_size, case.seed, prompt, case.max_new_tokens) for prompt in case.prompts
     ]
     uncut = tuple(tokens for tokens, _ in continued)
     return Truth(

@@ -147,9 +147,7 @@ class HashLM(PreTrainedModel, GenerationMixin):
                 visible = _visible(attention_mask, slots_fed, batch, fields.shape[3])
             seen = hashing.contents(fields, role)
             slot_positions = fields[0, :, 0, :, hashing.POSITION]
-            carry = hashing.attend(
-                self.config.family, layer, seen, slot_positions, visible, tokens, positions, carry
-            )
+            carry = hashing.attend(self.config.family, layer, seen, slot_positions, visible, tokens, positions, carry)
             digest = carry
             kv.append(fields)
 
@@ -159,18 +157,15 @@ class HashLM(PreTrainedModel, GenerationMixin):
         if self.trace is not None:
             assert visible is not None
             self.trace.record(Call(call, role, tokens, positions, visible, tuple(kv), carry, self._predictions(carry)))
-        return CausalLMOutputWithPast(
-            logits=cast(torch.FloatTensor, logits), past_key_values=cache if use_cache is not False else past_key_values
-        )
+        return CausalLMOutputWithPast(logits=cast(torch.FloatTensor, logits), past_key_values=cache)
 
     def _tokens(self, input_ids: torch.Tensor) -> Ints:
         tokens = _integers(input_ids)
         if tokens.ndim != 2:
             raise ValueError(f"input_ids: expected [batch, block], got shape {list(tokens.shape)}")
-        if tokens.size and not (0 <= tokens.min() and tokens.max() < self.config.vocab_size):
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < self.config.vocab_size):
             raise ValueError(
-                f"input_ids: expected tokens in 0..{self.config.vocab_size - 1}, "
-                f"got {tokens.min()}..{tokens.max()}"
+                f"input_ids: expected tokens in 0..{self.config.vocab_size - 1}, got {tokens.min()}..{tokens.max()}"
             )
         return tokens
 
@@ -239,4 +234,4 @@ def _visible(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int)
     two = np.zeros((batch, slots), np.bool_)
     given = mask[:, :slots].detach().cpu().numpy() != 0
     two[:, : given.shape[1]] = given
-    return cast(Bools, causal & two[:, None])
+    return causal & two[:, None]

@@ -102,9 +102,13 @@ class Labels:
         on_path, position = True, start + first - 1
         for column in columns:
             if column < first:
-                what, at = ("token", start + column) if self._is(request, start + column, call, row, column) else (
-                    "pad",
-                    -1,
+                what, at = (
+                    ("token", start + column)
+                    if self._is(request, start + column, call, row, column)
+                    else (
+                        "pad",
+                        -1,
+                    )
                 )
             elif column in exact:
                 on_path, position = True, exact[column]
@@ -124,9 +128,7 @@ class Labels:
     def _request_of(self, call: Call, row: int, candidates: list[int], taken: set[int]) -> int:
         """Among requests with the same context, the one whose writes the row holds, else the row's own index."""
         held = [label.request for label in self._held(call, row) if label.what == "token"]
-        return max(
-            candidates, key=lambda r: (r not in taken, held.count(r), candidates.count(r), r == row, -r)
-        )
+        return max(candidates, key=lambda r: (r not in taken, held.count(r), candidates.count(r), r == row, -r))
 
     def _held(self, call: Call, row: int) -> list[Label]:
         fields = call.kv[0][0, row, 0]
@@ -136,9 +138,7 @@ class Labels:
     def _is(self, request: int, position: int, call: Call, row: int, column: int) -> bool:
         """Whether a column feeds the token that the request has there, in truth or in what was emitted."""
         token = int(call.tokens[row, column])
-        return any(
-            0 <= position < len(whole) and whole[position] == token for whole in self._requests[request].wholes
-        )
+        return any(0 <= position < len(whole) and whole[position] == token for whole in self._requests[request].wholes)
 
     def _pads(self, call: Call, row: int) -> int:
         """How many leading columns feed the pad id where the call has no cached entries.
@@ -161,15 +161,15 @@ class Labels:
         entries held that precede the start, those missing, those held twice, the tokens fed, the position ids.
         """
         tokens = call.tokens[row].tolist()
-        held = defaultdict(set)
+        held: dict[int, set[int]] = defaultdict(set)
         for label in self._held(call, row):
             if label.what == "token":
                 held[label.request].add(label.position)
         self_hidden = _self_hidden(call, row)
-        in_order = len(call.tokens) == len(self._requests) and not held
+        in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[float, int, int, int] | None = None
         for request, known in enumerate(self._requests):
-            have = held[request] if request in held else set()
+            have = held[request]
             for first, token in enumerate(tokens):
                 for whole in known.wholes:
                     for at in (at for at, other in enumerate(whole) if other == token):
@@ -178,7 +178,9 @@ class Labels:
                             continue
                         before = sum(p < at for p in have)
                         score = 3.0 * before - 3.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
-                        score += 2.0 * (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (request == row)
+                        score += 2.0 * (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (
+                            request == row
+                        )
                         score += (0.1 if in_order else -0.5) * (first - sum(self_hidden[:first]))
                         score -= 4.0 * (request in taken) + 3.0 * self_hidden[first]
                         if best is None or score > best[0]:

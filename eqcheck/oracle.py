@@ -39,9 +39,7 @@ class Oracle:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.vocab_size = int(text.vocab_size)
 
-    def truth(
-        self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()
-    ) -> list[int]:
+    def truth(self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()) -> list[int]:
         """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
         (checked,) = self._prompts([prompt])
         return self._extend(list(checked), len(checked) + max_new_tokens, tuple(eos_token_ids))[len(checked) :]
@@ -127,9 +125,7 @@ def _eos(eos_token_ids: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in eos_token_ids)
 
 
-def _from_tokens(
-    rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tuple[int, ...], pad: int
-) -> Explanation:
+def _from_tokens(rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tuple[int, ...], pad: int) -> Explanation:
     """What the tokens alone show: how rows end, rows exchanged; never the cause of a wrong token."""
     named = []
     for verdict in wrong:
@@ -139,9 +135,13 @@ def _from_tokens(
             kind = ("row-swap", f"the row holds exactly what row {swapped[0]} should hold")
         named.append((verdict, kind))
     verdict, kind = next((one for one in named if one[1] is None), named[0])
-    component, (name, detail) = ("bookkeeping", kind) if kind else (
-        "unattributed",
-        ("unattributed", "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does"),
+    component, (name, detail) = (
+        ("bookkeeping", kind)
+        if kind
+        else (
+            "unattributed",
+            ("unattributed", "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does"),
+        )
     )
     index = verdict.first
     assert index is not None

@@ -1,4 +1,4 @@
-"""The pytest plugin: ``--adapter SPEC`` and the ``decoder`` fixture. It imports nothing heavy until a decoder is named."""
+"""The pytest plugin: ``--adapter SPEC`` and the ``decoder`` fixture; torch is imported only for a named decoder."""
 
 from __future__ import annotations
 

@@ -92,7 +92,9 @@ class Reader:
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
         blamed = blamed or self._asked_loosely(row, position, observed, settled=bool(right))
-        repeated = index > 0 and observed == verdict.observed[index - 1] and observed not in self._drafted(row, position)
+        repeated = (
+            index > 0 and observed == verdict.observed[index - 1] and observed not in self._drafted(row, position)
+        )
         if blamed or (wrong and not right and not repeated):
             return self._context_fault(verdict, index, blamed or wrong)
         if right:
@@ -134,9 +136,7 @@ class Reader:
             number, row, column = write
             label = self.labels.of[write]
             call = self.labels.calls[number]
-            self._contexts[write] = read(
-                call, row, column, label, self.labels, self.stored, self.run.case.family
-            )
+            self._contexts[write] = read(call, row, column, label, self.labels, self.stored, self.run.case.family)
         return self._contexts[write]
 
     def _context_fault(
@@ -194,9 +194,7 @@ class Reader:
             if w in self.labels.of and self.labels.of[w].what == "token" and self.labels.of[w].position == at
         )
 
-    def _bookkeeping(
-        self, verdict: RowVerdict, index: int, number: int
-    ) -> tuple[tuple[int, ...], Explanation]:
+    def _bookkeeping(self, verdict: RowVerdict, index: int, number: int) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
         asked = [write for write, _ in self.labels.queries(verdict.row, position)]
         nearby = {int(token) for write in asked for token in self.labels.calls[write[0]].predictions.ravel()}

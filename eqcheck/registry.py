@@ -82,7 +82,8 @@ def _import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None
+    assert module_spec is not None
+    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     try:
@@ -99,16 +100,16 @@ def _pick(module: ModuleType, attr: str, spec: str) -> Decoder:
         if attr in found:
             return found[attr]
         if hasattr(module, attr):
-            raise UsageError(
-                f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it"
-            )
+            raise UsageError(f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it")
         raise UsageError(
             f"adapter {spec!r}: no decoder {attr!r}{did_you_mean(attr, found)}; found: {', '.join(found) or 'none'}"
         )
     distinct = list({id(value): value for value in found.values()}.values())
     if len(distinct) == 1:
         return distinct[0]
-    what = "no decoder; put @eqcheck.decoder() on a function (target, draft, request)" if not found else (
-        f"{len(distinct)} decoders; name one with :attr, of {', '.join(found)}"
+    what = (
+        "no decoder; put @eqcheck.decoder() on a function (target, draft, request)"
+        if not found
+        else (f"{len(distinct)} decoders; name one with :attr, of {', '.join(found)}")
     )
     raise UsageError(f"adapter {spec!r}: the module registers {what}")

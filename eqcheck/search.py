@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +64,8 @@ class Source:
                 smallest = candidate
                 raise _StillFails
 
-        try:
+        with suppress(_StillFails):
             self._explore(index, [Phase.generate, Phase.shrink], check)
-        except _StillFails:
-            pass
         return smallest
 
     def _explore(self, index: int, phases: list[Phase], use: Callable[[Case], None]) -> None:

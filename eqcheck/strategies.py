@@ -29,14 +29,16 @@ def cases(
     """Cases over the given families and padding sides; the bounds are inclusive.
 
     EOS tokens are tokens that the target really emits, so they fall inside accepted blocks, on corrections, on
-    bonus tokens, first, and at the limit; now and then one occurs in a prompt. The pad id is a token that never occurs, or an EOS, or a token of a
-    prompt, or an emitted one.
+    bonus tokens, first, and at the limit; now and then one occurs in a prompt. The pad id is a token that never
+    occurs, or an EOS, or a token of a prompt, or an emitted one.
+
+        >>> from hypothesis import find
+        >>> find(cases(), lambda case: len(case.prompts) > 1).prompts
+        ((0,), (0,))
     """
     count = draw(st.integers(1, max_rows))
     tokens = st.integers(0, VOCAB_SIZE - 1)
-    prompts = tuple(
-        tuple(draw(tokens) for _ in range(draw(st.integers(1, max_prompt)))) for _ in range(count)
-    )
+    prompts = tuple(tuple(draw(tokens) for _ in range(draw(st.integers(1, max_prompt)))) for _ in range(count))
     limit = draw(st.integers(1, max_new_tokens))
     k = draw(st.integers(1, max_draft_tokens))
     family = draw(st.sampled_from(families))

@@ -138,9 +138,7 @@ def _picture(slots: tuple[Slot, ...]) -> list[str]:
         seen, right = _seen(slot.visible), _seen(slot.expected_visible)
         position = "-" if slot.expected_position is None else str(slot.expected_position)
         wrong = seen != right or (slot.visible and position != str(slot.position))
-        rows.append(
-            [slot.index, slot.holds, slot.token, slot.position, position, seen, right, "<--" if wrong else ""]
-        )
+        rows.append([slot.index, slot.holds, slot.token, slot.position, position, seen, right, "<--" if wrong else ""])
     headers = ["slot", "holds", "token", "position", "expected", "seen", "expected", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     return ["  " + line.rstrip() for line in table.splitlines()]

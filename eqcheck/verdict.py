@@ -1,15 +1,15 @@
 """Verdicts, and explanations as data.
 
-    equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
+equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
 
-    position      query-position  key-position
-    mask          pad-visible  token-hidden  future-visible  window
-    cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
-    bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
-                  pad-in-output  row-swap
-    draft         desync  lost-bonus             (warnings: speed, not correctness)
-    crash         exception  hang  invalid-output
-    unattributed  unattributed                   (output wrong, no cause shown: never a guess)
+position      query-position  key-position
+mask          pad-visible  token-hidden  future-visible  window
+cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
+bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
+              pad-in-output  row-swap
+draft         desync  lost-bonus             (warnings: speed, not correctness)
+crash         exception  hang  invalid-output
+unattributed  unattributed                   (output wrong, no cause shown: never a guess)
 """
 
 from __future__ import annotations
@@ -165,9 +165,7 @@ class RowVerdict:
         if self.expected == self.observed:
             return None
         same = zip(self.expected, self.observed, strict=False)
-        return next(
-            (i for i, (a, b) in enumerate(same) if a != b), min(len(self.expected), len(self.observed))
-        )
+        return next((i for i, (a, b) in enumerate(same) if a != b), min(len(self.expected), len(self.observed)))
 
     @property
     def prefix_match(self) -> float:
@@ -228,15 +226,15 @@ def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ..
             raise OutputError(f"outputs[{index}]: expected a list of token ids, got {describe(row)}")
         tokens: list[int] = []
         for at, token in enumerate(row):
-            if isinstance(token, bool) or not (isinstance(token, int) or hasattr(token, "__index__")) or (
-                hasattr(token, "detach")
+            if (
+                isinstance(token, bool)
+                or not (isinstance(token, int) or hasattr(token, "__index__"))
+                or (hasattr(token, "detach"))
             ):
                 raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {describe(token)}")
             value = int(token)
             if not 0 <= value < vocab_size:
-                raise OutputError(
-                    f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}"
-                )
+                raise OutputError(f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}")
             tokens.append(value)
         rows.append(tuple(tokens))
     return tuple(rows)

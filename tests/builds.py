@@ -1,11 +1,11 @@
 """Engines of different build, right as they stand, with a planted fault each when asked for one.
 
-    one_row      one row at a time, no cache, no draft
-    uncached     the whole batch fed again each round, left padded
-    realigned    unpad, append, repad (as EQSPEC)
-    holes        nothing moves; rejected slots are hidden by the mask, positions are logical
-    rolled_back  every row goes back to the batch's minimum; caches are cropped
-    per_row      one ordinary cache per row
+one_row      one row at a time, no cache, no draft
+uncached     the whole batch fed again each round, left padded
+realigned    unpad, append, repad (as EQSPEC)
+holes        nothing moves; rejected slots are hidden by the mask, positions are logical
+rolled_back  every row goes back to the batch's minimum; caches are cropped
+per_row      one ordinary cache per row
 """
 
 from __future__ import annotations
@@ -88,13 +88,15 @@ class Engine:
                 count += 1
             if fault == "counts-matches":
                 count = sum(a == b for a, b in zip(proposed, wanted, strict=False))
-            block = proposed[:count] + [wanted[count]]
+            block = [*proposed[:count], wanted[count]]
             if fault == "emits-rejected" and count < len(proposed):
                 block = proposed[: count + 1]
             if fault == "correction-from-last-column":
                 block[-1] = wanted[-1]
             if fault == "correction-from-next-row":
-                block[-1] = predicted[(slot + 1) % len(predicted)][min(count, len(predicted[(slot + 1) % len(predicted)]) - 1)]
+                block[-1] = predicted[(slot + 1) % len(predicted)][
+                    min(count, len(predicted[(slot + 1) % len(predicted)]) - 1)
+                ]
             if fault == "drops-last-accepted" and count > 1:
                 del block[count - 1]
             if fault == "emits-correction-twice":
@@ -164,18 +166,19 @@ class Slots(Engine):
     def begin(self, target: Any, draft: Any) -> None:
         self.cache = DynamicCache()
         self.valid = torch.zeros(len(self.rows), 0, dtype=torch.bool)
+        self.stale = self.valid
         self.cached = [0] * len(self.rows)
         self.advanced = [0] * len(self.rows)
 
     def verify(self, target: Any, active: list[int], drafts: Rows) -> Rows:
         fault = self.fault
-        blocks = [
-            self.rows[i][n:] + d for i, n, d in zip(active, self.cached, drafts, strict=True)
-        ]
+        blocks = [self.rows[i][n:] + d for i, n, d in zip(active, self.cached, drafts, strict=True)]
         starts = list(self.advanced) if fault == "positions-by-k" else list(self.cached)
         if fault == "last-token-again":
             first = self.valid.shape[1] == 0
-            blocks = [b if first else self.rows[i][n - 1 : n] + b for i, n, b in zip(active, self.cached, blocks, strict=True)]
+            blocks = [
+                b if first else self.rows[i][n - 1 : n] + b for i, n, b in zip(active, self.cached, blocks, strict=True)
+            ]
             starts = [n if first else n - 1 for n in starts]
         width = max(map(len, blocks))
         pad = self.request.pad_token_id
@@ -183,10 +186,10 @@ class Slots(Engine):
         ids = torch.tensor([[pad] * (width - len(b)) + b for b in blocks])
         fed = torch.tensor(real)
         self.valid = torch.cat([self.valid, fed], 1)
-        positions = torch.tensor([[0] * (width - len(b)) + list(range(n, n + len(b))) for b, n in zip(blocks, starts, strict=True)])
+        positions = torch.tensor(
+            [[0] * (width - len(b)) + list(range(n, n + len(b))) for b, n in zip(blocks, starts, strict=True)]
+        )
         slots = self.valid.shape[1]
-        if fault == "positions-by-slot":
-            positions = None
         if fault == "row-0-positions":
             positions = positions[:1]
         if fault == "positions-off-by-one" and slots > width:
@@ -201,7 +204,11 @@ class Slots(Engine):
             reach = query + 1 if fault == "sees-next-draft" else query - (query > slots - width).long()
             mask = (self.valid[:, None] & (torch.arange(slots) <= reach))[:, None]
         logits = target(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=None if fault == "positions-by-slot" else positions,
+            past_key_values=self.cache,
+            use_cache=True,
         ).logits
         self.blocks, self.width = blocks, width
         return _predictions(logits, real, drafts)

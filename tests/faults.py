@@ -23,7 +23,10 @@ FAULTS = [
     *(Fault(build, "positions-by-slot", "position/query-position") for build in ("holes",)),
     Fault("realigned", "positions-by-slot", "position/query-position", ("learned",)),
     *(Fault(build, "row-0-positions", "position/query-position") for build in ("realigned", "holes")),
-    *(Fault(build, "positions-off-by-one", "position/query-position") for build in ("realigned", "holes", "rolled_back")),
+    *(
+        Fault(build, "positions-off-by-one", "position/query-position")
+        for build in ("realigned", "holes", "rolled_back")
+    ),
     *(Fault(build, "positions-by-k", "position/query-position") for build in ("realigned", "holes")),
     *(Fault(build, "sees-next-draft", "mask/future-visible") for build in ("realigned", "holes", "rolled_back")),
     *(Fault(build, "misses-itself", "mask/token-hidden") for build in ("realigned", "holes", "rolled_back")),

@@ -1,0 +1,38 @@
+# `make audit` and `make test` set everything up themselves; a second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-4.57
+INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: audit test test-oldest lint bench clean
+
+audit: $(VENV)/.installed
+	$(VENV)/bin/eqcheck audit --allow-known
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -n 2
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_faults.py tests/test_adapters.py
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -p no:xdist tests/benchmarks
+
+clean:
+	rm -rf $(VENV) $(OLDEST)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("eqcheck needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(INSTALL) --editable '.[dev]'
+	touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python $(INSTALL) 'transformers==4.57.6' --editable '.[test]'
+	touch $@
