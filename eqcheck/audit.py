@@ -212,7 +212,7 @@ def _run_chunk(
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     hangs = 0
-    for case in source.chunk(index)[:size]:
+    for case in source.chunk(index, size):
         if (end is not None and time.monotonic() > end) or hangs >= HANGS_TO_GIVE_UP:
             break
         verdict, coverage, _ = try_case(generate, case, timeout)

@@ -44,11 +44,11 @@ class ScriptedDraft(HashLM):
         ``agreement`` is the probability, 0 to 1, of proposing the target's own choice at any other context;
         the choice is a fixed function of the context.
         """
-        self._wrong_after = np.fromiter(wrong_after, np.uint64)
+        self._wrong_after = frozenset(wrong_after)
         self._agreement = agreement
 
     def disagrees(self, digests: Words) -> Bools | None:
-        wrong = np.isin(digests, self._wrong_after)
+        wrong = np.array([[digest in self._wrong_after for digest in row] for row in digests.tolist()], np.bool_)
         if self._agreement < 1.0:
             chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
             wrong |= chance.astype(np.float64) * 2.0**-53 >= self._agreement

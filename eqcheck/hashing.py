@@ -101,6 +101,17 @@ def contents(kv: Ints, model: int) -> Words:
     return mix(product.sum(axis=(0, 2, 4), dtype=np.uint64))
 
 
+_INTACT = _ENTRY.sum(axis=(0, 1, 2, 3), dtype=np.uint64)
+
+
+def intact_contents(tokens: Ints, digests: Words | None) -> Words:
+    """`contents` of entries whose copies all agree and whose model is the reader's, without building them."""
+    word = tokens.astype(np.uint64) * _INTACT[TOKEN]
+    if digests is not None:
+        word += high(digests) * _INTACT[HIGH] + (digests & _HALF_MASK) * _INTACT[LOW]
+    return mix(word)
+
+
 def attend(
     family: str,
     layer: int,
@@ -176,8 +187,7 @@ def continue_row(
         visible = np.arange(stop)[None, None] <= positions[..., None]
         carry, digest = np.zeros((1, len(block)), np.uint64), None
         for layer in range(LAYERS):
-            fields = entries(1, tokens, positions, digest, 0).astype(np.int64)
-            contents_of[layer][:, start:stop] = contents(np.stack([fields, fields]), 1)
+            contents_of[layer][:, start:stop] = intact_contents(tokens, digest)
             slots = contents_of[layer][:, :stop]
             carry = attend(family, layer, slots, positions_of[:, :stop], visible, tokens, positions, carry)
             digest = carry

@@ -151,13 +151,17 @@ class HashLM(PreTrainedModel, GenerationMixin):
             digest = carry
             kv.append(fields)
 
+        other = self.disagrees(carry)
         keep = logits_to_keep
-        wanted = carry[:, slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()]
-        logits = self._logits(wanted).to(input_ids.device)
+        columns = slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()
+        logits = self._logits(carry[:, columns], None if other is None else other[:, columns])
         if self.trace is not None:
             assert visible is not None
-            self.trace.record(Call(call, role, tokens, positions, visible, tuple(kv), carry, self._predictions(carry)))
-        return CausalLMOutputWithPast(logits=cast(torch.FloatTensor, logits), past_key_values=cache)
+            ranked = hashing.choices(self.config.vocab_size, self.config.seed)
+            self.trace.record(Call(call, role, tokens, positions, visible, tuple(kv), carry, ranked, other))
+        return CausalLMOutputWithPast(
+            logits=cast(torch.FloatTensor, logits.to(input_ids.device)), past_key_values=cache
+        )
 
     def _tokens(self, input_ids: torch.Tensor) -> Ints:
         tokens = _integers(input_ids)
@@ -173,23 +177,14 @@ class HashLM(PreTrainedModel, GenerationMixin):
         """Where this model proposes its second choice; a target never does (None), a scripted draft may."""
         return None
 
-    def _logits(self, digests: Words) -> torch.Tensor:
+    def _logits(self, digests: Words, disagrees: Bools | None) -> torch.Tensor:
         """Logits of each final digest; where the model disagrees, its first two choices are exchanged."""
-        rows = torch.from_numpy(hashing.table_row(digests)).to(self.logits_table.device)
-        logits = self.logits_table[rows]
-        other = self.disagrees(digests)
-        if other is not None:
-            ranked_first_two = logits >= self.config.vocab_size - 2
-            swap = torch.from_numpy(other).to(logits.device)[..., None] & ranked_first_two
-            logits = torch.where(swap, 2 * self.config.vocab_size - 3 - logits, logits)
-        return logits
-
-    def _predictions(self, digests: Words) -> Ints:
-        """The most likely token after each query."""
-        first, second = hashing.choices(self.config.vocab_size, self.config.seed)
-        rows = hashing.table_row(digests)
-        other = self.disagrees(digests)
-        return first[rows] if other is None else np.where(other, second[rows], first[rows])
+        device, vocab_size = self.logits_table.device, self.config.vocab_size
+        logits = self.logits_table[torch.from_numpy(hashing.table_row(digests)).to(device)]
+        if disagrees is None or not disagrees.any():
+            return logits
+        swap = torch.from_numpy(disagrees).to(device)[..., None] & (logits >= vocab_size - 2)
+        return torch.where(swap, 2 * vocab_size - 3 - logits, logits)
 
 
 def _integers(tensor: torch.Tensor) -> Ints:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
@@ -15,8 +16,10 @@ from eqcheck.case import Case
 from eqcheck.strategies import cases
 
 CHUNK = 50
+# Hypothesis begins to vary earlier examples after the first ten of a run, and then five in six are near copies.
+_BATCH = 10
 _QUIET: dict[str, Any] = {
-    "max_examples": CHUNK,
+    "max_examples": _BATCH,
     "database": None,
     "deadline": None,
     "verbosity": Verbosity.quiet,
@@ -34,11 +37,16 @@ class Source:
     families: tuple[str, ...]
     padding_sides: tuple[str, ...]
 
-    def chunk(self, index: int) -> list[Case]:
-        """The ``index``-th chunk of `CHUNK` cases."""
-        drawn: list[Case] = []
-        self._explore(index, [Phase.generate], drawn.append)
-        return drawn
+    def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
+        """The first ``size`` distinct cases of the ``index``-th chunk."""
+        drawn: dict[Case, None] = {}
+        for batch in count():
+            # Every run of Hypothesis begins with the simplest case of all; once is enough.
+            new = self._batch(index, batch)[1 if index or batch else 0 :]
+            drawn.update(dict.fromkeys(new))
+            if len(drawn) >= size:
+                break
+        return list(drawn)[:size]
 
     def minimise(
         self, index: int, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0
@@ -48,6 +56,7 @@ class Source:
         Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
         decoders. What Hypothesis has reached by then is returned.
         """
+        batch = next(number for number in count() if case in self._batch(index, number))
         smallest = case
         known = {case: True}
         reached = False
@@ -65,13 +74,18 @@ class Source:
                 raise _StillFails
 
         with suppress(_StillFails):
-            self._explore(index, [Phase.generate, Phase.shrink], check)
+            self._explore(index, batch, [Phase.generate, Phase.shrink], check)
         return smallest
 
-    def _explore(self, index: int, phases: list[Phase], use: Callable[[Case], None]) -> None:
+    def _batch(self, index: int, batch: int) -> list[Case]:
+        drawn: list[Case] = []
+        self._explore(index, batch, [Phase.generate], drawn.append)
+        return drawn
+
+    def _explore(self, index: int, batch: int, phases: list[Phase], use: Callable[[Case], None]) -> None:
         strategy = cases(families=self.families, padding_sides=self.padding_sides)
 
-        @with_seed(self.seed * 1_000_003 + index)
+        @with_seed(f"eqcheck {self.seed} {index} {batch}")
         @settings(phases=phases, **_QUIET)
         @given(strategy)
         def explore(case: Case) -> None:

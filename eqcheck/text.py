@@ -139,7 +139,7 @@ def _picture(slots: tuple[Slot, ...]) -> list[str]:
         position = "-" if slot.expected_position is None else str(slot.expected_position)
         wrong = seen != right or (slot.visible and position != str(slot.position))
         rows.append([slot.index, slot.holds, slot.token, slot.position, position, seen, right, "<--" if wrong else ""])
-    headers = ["slot", "holds", "token", "position", "expected", "seen", "expected", ""]
+    headers = ["slot", "holds", "token", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     return ["  " + line.rstrip() for line in table.splitlines()]
 

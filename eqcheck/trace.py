@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 
-from eqcheck.hashing import Bools, Ints, Words
+import numpy as np
+
+from eqcheck.hashing import Bools, Ints, Words, table_row
 
 TARGET, DRAFT = 1, 2
 
@@ -17,7 +20,7 @@ class Call:
     ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``kv`` holds, per
     layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out as
     in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query
-    and ``predictions`` the most likely next token after it.
+    and ``ranked`` its model's most and second most likely token, of which it takes the second where it ``disagrees``.
     """
 
     number: int
@@ -27,7 +30,14 @@ class Call:
     visible: Bools
     kv: tuple[Ints, ...]
     digests: Words
-    predictions: Ints
+    ranked: tuple[Ints, Ints]
+    disagrees: Bools | None
+
+    @cached_property
+    def predictions(self) -> Ints:
+        """The token each query predicts, ``[batch, block]``."""
+        first, second = (choice[table_row(self.digests)] for choice in self.ranked)
+        return first if self.disagrees is None else np.where(self.disagrees, second, first)
 
 
 class TooManyCalls(RuntimeError):
