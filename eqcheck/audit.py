@@ -38,11 +38,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case's result; small and picklable."""
+    """One case's result; small and picklable. ``outputs`` is None when the decoder failed."""
 
     case: Case
     status: str
     fingerprint: str | None
+    outputs: tuple[tuple[int, ...], ...] | None
     exact_match: float
     prefix_match: float
     coverage: frozenset[str]
@@ -120,7 +121,7 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     source = Source(options.seed, families, decoder.padding_sides)
     start = time.monotonic()
     torch.set_num_threads(1)
-    where: dict[str, tuple[int, Case]] = {}
+    where: dict[str, tuple[int, Outcome]] = {}
     notes: dict[str, None] = {}
     hangs = 0
     try:
@@ -129,22 +130,22 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
                 for outcome in outcomes:
                     result.outcomes.append(outcome)
                     if outcome.fingerprint:
-                        where.setdefault(outcome.fingerprint, (index, outcome.case))
+                        where.setdefault(outcome.fingerprint, (index, outcome))
                         hangs += outcome.fingerprint == "crash/hang"
                 notes.update(dict.fromkeys([note] if note else []))
                 listen(_progress(decoder, result, options))
                 if hangs >= HANGS_TO_GIVE_UP:
                     result.warnings.append(f"stopped after {hangs} cases that did not end")
                     break
-            for fingerprint, (index, case) in where.items():
+            for fingerprint, (index, first) in where.items():
                 listen(Progress(decoder.name, len(result.outcomes), options.cases, len(where), fingerprint))
-                _confirm(result, source, generate, fingerprint, index, case)
+                _confirm(result, source, generate, index, first)
     except KeyboardInterrupt:
         result.interrupted = True
         missing = [f for f in where if f not in {v.fingerprint for v in result.violations}]
         result.warnings.append("interrupted: " + (f"not minimised: {', '.join(missing)}" if missing else "partial"))
         for fingerprint in missing:
-            _record_as_found(result, fingerprint, where[fingerprint][1])
+            _record_as_found(result, fingerprint, where[fingerprint][1].case)
     result.violations.sort(key=lambda v: -v.count)
     result.warnings[:0] = [*([decoder.note] if decoder.note else []), *notes]
     if result.outcomes:
@@ -153,10 +154,14 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     return result
 
 
-def try_case(generate: Generate, case: Case, timeout: float | None) -> tuple[Verdict, frozenset[str], str]:
-    """Decode and judge one case: the verdict, what it exercised, and the traceback if the decoder raised."""
+def try_case(generate: Generate, case: Case, timeout: float | None) -> tuple[Outcome, Verdict, str]:
+    """Decode and judge one case: the outcome, the verdict, and the traceback if the decoder raised."""
     done = run(generate, case, timeout)
-    return judge(done), frozenset(exercised(done)), done.failure_text
+    verdict = judge(done)
+    fingerprint = verdict.explanation.fingerprint if verdict.explanation else None
+    matches = (verdict.exact_match, verdict.prefix_match)
+    outcome = Outcome(case, verdict.status, fingerprint, done.outputs, *matches, frozenset(exercised(done)))
+    return outcome, verdict, done.failure_text
 
 
 def _chunks(
@@ -215,41 +220,37 @@ def _run_chunk(
     for case in source.chunk(index, size):
         if (end is not None and time.monotonic() > end) or hangs >= HANGS_TO_GIVE_UP:
             break
-        verdict, coverage, _ = try_case(generate, case, timeout)
-        fingerprint = verdict.explanation.fingerprint if verdict.explanation else None
-        hangs += fingerprint == "crash/hang"
-        outcomes.append(Outcome(case, verdict.status, fingerprint, verdict.exact_match, verdict.prefix_match, coverage))
+        outcome, _, _ = try_case(generate, case, timeout)
+        hangs += outcome.fingerprint == "crash/hang"
+        outcomes.append(outcome)
     return outcomes
 
 
-def _confirm(result: Audit, source: Source, generate: Generate, fingerprint: str, index: int, case: Case) -> None:
-    """Run the first case of a fingerprint again; if it repeats, minimise it and record the violation."""
-    timeout = result.options.case_timeout
-
-    def found(candidate: Case) -> str | None:
-        explanation = try_case(generate, candidate, timeout)[0].explanation
-        return explanation.fingerprint if explanation else None
-
+def _confirm(result: Audit, source: Source, generate: Generate, index: int, first: Outcome) -> None:
+    """Run the first case of a fingerprint again; if the answer repeats, minimise it and record the violation."""
+    timeout, fingerprint, case = result.options.case_timeout, first.fingerprint, first.case
+    assert fingerprint is not None
     count = sum(o.fingerprint == fingerprint for o in result.outcomes)
-    again = found(case)
-    if again != fingerprint:
+
+    def inconclusive() -> None:
         result.inconclusive += count
         result.warnings.append(
-            f"INCONCLUSIVE: {fingerprint} on case {case.id} did not repeat (second run: {again or 'equivalent'}); "
+            f"INCONCLUSIVE: {fingerprint} on case {case.id}: two runs of the same request gave different answers; "
             "the decoder is not deterministic"
         )
+
+    again, verdict, traceback = try_case(generate, case, timeout)
+    if (again.fingerprint, again.outputs) != (fingerprint, first.outputs):
+        inconclusive()
         return
     smallest = case
     if fingerprint != "crash/hang":
-        smallest = source.minimise(index, case, lambda c: found(c) == fingerprint)
-    verdict, _, traceback = try_case(generate, smallest, timeout)
-    if verdict.explanation is None or verdict.explanation.fingerprint != fingerprint:
-        smallest = case
-        verdict, _, traceback = try_case(generate, case, timeout)
-    if verdict.explanation is None:
-        result.inconclusive += count
-        result.warnings.append(f"INCONCLUSIVE: {fingerprint} on case {case.id} did not repeat every time")
-        return
+        smallest = source.minimise(index, case, lambda c: try_case(generate, c, timeout)[0].fingerprint == fingerprint)
+        last, verdict, traceback = try_case(generate, smallest, timeout)
+        if last.fingerprint != fingerprint:
+            inconclusive()
+            return
+    assert verdict.explanation is not None
     result.violations.append(
         ViolationRecord(fingerprint, count, smallest, verdict.explanation, verdict.explain(), traceback)
     )

@@ -123,7 +123,7 @@ def _replay(options: argparse.Namespace) -> int:
         print("ERROR: the adapter cannot be loaded")
         raise
     with decoder.running() as generate:
-        verdict, _, raised = try_case(generate, stored.case, 60.0)
+        _, verdict, raised = try_case(generate, stored.case, 60.0)
     if verdict:
         print(
             f"FIXED: {decoder.name} is equivalent on this case"

@@ -105,6 +105,11 @@ def summary(reports: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> str
     return "\n".join(lines)
 
 
+def _last_frames(traceback: str) -> list[str]:
+    """The end of a traceback, where the decoder raised; the whole is in report.json."""
+    return [f"    {line}" for line in traceback.rstrip().splitlines()[-7:-1]]
+
+
 def _details(report: Mapping[str, Any], folder: str) -> list[str]:
     name = report["decoder"]["name"]
     lines = [f"{name}: report in {folder}"]
@@ -112,5 +117,6 @@ def _details(report: Mapping[str, Any], folder: str) -> list[str]:
     for violation in report["violations"]:
         known = f", declared as known: {violation['known']}" if violation["known"] else ""
         lines += ["", f"{name}: {violation['count']} of {report['cases']['run']} cases{known}"]
-        lines += [violation["explanation"], f"  Reproduce: {violation['reproduce']}"]
+        lines += [violation["explanation"], *_last_frames(violation["traceback"])]
+        lines.append(f"  Reproduce: {violation['reproduce']}")
     return lines

@@ -143,8 +143,8 @@ def _what(outputs: Any) -> str:
     return "tensor" if any(hasattr(part, "detach") for part in parts) else describe(outputs).split()[0]
 
 
-class _TimeUp(Exception):
-    """The decoder did not answer in time."""
+class _TimeUp(BaseException):
+    """The decoder did not answer in time; not an ``Exception``, so that decoders do not swallow it."""
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _alarm(seconds: float | None) -> Iterator[None]:
         raise _TimeUp(f"no answer within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:

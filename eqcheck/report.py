@@ -136,7 +136,7 @@ def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
             f"## {violation['fingerprint']}: {violation['count']} cases{known}",
             "",
             "```",
-            violation["explanation"],
+            "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part),
             "```",
             "",
             f"Reproduce: `{violation['reproduce']}`",

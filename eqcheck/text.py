@@ -31,7 +31,7 @@ _MEANING = {
     "row-swap": "the row holds another row's output",
     "exception": "the decoder raised",
     "hang": "the decoder does not end",
-    "invalid-output": "what the decoder returned is not list[list[int]]",
+    "invalid-output": "what the decoder returned, or left of its request, breaks the contract",
     "unattributed": "no cause was shown",
 }
 
@@ -69,14 +69,13 @@ def _let(e: Explanation) -> list[str]:
 def _then(e: Explanation) -> list[str]:
     where = f" (round {e.round} of the row)" if e.round else ""
     if e.query is None:
-        reason = {
-            "bookkeeping": "every query up to there saw exactly its row",
-            "unattributed": "no trace shows what its queries saw",
-        }.get(e.component, "")
-        if e.component == "unattributed" and e.detail:
+        reason = "every query up to there saw exactly its row"
+        if e.component == "unattributed":
             reason = e.detail
-        if e.component == "bookkeeping" and not e.round and e.kind not in ("row-swap",):
+        elif e.round is None:
             reason = "the tokens alone show it"
+        elif e.round == 0:
+            reason = "the target was never asked about the row"
         return [f"  Then  token {e.token_index} is the first that differs{where}; {reason}."]
     q = e.query
     return [

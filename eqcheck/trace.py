@@ -40,8 +40,11 @@ class Call:
         return first if self.disagrees is None else np.where(self.disagrees, second, first)
 
 
-class TooManyCalls(RuntimeError):
-    """The decoder called the models far more often than the case can need: it would not have ended."""
+class TooManyCalls(BaseException):
+    """The decoder called the models far more often than the case can need: it would not have ended.
+
+    Not an ``Exception``, so that a decoder which swallows those still ends.
+    """
 
 
 @dataclass
