@@ -14,16 +14,12 @@ from transformers.utils import logging
 
 import eqcheck
 
-EOS_BUG = "https://github.com/huggingface/transformers/issues/47912"
-_VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-
 
 @eqcheck.decoder(
     name="transformers",
     padding_sides=("left",),
     origin="https://github.com/huggingface/transformers",
     version=transformers.__version__,
-    known={"bookkeeping/past-eos": EOS_BUG} if _VERSION < (5, 18) else {},
 )
 class AssistedGeneration:
     """One call of ``generate()`` for the batch, or one per row where the version refuses batches."""

@@ -1,0 +1,292 @@
+"""The oracle: right outputs pass, each way of being wrong is named, malformed input is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import eqcheck
+from eqcheck.case import Case
+from eqcheck.contract import Decoder, Request
+from eqcheck.errors import OutputError, UsageError, Violation
+from eqcheck.harness import models, run, truth_of
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.oracle import Oracle, assert_equivalent, judge
+from eqcheck.strategies import cases
+from eqcheck.verdict import Verdict
+
+torch.set_num_threads(1)
+LIMIT, PAD = 9, 66
+PROMPTS = [[3, 1, 4, 1, 5], [15], [9, 2, 6]]
+Rows = list[list[int]]
+any_target = pytest.mark.parametrize("kind", ["rotary", "learned", "llama", "gpt2"])
+
+
+@lru_cache
+def oracle_of(kind: str) -> Oracle:
+    """Of a transparent target, or of a tiny float64 one whose greedy output is varied."""
+    if kind in ("rotary", "learned"):
+        return Oracle(HashLM(HashConfig(vocab_size=67, seed=3, family=kind)).eval())
+    torch.manual_seed(2)
+    sizes: dict[str, Any] = {"vocab_size": 67, "tie_word_embeddings": False, "initializer_range": 0.3}
+    sizes |= {"bos_token_id": None, "eos_token_id": None}
+    if kind == "llama":
+        model: Any = LlamaForCausalLM(
+            LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes)
+        )
+    else:
+        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **sizes))
+    return Oracle(model.double().eval())
+
+
+@lru_cache
+def truth(kind: str, eos: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
+    oracle = oracle_of(kind)
+    return tuple(tuple(oracle.truth(p, max_new_tokens=LIMIT, eos_token_ids=eos)) for p in PROMPTS)
+
+
+def right(kind: str, eos: tuple[int, ...] = ()) -> Rows:
+    return [list(row) for row in truth(kind, eos)]
+
+
+def check(kind: str, outputs: Any, eos: tuple[int, ...] = (), pad: int | None = PAD) -> Verdict:
+    return oracle_of(kind).check(PROMPTS, outputs, max_new_tokens=LIMIT, eos_token_ids=eos, pad_token_id=pad)
+
+
+def late_eos(kind: str) -> tuple[int, ...]:
+    """A token that row 1 first emits in the middle."""
+    row = truth(kind)[1]
+    return (next(token for i, token in enumerate(row[:-2]) if i > 1 and token not in row[:i]),)
+
+
+@any_target
+def test_the_truth_is_greedy_generate_alone(kind: str) -> None:
+    emitted: set[int] = set()
+    for eos in ((), late_eos(kind)):
+        for prompt, row in zip(PROMPTS, truth(kind, eos), strict=True):
+            ids = torch.tensor([prompt])
+            generated = oracle_of(kind).target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=LIMIT,
+                do_sample=False,
+                pad_token_id=PAD,
+                eos_token_id=list(eos) or None,
+            )
+            assert tuple(generated[0, len(prompt) :].tolist()) == row
+            emitted.update(row)
+    assert len(truth(kind, late_eos(kind))[1]) < LIMIT
+    assert len(emitted) > 9  # a target that repeats itself would show little
+
+
+@any_target
+def test_right_outputs_pass(kind: str) -> None:
+    for eos in ((), late_eos(kind)):
+        rows = right(kind, eos)
+        for outputs in (rows, tuple(map(tuple, rows)), [[np.int64(token) for token in row] for row in rows]):
+            verdict = check(kind, outputs, eos)
+            assert verdict
+            assert verdict.status == "equivalent"
+            assert verdict.explanation is None
+            assert verdict.exact_match == verdict.prefix_match == 1
+            assert verdict.explain().startswith("equivalent: 3 rows")
+
+
+def damaged(kind: str, what: str) -> tuple[Rows, tuple[int, ...], int, int]:
+    """Outputs with one thing wrong, the EOS ids, and the row and index at which it shows first."""
+    eos = late_eos(kind) if what in ("past-eos", "pads after the EOS", "strips-eos") else ()
+    rows = right(kind, eos)
+    end = len(rows[1])
+    if what == "wrong token":
+        rows[1][4] = (rows[1][4] + 1) % 67
+        return rows, eos, 1, 4
+    if what == "too short":
+        del rows[2][5:]
+        return rows, eos, 2, 5
+    if what == "nothing":
+        return [rows[0], [], rows[2]], eos, 1, 0
+    if what == "strips-eos":
+        return [rows[0], rows[1][:-1], rows[2]], eos, 1, end - 1
+    if what == "swapped":
+        return [rows[2], rows[1], rows[0]], eos, 0, next(i for i in range(LIMIT) if rows[0][i] != rows[2][i])
+    more = {"past-eos": right(kind)[1][end : end + 2], "over-length": [1, 2]}.get(what, [PAD, PAD, PAD])
+    return [rows[0], rows[1] + more, rows[2]], eos, 1, end
+
+
+@pytest.mark.parametrize(
+    ("what", "fingerprint"),
+    [
+        ("wrong token", "unattributed/unattributed"),
+        ("too short", "bookkeeping/premature-stop"),
+        ("nothing", "bookkeeping/premature-stop"),
+        ("strips-eos", "bookkeeping/premature-stop"),
+        ("past-eos", "bookkeeping/past-eos"),
+        ("over-length", "bookkeeping/over-length"),
+        ("swapped", "bookkeeping/row-swap"),
+        ("pads after the EOS", "bookkeeping/pad-in-output"),
+        ("pads after the limit", "bookkeeping/pad-in-output"),
+    ],
+)
+@any_target
+def test_each_way_of_being_wrong_is_named(kind: str, what: str, fingerprint: str) -> None:
+    outputs, eos, row, index = damaged(kind, what)
+    wanted = truth(kind, eos)
+    verdict = check(kind, outputs, eos)
+    assert not verdict
+    assert verdict.status == "violation"
+    wrong = tuple(i for i in range(3) if tuple(outputs[i]) != wanted[i])
+    assert tuple(r.row for r in verdict.rows if r.first is not None) == wrong
+    assert verdict.rows[row].first == index
+    assert [r.expected for r in verdict.rows] == list(wanted)
+    assert [r.observed for r in verdict.rows] == [tuple(r) for r in outputs]
+    found = verdict.explanation
+    assert found is not None
+    assert (found.fingerprint, found.row, found.token_index) == (fingerprint, row, index)
+    assert found.wrong_rows == wrong
+    assert found.expected == (wanted[row][index] if index < len(wanted[row]) else None)
+    assert found.observed == (outputs[row][index] if index < len(outputs[row]) else None)
+    assert fingerprint.split("/")[1] in verdict.explain()
+
+
+def test_a_tail_is_pads_only_where_the_pad_id_is_known() -> None:
+    outputs, eos, _, _ = damaged("rotary", "pads after the EOS")
+    explanation = check("rotary", outputs, eos, pad=None).explanation
+    assert explanation is not None
+    assert explanation.fingerprint == "bookkeeping/past-eos"
+
+
+def test_a_wrong_token_outranks_a_row_that_merely_ends_wrongly() -> None:
+    outputs = right("learned")
+    del outputs[0][3:]
+    outputs[2][1] = (outputs[2][1] + 1) % 67
+    explanation = check("learned", outputs).explanation
+    assert explanation is not None
+    assert (explanation.component, explanation.row, explanation.wrong_rows) == ("unattributed", 2, (0, 2))
+
+
+def test_matches_are_shares_of_the_expected_tokens() -> None:
+    outputs = right("rotary")
+    del outputs[0][3:]  # 3 of 9 right
+    outputs[1] += [1]  # all right, and one too many
+    verdict = check("rotary", outputs)
+    assert verdict.exact_match == pytest.approx(1 / 3)
+    assert verdict.prefix_match == pytest.approx((3 / 9 + 1 + 1) / 3)
+    outputs[2][0] = (outputs[2][0] + 1) % 67
+    verdict = check("rotary", outputs)
+    assert verdict.exact_match == 0
+    assert verdict.prefix_match == pytest.approx((3 / 9 + 1 + 0) / 3)
+
+
+@given(case=cases(max_new_tokens=6), data=st.data())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_the_verdict_is_equality_with_the_truth(case: Case, data: st.DataObject) -> None:
+    known = truth_of(case)
+    oracle = Oracle(models(case, known)[0])
+    asked: dict[str, Any] = {"max_new_tokens": case.max_new_tokens, "eos_token_ids": case.eos_token_ids}
+    assert [tuple(oracle.truth(list(prompt), **asked)) for prompt in case.prompts] == list(known.rows)
+    outputs = [list(data.draw(near(row, uncut))) for row, uncut in zip(known.rows, known.uncut, strict=True)]
+    verdict = oracle.check(case.prompts, outputs, **asked)
+    assert [row.expected for row in verdict.rows] == list(known.rows)
+    assert bool(verdict) == ([tuple(row) for row in outputs] == list(known.rows))
+
+
+def near(row: tuple[int, ...], uncut: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    """The true row, cut short, run on, or with anything after some of it."""
+    anything = st.lists(st.sampled_from((*uncut, 0, 127)), max_size=3).map(tuple)
+    lengths = st.integers(0, len(uncut))
+    mixed = st.tuples(lengths, anything, lengths).map(lambda t: uncut[: t[0]] + t[1] + uncut[t[2] :])
+    return st.just(row) | lengths.map(lambda n: uncut[:n]) | mixed
+
+
+ONE, TWO = [[1, 2]], [[1, 2], [3]]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompts": []}, "prompts: expected at least one row, got none"),
+    ({"prompts": None}, "prompts: expected list[list[int]], got NoneType None"),
+    ({"prompts": torch.tensor(ONE)}, "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu"),
+    ({"prompts": [torch.tensor([1, 2])]}, "prompts[0]: expected a list of token ids, got a Tensor of shape [2]"),
+    ({"prompts": [1, 2]}, "prompts[0]: expected a list of token ids, got int 1"),
+    ({"prompts": "ab"}, "prompts: expected list[list[int]], got str 'ab'"),
+    ({"prompts": [[1], []]}, "prompts[1]: expected at least one token, got an empty list"),
+    ({"prompts": [[1], [2, 67]]}, "prompts[1][1]: expected a token in 0..66, got 67"),
+    ({"prompts": [[1], [2, -1]]}, "prompts[1][1]: expected a token in 0..66, got -1"),
+    ({"prompts": [[1], [2.0]]}, "prompts[1][0]: expected a token id (int), got float 2.0"),
+    ({"outputs": None}, "outputs: expected list[list[int]] with 2 rows, got NoneType None"),
+    ({"outputs": ONE}, "outputs: expected list[list[int]] with 2 rows, got 1 rows"),
+    ({"outputs": [*TWO, [4]]}, "outputs: expected list[list[int]] with 2 rows, got 3 rows"),
+    ({"outputs": torch.ones(2, 3).long()}, "with 2 rows, got a Tensor of shape [2, 3] on cpu"),
+    ({"outputs": np.ones((2, 3), int)}, "with 2 rows, got a ndarray of shape [2, 3]"),
+    ({"outputs": [[1], torch.tensor([2])]}, "outputs[1]: expected a list of token ids, got a Tensor of shape [1]"),
+    ({"outputs": [[1], [torch.tensor(2)]]}, "outputs[1][0]: expected a token id (int), got a Tensor of shape []"),
+    ({"outputs": [[1], [np.array([2, 3])]]}, "outputs[1][0]: expected a token id (int), got a ndarray of shape [2]"),
+    ({"outputs": [[1], [np.array([2])]]}, "outputs[1][0]: expected a token id (int), got a ndarray of shape [1]"),
+    ({"outputs": [1, 2]}, "outputs[0]: expected a list of token ids, got int 1"),
+    ({"outputs": [[1], [[2]]]}, "outputs[1][0]: expected a token id (int), got list [2]"),
+    ({"outputs": [[1], [2.0]]}, "outputs[1][0]: expected a token id (int), got float 2.0"),
+    ({"outputs": [[1], [2, True]]}, "outputs[1][1]: expected a token id (int), got bool True"),
+    ({"outputs": [[1], [None]]}, "outputs[1][0]: expected a token id (int), got NoneType None"),
+    ({"outputs": [[1], [67]]}, "outputs[1][0]: expected a token in 0..66, got 67"),
+    ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (id,)"),
+    ({"eos_token_ids": None}, "eos_token_ids: expected a sequence of token ids, got NoneType None"),
+    ({"eos_token_ids": (1, 2.5)}, "eos_token_ids[1]: expected a token id (int), got float 2.5"),
+    ({"eos_token_ids": ("a",)}, "eos_token_ids[0]: expected a token id (int), got str 'a'"),
+    ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),
+    ({"max_new_tokens": 2.0}, "max_new_tokens: expected an integer of at least 1, got 2.0"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_malformed_input_is_refused(given: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"prompts": TWO, "outputs": TWO, "max_new_tokens": 2, **given}
+    with pytest.raises(OutputError, match=re.escape(message)):
+        oracle_of("rotary").check(**asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": []}, "expected at least one token"),
+        ({"prompt": torch.tensor([1])}, "expected a list of token ids, got a Tensor of shape [1]"),
+        ({"prompt": [67]}, "expected a token in 0..66, got 67"),
+        ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (id,)"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_truth_refuses_it_too(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutputError, match=re.escape(message)):
+        oracle_of("rotary").truth(**{"prompt": [1, 2], "max_new_tokens": 2, **given})
+
+
+def test_a_target_that_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="target: expected a Hugging Face causal LM, got str 'gpt2'"):
+        Oracle("gpt2")
+
+
+CASE = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=2, accepts=((2,), (0, 1)))
+
+
+def test_assert_equivalent_passes_a_right_decoder() -> None:
+    assert_equivalent(eqcheck.load("eqspec"), CASE)
+
+
+def test_assert_equivalent_raises_with_the_explanation() -> None:
+    def drops_the_last(target: Any, draft: Any, request: Request) -> Rows:
+        rows: Rows = eqcheck.load("eqspec")(target, draft, request)
+        return [rows[0], rows[1][:-1]]
+
+    verdict = judge(run(drops_the_last, CASE))
+    with pytest.raises(Violation) as caught:
+        assert_equivalent(Decoder("drops the last", drops_the_last), CASE)
+    assert isinstance(caught.value, AssertionError)
+    assert str(caught.value) == verdict.explain()
+    assert "premature-stop" in str(caught.value)
