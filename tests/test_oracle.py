@@ -207,8 +207,6 @@ def near(row: tuple[int, ...], uncut: tuple[int, ...]) -> st.SearchStrategy[tupl
 
 
 ONE, TWO = [[1, 2]], [[1, 2], [3]]
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": []}, "prompts: expected at least one row, got none"),
     ({"prompts": None}, "prompts: expected list[list[int]], got NoneType None"),

@@ -1,0 +1,223 @@
+"""Cases: what is stored is what was drawn, what is wrong is refused, what is drawn is varied and shrinks to little."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+
+from eqcheck import registry
+from eqcheck.case import CASE_FORMAT, Case
+from eqcheck.contract import FAMILIES
+from eqcheck.coverage import COUNTERS, exercised
+from eqcheck.draft import ScriptedDraft
+from eqcheck.errors import CaseError, UsageError
+from eqcheck.harness import models, run, truth_of
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.oracle import judge
+from eqcheck.strategies import cases
+
+torch.set_num_threads(1)
+FULL = Case(
+    prompts=((5, 7), (9,)),
+    max_new_tokens=6,
+    num_draft_tokens=3,
+    accepts=((3,), (0, 2)),
+    eos_token_ids=(11, 12),
+    pad_token_id=2,
+    padding_side="right",
+    family="learned",
+    vocab_size=64,
+    seed=5,
+)
+# A value other than the default for every field; accepts and agreement exclude each other.
+OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(Case)}
+OTHER["agreement"] = 0.5
+MINIMAL: dict[str, Any] = {"format": CASE_FORMAT, "prompts": [[1]]}
+quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+
+@given(case=cases())
+@quick
+def test_round_trip_through_json(case: Case) -> None:
+    read = Case.from_dict(json.loads(json.dumps(case.to_dict())))
+    assert read == case
+    assert hash(read) == hash(case)
+    assert read.id == case.id
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Case)])
+def test_no_field_is_forgotten(name: str) -> None:
+    plain = Case(prompts=((1,),))
+    assert getattr(plain, name) != OTHER[name]
+    changed = dataclasses.replace(
+        plain, **({"num_draft_tokens": 3} if name == "accepts" else {}), **{name: OTHER[name]}
+    )
+    assert changed.to_dict()[name] == json.loads(json.dumps(OTHER[name]))
+    assert getattr(Case.from_dict(changed.to_dict()), name) == OTHER[name]
+    assert changed.id != plain.id
+
+
+def test_a_stored_case_says_its_format_and_defaults_may_be_left_out() -> None:
+    assert set(FULL.to_dict()) == {"format", *OTHER}
+    assert FULL.to_dict()["format"] == "eqcheck-case/1"
+    assert Case.from_dict(MINIMAL) == Case(prompts=((1,),))
+
+
+def test_the_id_is_stable() -> None:
+    assert FULL.id == "0"
+    assert Case(prompts=((1,),)).id == "0"
+
+
+def test_equal_cases_have_one_id() -> None:
+    whole, fraction = Case(prompts=((1,),), agreement=1), Case(prompts=((1,),), agreement=1.0)
+    assert whole == fraction
+    assert whole.id == fraction.id
+
+
+def test_cases_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FULL.seed = 1  # type: ignore[misc]
+
+
+def test_every_request_is_a_copy_of_its_own() -> None:
+    request = FULL.request()
+    assert request == FULL.request()
+    assert request.prompts == [[5, 7], [9]]
+    for name in ("max_new_tokens", "num_draft_tokens", "eos_token_ids", "pad_token_id", "padding_side"):
+        assert getattr(request, name) == getattr(FULL, name)
+    request.prompts[0].append(1)
+    request.prompts.append([3])
+    assert FULL.request().prompts == [[5, 7], [9]]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "case: expected an object, got list"),
+        ({}, "case: expected format 'eqcheck-case/1', got None"),
+        ({**MINIMAL, "format": "eqcheck-case/2"}, "case: expected format 'eqcheck-case/1', got 'eqcheck-case/2'"),
+        ({"format": CASE_FORMAT}, "case: field 'prompts' is missing"),
+        ({"format": CASE_FORMAT, "prompt": [[1]]}, "case: unknown field 'prompt'; did you mean 'prompts'?"),
+        ({**MINIMAL, "max_tokens": 3}, "case: unknown field 'max_tokens'; did you mean 'max_new_tokens'?"),
+        ({**MINIMAL, "zzz": 3}, "case: unknown field 'zzz'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_case_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(CaseError, match=re.escape(message) + "($|;)"):
+        Case.from_dict(data)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompts": []}, "prompts: expected at least one row, got none"),
+    ({"prompts": [[1], []]}, "prompts[1]: expected a tuple of at least one token, got ()"),
+    ({"prompts": [[1], 2]}, "prompts[1]: expected a tuple of at least one token, got 2"),
+    ({"prompts": ["ab"]}, "prompts[0]: expected a tuple of at least one token, got 'ab'"),
+    ({"prompts": [[1], [2.0]]}, "prompts[1]: expected an integer, got 2.0"),
+    ({"prompts": [[True]]}, "prompts[0]: expected an integer, got True"),
+    ({"prompts": [[128]]}, "prompts[0]: expected 0..127, got 128"),
+    ({"prompts": [[64]], "vocab_size": 64}, "prompts[0]: expected 0..63, got 64"),
+    ({"prompts": 5}, "prompts: "),
+    ({"max_new_tokens": 0}, "max_new_tokens: expected 1..4095, got 0"),
+    ({"max_new_tokens": "4"}, "max_new_tokens: expected an integer, got '4'"),
+    ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1..4095, got 0"),
+    ({"accepts": [[0], [2]]}, "accepts[1]: expected 0..1, got 2"),
+    ({"accepts": [[0.5]]}, "accepts[0]: expected an integer, got 0.5"),
+    ({"accepts": [[1]], "agreement": 0.5}, "accepts, agreement: expected one of the two, got both"),
+    ({"accepts": 5}, "accepts: "),
+    ({"accepts": [1]}, "accepts[0]: "),
+    ({"agreement": 1.5}, "agreement: expected 0 to 1, got 1.5"),
+    ({"agreement": float("nan")}, "agreement: expected 0 to 1, got nan"),
+    ({"agreement": True}, "agreement: expected a number from 0 to 1, got True"),
+    ({"eos_token_ids": [128]}, "eos_token_ids: expected 0..127, got 128"),
+    ({"eos_token_ids": 5}, "eos_token_ids: "),
+    ({"eos_token_ids": None}, "eos_token_ids: "),
+    ({"eos_token_ids": ""}, "eos_token_ids: "),
+    ({"pad_token_id": None}, "pad_token_id: expected an integer, got None"),
+    ({"pad_token_id": -1}, "pad_token_id: expected 0..127, got -1"),
+    ({"padding_side": "middle"}, "padding_side: expected one of ('left', 'right'), got 'middle'"),
+    ({"family": "rotery"}, "family: expected one of ('rotary', 'learned'), got 'rotery'"),
+    ({"vocab_size": 3}, "vocab_size: expected 4..65535, got 3"),
+    ({"seed": -1}, "seed: expected 0.."),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
+def test_wrong_values_are_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(CaseError, match="^" + re.escape(message)) as caught:
+        Case.from_dict({**MINIMAL, **given})
+    assert isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompts": [(1,)]},
+        {"prompts": 5},
+        {"accepts": [(1,)]},
+        {"accepts": ([1],)},
+        {"accepts": (1,)},
+        {"eos_token_ids": [3]},
+        {"eos_token_ids": 3},
+    ],
+    ids=str,
+)
+def test_what_is_no_tuple_is_refused(given: dict[str, Any]) -> None:
+    """Or it would break hashing, and equality with what is read back."""
+    with pytest.raises(CaseError):
+        Case(**{"prompts": ((1,),), **given})
+
+
+@given(case=cases(max_rows=3, max_prompt=2, max_new_tokens=4, max_draft_tokens=2, families=("learned",)))
+@quick
+def test_drawn_cases_stay_within_the_bounds(case: Case) -> None:
+    assert 1 <= len(case.prompts) <= 3
+    assert all(1 <= len(prompt) <= 2 for prompt in case.prompts)
+    assert 1 <= case.max_new_tokens <= 4
+    assert 1 <= case.num_draft_tokens <= 2
+    assert case.family == "learned"
+
+
+@pytest.mark.parametrize(
+    ("condition", "smallest"),
+    [
+        (lambda case: True, {}),
+        (lambda case: len(case.prompts) > 1, {"prompts": ((0,), (0,))}),
+        (lambda case: case.max_new_tokens > 2, {"max_new_tokens": 3}),
+        (lambda case: case.num_draft_tokens > 2, {"num_draft_tokens": 3}),
+        (lambda case: len(case.accepts) > 0 and len(case.accepts[0]) > 1, {"max_new_tokens": 2, "accepts": ((0, 0),)}),
+        (lambda case: case.accepts and case.accepts[0][:1] == (1,), {"accepts": ((1,),)}),
+        (lambda case: len(case.eos_token_ids) > 0, {"eos_token_ids": (3,)}),
+        (lambda case: case.padding_side == "right", {"padding_side": "right"}),
+        (lambda case: case.family == "learned", {"family": "learned"}),
+    ],
+)
+def test_small_is_simple(condition: Callable[[Case], Any], smallest: dict[str, Any]) -> None:
+    found = find(cases(), lambda case: bool(condition(case)), settings=settings(quick, max_examples=2000))
+    print(found)
+    plain = {"prompts": ((0,),), "max_new_tokens": 1, "num_draft_tokens": 1, "accepts": ((),), "pad_token_id": 127}
+    assert found == Case(**{**plain, **smallest})
+
+
+def test_drawn_cases_cover_everything() -> None:
+    raised: Counter[str] = Counter()
+    eqspec = registry.load("eqspec").function
+
+    @given(case=cases())
+    @settings(quick, max_examples=300)
+    def explore(case: Case) -> None:
+        done = run(eqspec, case)
+        assert judge(done)
+        raised.update(exercised(done))
+
+    explore()
+    assert set(raised) == set(COUNTERS)
