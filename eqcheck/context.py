@@ -28,7 +28,7 @@ class Entry:
     digest: int
     write: Write
     label: Label
-    torn: bool
+    torn: str
     visible: bool
 
 
@@ -71,7 +71,7 @@ def read(
             if mine:
                 hidden.setdefault(entry.label.position, entry)
         elif entry.torn:
-            deviations.append(deviation("cache", "torn-entry", entry, origin=_holds(entry.label, request)))
+            deviations.append(deviation("cache", "torn-entry", entry, origin=entry.torn))
             right.setdefault(entry.label.position if mine else -1, entry)
         elif mine and entry.label.position not in right:
             right[entry.label.position] = entry
@@ -112,8 +112,12 @@ def read(
         elif position != at and entry.digest != stored[request][position]:
             follow.append(entry.write)
             deviations.append(deviation("cache", "poisoned-entry", entry, token_position=position))
-    slots = tuple(_slot(entry, request, at, offset, right) for entry in found)
-    return Context(tuple(deviations), tuple(follow), slots)
+    slots = [_slot(entry, request, at, offset, right) for entry in found]
+    absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
+    for position in absent:
+        token = labels.sequence(request)[position]
+        slots.append(Slot(None, f"token {position}", token, None, position + offset, False, True))
+    return Context(tuple(deviations), tuple(follow), tuple(slots))
 
 
 def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
@@ -137,11 +141,34 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
                 int(stored[slot]),
                 write,
                 label,
-                bool(torn[slot]),
+                _disagreement(copies[:, :, :, slot]) if torn[slot] else "",
                 bool(call.visible[row, column, slot]),
             )
         )
     return found
+
+
+def _disagreement(copies: Ints) -> str:
+    """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what, in words."""
+    names = ("token", "position", "digest", "write")
+    values = np.stack(
+        [
+            copies[..., TOKEN],
+            copies[..., POSITION],
+            np.broadcast_to(stored_digest(copies)[1:], copies.shape[:-1]),
+            copies[..., CALL] * 2**40 + copies[..., ROW] * 2**20 + copies[..., COLUMN],
+        ],
+        axis=-1,
+    )
+    for axis, what in ((1, ("K", "V")), (0, ("layer 0", "layer 1")), (2, ("head 0", "head 1"))):
+        one, other = np.take(values, 0, axis), np.take(values, 1, axis)
+        for column, name in enumerate(names):
+            differs = one[..., column] != other[..., column]
+            if differs.any():
+                a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
+                shown = f" ({a} and {b})" if name in ("token", "position") else ""
+                return f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+    return "its copies are from different models"
 
 
 def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:
@@ -240,4 +267,5 @@ def _slot(entry: Entry, request: int, at: int, offset: int, right: dict[int, Ent
         expected_position=entry.label.position + offset if expected else None,
         visible=entry.visible,
         expected_visible=expected,
+        torn=bool(entry.torn),
     )

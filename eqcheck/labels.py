@@ -70,6 +70,10 @@ class Labels:
                     self.rounds[found].append(call.number)
             proposed = set()
 
+    def sequence(self, request: int) -> tuple[int, ...]:
+        """The request's prompt and true continuation."""
+        return self._requests[request].prompt + self._requests[request].truth
+
     def queries(self, request: int, position: int) -> list[tuple[Write, Label]]:
         """Every column that stood for this token of this request, in causal order."""
         return [

@@ -161,7 +161,11 @@ def _from_tokens(rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tup
 
 
 def judge(run: Run) -> Verdict:
-    """The verdict on a run, explained by reading its trace; the truth is asked of the target itself."""
+    """The verdict on a run, explained by reading its trace.
+
+    The truth is that of the target's definition (`eqcheck.hashing.continue_row`), which costs a fraction of asking the
+    target as `Oracle` does; the tests hold the two against each other.
+    """
     if run.outputs is None:
         return Verdict("violation", (), run.failure)
     rows = tuple(

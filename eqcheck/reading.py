@@ -113,7 +113,7 @@ class Reader:
         When a right query answered for the token (``settled``), only what was taken for a pad is reconsidered; else any
         query with a wrong context, because one that saw another row's cache is taken for that row's.
         """
-        token = (self.run.case.prompts[row] + self.run.truth.uncut[row])[position]
+        token = self.labels.sequence(row)[position]
         found = []
         for write, label in self.labels.of.items():
             open_ = label.what in ("pad", "unknown") if settled else not label.exact

@@ -116,8 +116,8 @@ def say(d: Deviation) -> str:
         return f"{slot} (token {d.token_position}) was written under an earlier fault"
     if d.kind == "misaligned":
         return f"the row's entries lie {d.origin}"
-    if d.kind == "torn-entry" and d.slot is None:
-        return d.origin
+    if d.kind == "torn-entry":
+        return d.origin if d.slot is None else f"{slot} is seen, and {d.origin}"
     holds = d.origin or "an unknown entry"
     return f"{slot} holds {holds} and is seen: {meaning(d.kind)}"
 
@@ -136,8 +136,10 @@ def _picture(slots: tuple[Slot, ...]) -> list[str]:
     for slot in slots:
         seen, right = _seen(slot.visible), _seen(slot.expected_visible)
         position = "-" if slot.expected_position is None else str(slot.expected_position)
-        wrong = seen != right or (slot.visible and position != str(slot.position))
-        rows.append([slot.index, slot.holds, slot.token, slot.position, position, seen, right, "<--" if wrong else ""])
+        wrong = slot.torn or seen != right or (slot.visible and position != str(slot.position))
+        index = "none" if slot.index is None else slot.index
+        held = "-" if slot.position is None else slot.position
+        rows.append([index, slot.holds, slot.token, held, position, seen, right, "<--" if wrong else ""])
     headers = ["slot", "holds", "token", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     return ["  " + line.rstrip() for line in table.splitlines()]

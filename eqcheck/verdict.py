@@ -65,16 +65,19 @@ class Slot:
     """One column of a row's cache at the query that went wrong, observed beside expected.
 
     ``holds`` says what is stored: ``token 3`` (the token at logical position 3 of the row), ``draft``, ``pad``,
-    ``blank``, ``row 1 token 3``, ``unknown``. ``expected_position`` is None for a slot that should be hidden.
+    ``blank``, ``row 1 token 3``, ``unknown``. ``expected_position`` is None for a slot that should be hidden. A token
+    that should be there and is in no slot of the row has ``index`` and ``position`` None. ``torn``: its copies in K and
+    V, heads and layers disagree; ``token`` and ``position`` are then those of K in the first head and layer.
     """
 
-    index: int
+    index: int | None
     holds: str
     token: int
-    position: int
+    position: int | None
     expected_position: int | None
     visible: bool
     expected_visible: bool
+    torn: bool = False
 
 
 @dataclass(frozen=True)
