@@ -156,7 +156,11 @@ class Reader:
         found.sort(key=lambda one: one[0])
         roots = [one for one in found if not (one[1].kind in _LATE_KINDS and self._explained(one[1], one[2]))]
         if not roots:
-            detail = "the query's hash is wrong, but no difference in what it saw explains it"
+            detail = (
+                "a query had to predict this token, but no difference in what it saw explains that its hash is wrong"
+            )
+            if not blamed:
+                detail = "no target query that saw exactly its row stands behind this token"
             return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
         key, root, write = roots[0]
         same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint)

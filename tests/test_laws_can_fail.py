@@ -1,0 +1,55 @@
+"""Every law of the conformance suite fails on some decoder, and a right one passes them all."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+DECODERS = """
+import itertools
+import eqcheck
+from eqcheck.hashing import continue_row
+
+def truth(target, request):
+    c = target.config
+    for prompt in request.prompts:
+        row = list(continue_row(c.family, c.vocab_size, c.seed, tuple(prompt), request.max_new_tokens)[0])
+        end = next((i + 1 for i, t in enumerate(row) if t in request.eos_token_ids), len(row))
+        yield row[:end]
+
+@eqcheck.decoder()
+def asks_nothing(target, draft, request):
+    return list(truth(target, request))
+
+turn = itertools.count()
+
+@eqcheck.decoder()
+def alternates(target, draft, request):
+    rows = list(truth(target, request))
+    return rows if next(turn) % 2 else [row[:-1] for row in rows]
+"""
+LAWS = 10
+
+
+def _failed(pytester: pytest.Pytester, spec: str) -> set[str]:
+    result = pytester.runpytest_subprocess(f"--adapter={spec}", "--eqcheck-cases=15", "-p", "no:cacheprovider")
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("passed", 0) + outcomes.get("failed", 0) == LAWS
+    return {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")}
+
+
+def test_all_but_determinism_fail_on_hf_pr(pytester: pytest.Pytester) -> None:
+    failed = _failed(pytester, "hf_pr")
+    assert len(failed) == LAWS - 1
+    assert "test_determinism" not in failed
+
+
+def test_determinism_fails_on_a_decoder_that_alternates(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(mine=DECODERS)
+    assert "test_determinism" in _failed(pytester, f"{path}:alternates")
+
+
+def test_only_the_trace_shows_a_decoder_that_asks_nothing(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(mine=DECODERS)
+    assert _failed(pytester, f"{path}:asks_nothing") == {"test_every_query_saw_its_row"}
