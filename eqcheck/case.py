@@ -49,17 +49,17 @@ class Case:
         _ints("max_new_tokens", self.max_new_tokens, 1, 4096)
         _ints("num_draft_tokens", self.num_draft_tokens, 1, 4096)
         _ints("pad_token_id", self.pad_token_id, 0, self.vocab_size)
-        if not self.prompts:
+        if not _tuple("prompts", self.prompts):
             raise CaseError("prompts: expected at least one row, got none")
         for row, prompt in enumerate(self.prompts):
             if not isinstance(prompt, tuple) or not prompt:
                 raise CaseError(f"prompts[{row}]: expected a tuple of at least one token, got {prompt!r}")
             for token in prompt:
                 _ints(f"prompts[{row}]", token, 0, self.vocab_size)
-        for token in self.eos_token_ids:
+        for token in _tuple("eos_token_ids", self.eos_token_ids):
             _ints("eos_token_ids", token, 0, self.vocab_size)
-        for row, rounds in enumerate(self.accepts):
-            for accepted in rounds:
+        for row, rounds in enumerate(_tuple("accepts", self.accepts)):
+            for accepted in _tuple(f"accepts[{row}]", rounds):
                 _ints(f"accepts[{row}]", accepted, 0, self.num_draft_tokens + 1)
         if self.agreement is not None:
             if self.accepts:
@@ -68,6 +68,7 @@ class Case:
                 raise CaseError(f"agreement: expected a number from 0 to 1, got {self.agreement!r}")
             if not 0 <= self.agreement <= 1:
                 raise CaseError(f"agreement: expected 0 to 1, got {self.agreement}")
+            object.__setattr__(self, "agreement", float(self.agreement))  # 1 and 1.0 are one case, with one id
         _one_of("padding_side", self.padding_side, PADDING_SIDES)
         _one_of("family", self.family, FAMILIES)
 
@@ -124,6 +125,12 @@ def _ints(name: str, value: Any, low: int, high: int) -> None:
         raise CaseError(f"{name}: expected an integer, got {value!r}")
     if not low <= value < high:
         raise CaseError(f"{name}: expected {low}..{high - 1}, got {value}")
+
+
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise CaseError(f"{name}: expected a tuple (in JSON a list), got {value!r}")
+    return value
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -108,8 +108,11 @@ def decoder(
                 raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
 
     def register(function: Any) -> Decoder:
-        if not callable(function):
-            raise UsageError(f"expected a function or a class with __call__, got {type(function).__name__}")
+        usable = callable(function)
+        if isinstance(function, type):
+            usable = any("__call__" in vars(base) for base in function.__mro__)
+        if not usable:
+            raise UsageError(f"expected a function or a class with __call__, got {function!r}")
         return Decoder(
             name=name or function.__name__,
             function=function,

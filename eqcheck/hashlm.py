@@ -137,7 +137,13 @@ class HashLM(PreTrainedModel, GenerationMixin):
             if cache is not None:
                 where = torch.from_numpy(slots_fed).to(input_ids.device)
                 extra = ({"cache_position": where},) if TAKES_CACHE_POSITION else ()
-                keys, values = cache.update(keys, values, layer, *extra)
+                try:
+                    keys, values = cache.update(keys, values, layer, *extra)
+                except RuntimeError as error:
+                    raise ValueError(
+                        f"past_key_values: expected a cache of {batch} rows like input_ids; "
+                        f"appending {list(keys.shape)} failed: {error}"
+                    ) from error
             fields = _fields(keys, values)
             if fields.shape[1] != batch:
                 raise ValueError(
@@ -145,6 +151,8 @@ class HashLM(PreTrainedModel, GenerationMixin):
                 )
             if visible is None or visible.shape[2] != fields.shape[3]:
                 visible = _visible(attention_mask, slots_fed, batch, fields.shape[3])
+                if cache is None and attention_mask is None and position_ids is not None:
+                    visible &= _same_packed_sequence(positions)
             seen = hashing.contents(fields, role)
             slot_positions = fields[0, :, 0, :, hashing.POSITION]
             carry = hashing.attend(self.config.family, layer, seen, slot_positions, visible, tokens, positions, carry)
@@ -204,9 +212,19 @@ def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -
     positions = _integers(position_ids)
     if positions.ndim == 1:
         positions = positions[None]
-    if positions.shape[-1] != block or positions.shape[0] not in (1, batch):
+    if positions.ndim != 2 or positions.shape[-1] != block or positions.shape[0] not in (1, batch):
         raise ValueError(f"position_ids: expected [{batch}, {block}], got shape {list(positions.shape)}")
     return np.broadcast_to(positions, (batch, block)).copy()
+
+
+def _same_packed_sequence(positions: Ints) -> Bools:
+    """Which tokens share a packed sequence, ``[batch, block, block]``: one ends where positions do not go up by 1.
+
+    Real models of transformers read packing into position ids that come with neither mask nor cache.
+    """
+    jumps = np.diff(positions, axis=1, prepend=positions[:, :1] - 1) != 1
+    sequence = jumps.cumsum(axis=1)
+    return cast(Bools, sequence[:, :, None] == sequence[:, None, :])
 
 
 def _visible(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int) -> Bools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from eqcheck.errors import OutputError, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
 from eqcheck.reading import Reader
-from eqcheck.verdict import Explanation, RowVerdict, Verdict, check_rows, describe
+from eqcheck.verdict import Explanation, RowVerdict, Verdict, as_int, check_rows, describe
 
 
 class Oracle:
@@ -42,7 +42,8 @@ class Oracle:
     def truth(self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()) -> list[int]:
         """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
         (checked,) = self._prompts([prompt])
-        return self._extend(list(checked), len(checked) + max_new_tokens, tuple(eos_token_ids))[len(checked) :]
+        length = len(checked) + _limit(max_new_tokens)
+        return self._extend(list(checked), length, self._eos(eos_token_ids))[len(checked) :]
 
     def check(
         self,
@@ -59,13 +60,11 @@ class Oracle:
         token has no cause: the explanation then is ``unattributed``; rows that end too early or too late are
         named. Raises `OutputError` for malformed prompts or outputs.
         """
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise OutputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
-        eos = _eos(eos_token_ids)
         rows = tuple(
-            RowVerdict(i, self._expected(prompt, row, max_new_tokens, eos), row)
+            RowVerdict(i, self._expected(prompt, row, limit, eos), row)
             for i, (prompt, row) in enumerate(zip(checked, observed, strict=True))
         )
         wrong = [row for row in rows if row.first is not None]
@@ -104,6 +103,16 @@ class Oracle:
             logits = self.target(input_ids=ids, use_cache=False).logits
         return [int(token) for token in logits[0].argmax(-1)]
 
+    def _eos(self, eos_token_ids: Any) -> tuple[int, ...]:
+        if not isinstance(eos_token_ids, Sequence | Set) or isinstance(eos_token_ids, str):
+            hint = f"; use ({eos_token_ids},)" if isinstance(eos_token_ids, int) else ""
+            got = eos_token_ids if hint else describe(eos_token_ids)
+            raise OutputError(f"eos_token_ids: expected a sequence of token ids, got {got}{hint}")
+        try:
+            return check_rows([list(eos_token_ids)], 1, self.vocab_size)[0]
+        except OutputError as error:
+            raise OutputError(str(error).replace("outputs[0]", "eos_token_ids", 1)) from None
+
     def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
         if not isinstance(prompts, list | tuple):
             raise OutputError(f"prompts: expected list[list[int]], got {describe(prompts)}")
@@ -119,10 +128,11 @@ class Oracle:
         return checked
 
 
-def _eos(eos_token_ids: Any) -> tuple[int, ...]:
-    if isinstance(eos_token_ids, int):
-        raise OutputError(f"eos_token_ids: expected a sequence of token ids, got {eos_token_ids}; use (id,)")
-    return tuple(int(token) for token in eos_token_ids)
+def _limit(max_new_tokens: Any) -> int:
+    limit = as_int(max_new_tokens)
+    if limit is None or limit < 1:
+        raise OutputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
+    return limit
 
 
 def _from_tokens(rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tuple[int, ...], pad: int) -> Explanation:

@@ -59,9 +59,8 @@ def load(spec: str) -> Decoder:
         return _pick(_import_name(modules[spec], spec), "", spec).named(spec)
     for point in entry_points(group=GROUP):
         if point.name == spec:
-            found = point.load()
-            decoder = found if isinstance(found, Decoder) else _pick(found, "", spec)
-            return decoder.named(spec)
+            module, _, attr = point.value.partition(":")
+            return _pick(_import_name(module.strip(), spec), attr.strip(), spec).named(spec)
     raise UsageError(
         f"unknown adapter {spec!r}{did_you_mean(spec, names())}. Known: {', '.join(names())}; "
         "or give package.module:attr or path/to/file.py:attr"
@@ -69,10 +68,12 @@ def load(spec: str) -> Decoder:
 
 
 def _import_name(module: str, spec: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"adapter {spec!r}: expected package.module:attr, got the module name {module!r}")
     try:
         return import_module(module)
-    except ImportError as error:
-        raise UsageError(f"adapter {spec!r}: cannot import {module}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"adapter {spec!r}: cannot import {module}: {type(error).__name__}: {error}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -88,7 +89,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"adapter file {path}: cannot import it: {type(error).__name__}: {error}") from error
     return module

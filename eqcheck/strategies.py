@@ -36,18 +36,17 @@ def cases(
         >>> find(cases(), lambda case: len(case.prompts) > 1).prompts
         ((0,), (0,))
     """
-    count = draw(st.integers(1, max_rows))
-    tokens = st.integers(0, VOCAB_SIZE - 1)
-    prompts = tuple(tuple(draw(tokens) for _ in range(draw(st.integers(1, max_prompt)))) for _ in range(count))
     limit = draw(st.integers(1, max_new_tokens))
     k = draw(st.integers(1, max_draft_tokens))
     family = draw(st.sampled_from(families))
     side = draw(st.sampled_from(padding_sides))
     agreement = draw(st.sampled_from((None,) * 7 + (0.0, 0.3, 0.7, 1.0)))
-    accepts: tuple[tuple[int, ...], ...] = ()
-    if agreement is None:
-        rounds = draw(st.integers(0, min(limit, 5)))
-        accepts = tuple(tuple(draw(st.integers(0, k)) for _ in range(rounds)) for _ in range(count))
+    prompt = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=max_prompt).map(tuple)
+    accepted = st.lists(st.integers(0, k), max_size=min(limit, 5)).map(tuple)
+    rows = draw(st.lists(st.tuples(prompt, accepted), min_size=1, max_size=max_rows))
+    prompts = tuple(prompt for prompt, _ in rows)
+    accepts = tuple(accepted for _, accepted in rows) if agreement is None else ()
+    count = len(rows)
     truth = [continue_row(family, VOCAB_SIZE, 0, prompt, limit)[0] for prompt in prompts]
     places = draw(st.integers(0, 2))
     eos = [draw(st.sampled_from(truth[draw(st.integers(0, count - 1))])) for _ in range(places)]

@@ -14,6 +14,7 @@ unattributed  unattributed                   (output wrong, no cause shown: neve
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -229,18 +230,24 @@ def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ..
             raise OutputError(f"outputs[{index}]: expected a list of token ids, got {describe(row)}")
         tokens: list[int] = []
         for at, token in enumerate(row):
-            if (
-                isinstance(token, bool)
-                or not (isinstance(token, int) or hasattr(token, "__index__"))
-                or (hasattr(token, "detach"))
-            ):
+            value = as_int(token)
+            if value is None:
                 raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {describe(token)}")
-            value = int(token)
             if not 0 <= value < vocab_size:
                 raise OutputError(f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}")
             tokens.append(value)
         rows.append(tuple(tokens))
     return tuple(rows)
+
+
+def as_int(value: Any) -> int | None:
+    """A Python or numpy integer as ``int``; None for anything else, also for bools and tensors."""
+    if isinstance(value, bool) or hasattr(value, "detach"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def describe(value: Any) -> str:

@@ -117,7 +117,7 @@ def damaged(kind: str, what: str) -> tuple[Rows, tuple[int, ...], int, int]:
         return [rows[0], rows[1][:-1], rows[2]], eos, 1, end - 1
     if what == "swapped":
         return [rows[2], rows[1], rows[0]], eos, 0, next(i for i in range(LIMIT) if rows[0][i] != rows[2][i])
-    more = {"past-eos": right(kind)[1][end : end + 2], "over-length": [1, 2]}.get(what, [PAD, PAD, PAD])
+    more = {"past-eos": right(kind)[1][end : end + 1], "over-length": [1], "endless": [1] * 80}.get(what, [PAD] * 3)
     return [rows[0], rows[1] + more, rows[2]], eos, 1, end
 
 
@@ -130,6 +130,7 @@ def damaged(kind: str, what: str) -> tuple[Rows, tuple[int, ...], int, int]:
         ("strips-eos", "bookkeeping/premature-stop"),
         ("past-eos", "bookkeeping/past-eos"),
         ("over-length", "bookkeeping/over-length"),
+        ("endless", "bookkeeping/over-length"),
         ("swapped", "bookkeeping/row-swap"),
         ("pads after the EOS", "bookkeeping/pad-in-output"),
         ("pads after the limit", "bookkeeping/pad-in-output"),
@@ -233,7 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"outputs": [[1], [2, True]]}, "outputs[1][1]: expected a token id (int), got bool True"),
     ({"outputs": [[1], [None]]}, "outputs[1][0]: expected a token id (int), got NoneType None"),
     ({"outputs": [[1], [67]]}, "outputs[1][0]: expected a token in 0..66, got 67"),
-    ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (id,)"),
+    ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (5,)"),
     ({"eos_token_ids": None}, "eos_token_ids: expected a sequence of token ids, got NoneType None"),
     ({"eos_token_ids": (1, 2.5)}, "eos_token_ids[1]: expected a token id (int), got float 2.5"),
     ({"eos_token_ids": ("a",)}, "eos_token_ids[0]: expected a token id (int), got str 'a'"),
@@ -255,7 +256,7 @@ def test_malformed_input_is_refused(given: dict[str, Any], message: str) -> None
         ({"prompt": []}, "expected at least one token"),
         ({"prompt": torch.tensor([1])}, "expected a list of token ids, got a Tensor of shape [1]"),
         ({"prompt": [67]}, "expected a token in 0..66, got 67"),
-        ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (id,)"),
+        ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (5,)"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),
     ],
     ids=str,
