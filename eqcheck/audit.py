@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
@@ -19,7 +20,8 @@ from eqcheck.coverage import exercised, vacuous
 from eqcheck.harness import run
 from eqcheck.oracle import judge
 from eqcheck.search import CHUNK, Source
-from eqcheck.verdict import Explanation, Verdict, merge
+from eqcheck.text import render
+from eqcheck.verdict import Explanation, merge
 
 HANGS_TO_GIVE_UP = 3
 
@@ -38,27 +40,35 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case's result; small and picklable. ``outputs`` is None when the decoder failed."""
+    """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not."""
 
     case: Case
     status: str
-    fingerprint: str | None
-    outputs: tuple[tuple[int, ...], ...] | None
     exact_match: float
     prefix_match: float
     coverage: frozenset[str]
+    outputs: tuple[tuple[int, ...], ...] | None
+    explanation: Explanation | None = None
+    traceback: str = ""
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.explanation.fingerprint if self.explanation else None
 
 
 @dataclass(frozen=True)
 class ViolationRecord:
-    """One fingerprint: how often, the smallest case, its explanation."""
+    """One fingerprint: how often, and the smallest case in violation."""
 
     fingerprint: str
     count: int
     case: Case
     explanation: Explanation
-    text: str
     traceback: str = ""
+
+    @property
+    def text(self) -> str:
+        return render(self.explanation)
 
 
 @dataclass
@@ -121,31 +131,30 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     source = Source(options.seed, families, decoder.padding_sides)
     start = time.monotonic()
     torch.set_num_threads(1)
-    where: dict[str, tuple[int, Outcome]] = {}
+    first: dict[str, tuple[int, Outcome]] = {}
+    counts: Counter[str] = Counter()
     notes: dict[str, None] = {}
-    hangs = 0
     try:
         with decoder.running() as generate:
-            for index, outcomes, note in _chunks(decoder, generate, source, options):
-                for outcome in outcomes:
-                    result.outcomes.append(outcome)
-                    if outcome.fingerprint:
-                        where.setdefault(outcome.fingerprint, (index, outcome))
-                        hangs += outcome.fingerprint == "crash/hang"
+            for index, outcome, note in _outcomes(decoder, generate, source, options):
+                result.outcomes.append(outcome)
                 notes.update(dict.fromkeys([note] if note else []))
-                listen(_progress(decoder, result, options))
-                if hangs >= HANGS_TO_GIVE_UP:
-                    result.warnings.append(f"stopped after {hangs} cases that did not end")
+                if outcome.fingerprint:
+                    counts[outcome.fingerprint] += 1
+                    first.setdefault(outcome.fingerprint, (index, outcome))
+                listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total()))
+                if counts["crash/hang"] >= HANGS_TO_GIVE_UP:
+                    result.warnings.append(f"stopped after {HANGS_TO_GIVE_UP} cases that did not end")
                     break
-            for fingerprint, (index, first) in where.items():
-                listen(Progress(decoder.name, len(result.outcomes), options.cases, len(where), fingerprint))
-                _confirm(result, source, generate, index, first)
+            for fingerprint, (index, outcome) in first.items():
+                listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total(), fingerprint))
+                _confirm(result, source, generate, index, outcome, counts[fingerprint])
     except KeyboardInterrupt:
         result.interrupted = True
-        missing = [f for f in where if f not in {v.fingerprint for v in result.violations}]
-        result.warnings.append("interrupted: " + (f"not minimised: {', '.join(missing)}" if missing else "partial"))
-        for fingerprint in missing:
-            _record_as_found(result, fingerprint, where[fingerprint][1].case)
+        explained = {violation.fingerprint for violation in result.violations}
+        missing = [outcome for name, (_, outcome) in first.items() if name not in explained]
+        result.violations += [_record(outcome, counts[str(outcome.fingerprint)]) for outcome in missing]
+        result.warnings.append("interrupted; the cases below are not all minimised" if missing else "interrupted")
     result.violations.sort(key=lambda v: -v.count)
     result.warnings[:0] = [*([decoder.note] if decoder.note else []), *notes]
     if result.outcomes:
@@ -154,52 +163,57 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     return result
 
 
-def try_case(generate: Generate, case: Case, timeout: float | None) -> tuple[Outcome, Verdict, str]:
-    """Decode and judge one case: the outcome, the verdict, and the traceback if the decoder raised."""
+def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:
+    """Decode and judge one case."""
     done = run(generate, case, timeout)
     verdict = judge(done)
-    fingerprint = verdict.explanation.fingerprint if verdict.explanation else None
     matches = (verdict.exact_match, verdict.prefix_match)
-    outcome = Outcome(case, verdict.status, fingerprint, done.outputs, *matches, frozenset(exercised(done)))
-    return outcome, verdict, done.failure_text
+    covered = frozenset(exercised(done))
+    return Outcome(case, verdict.status, *matches, covered, done.outputs, verdict.explanation, done.failure_text)
 
 
-def _chunks(
+def _outcomes(
     decoder: Decoder, generate: Generate, source: Source, options: Options
-) -> Iterator[tuple[int, list[Outcome], str]]:
-    """Chunks of outcomes in order, the same whatever the number of jobs."""
-    end = time.monotonic() + options.budget if options.budget else None
-    left = options.cases if options.cases is not None else None
+) -> Iterator[tuple[int, Outcome, str]]:
+    """Outcomes with the number of their chunk and the decoder's note, in order, whatever the number of jobs."""
+    end = time.monotonic() + options.budget if options.budget else float("inf")
     if options.jobs <= 1 or not decoder.spec:
-        index = 0
-        while (left is None or left > 0) and (end is None or time.monotonic() < end):
-            size = CHUNK if left is None else min(CHUNK, left)
-            outcomes = _run_chunk(generate, source, index, size, options.case_timeout, end)
-            yield index, outcomes, getattr(generate, "note", "")
-            left = None if left is None else left - size
-            index += 1
+        for index, size in _chunks(options, end):
+            for case in source.chunk(index, size):
+                if time.monotonic() > end:
+                    return
+                yield index, try_case(generate, case, options.case_timeout), getattr(generate, "note", "")
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
-        waiting: list[tuple[int, Future[tuple[list[Outcome], str]]]] = []
-        index = 0
+        waiting: deque[tuple[int, Future[tuple[list[Outcome], str]]]] = deque()
         try:
-            while True:
-                more = (left is None or left > 0) and (end is None or time.monotonic() < end)
-                if more and len(waiting) < 2 * options.jobs:
-                    size = CHUNK if left is None else min(CHUNK, left)
-                    job = pool.submit(_worker, decoder.spec, source, index, size, options.case_timeout)
-                    waiting.append((index, job))
-                    left = None if left is None else left - size
-                    index += 1
-                elif waiting:
-                    first, job = waiting.pop(0)
-                    yield (first, *job.result())
-                else:
-                    return
+            for index, size in _chunks(options, end):
+                job = pool.submit(_worker, decoder.spec, source, index, size, options.case_timeout)
+                waiting.append((index, job))
+                if len(waiting) == 2 * options.jobs:
+                    yield from _finished(*waiting.popleft())
+            while waiting:
+                yield from _finished(*waiting.popleft())
         finally:
             for _, job in waiting:
                 job.cancel()
+
+
+def _chunks(options: Options, end: float) -> Iterator[tuple[int, int]]:
+    """Numbers and sizes of the chunks an audit needs, while there is time."""
+    left = options.cases
+    for index in count():
+        if left == 0 or time.monotonic() > end:
+            return
+        size = CHUNK if left is None else min(CHUNK, left)
+        left = None if left is None else left - size
+        yield index, size
+
+
+def _finished(index: int, job: Future[tuple[list[Outcome], str]]) -> Iterator[tuple[int, Outcome, str]]:
+    outcomes, note = job.result()
+    return ((index, outcome, note) for outcome in outcomes)
 
 
 def _ignore_interrupt() -> None:
@@ -208,62 +222,37 @@ def _ignore_interrupt() -> None:
 
 def _worker(spec: str, source: Source, index: int, size: int, timeout: float) -> tuple[list[Outcome], str]:
     torch.set_num_threads(1)
-    with registry.load(spec).running() as generate:
-        return _run_chunk(generate, source, index, size, timeout, None), getattr(generate, "note", "")
-
-
-def _run_chunk(
-    generate: Generate, source: Source, index: int, size: int, timeout: float, end: float | None
-) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    hangs = 0
-    for case in source.chunk(index, size):
-        if (end is not None and time.monotonic() > end) or hangs >= HANGS_TO_GIVE_UP:
-            break
-        outcome, _, _ = try_case(generate, case, timeout)
-        hangs += outcome.fingerprint == "crash/hang"
-        outcomes.append(outcome)
-    return outcomes
+    with registry.load(spec).running() as generate:
+        for case in source.chunk(index, size):
+            outcomes.append(try_case(generate, case, timeout))
+            if sum(outcome.fingerprint == "crash/hang" for outcome in outcomes) == HANGS_TO_GIVE_UP:
+                break
+        return outcomes, getattr(generate, "note", "")
 
 
-def _confirm(result: Audit, source: Source, generate: Generate, index: int, first: Outcome) -> None:
+def _confirm(result: Audit, source: Source, generate: Generate, index: int, first: Outcome, number: int) -> None:
     """Run the first case of a fingerprint again; if the answer repeats, minimise it and record the violation."""
-    timeout, fingerprint, case = result.options.case_timeout, first.fingerprint, first.case
-    assert fingerprint is not None
-    count = sum(o.fingerprint == fingerprint for o in result.outcomes)
-
-    def inconclusive() -> None:
-        result.inconclusive += count
-        result.warnings.append(
-            f"INCONCLUSIVE: {fingerprint} on case {case.id}: two runs of the same request gave different answers; "
-            "the decoder is not deterministic"
+    timeout, fingerprint = result.options.case_timeout, first.fingerprint
+    last = try_case(generate, first.case, timeout)
+    if (last.fingerprint, last.outputs) == (fingerprint, first.outputs) and fingerprint != "crash/hang":
+        smallest = source.minimise(
+            index, first.case, lambda case: try_case(generate, case, timeout).fingerprint == fingerprint
         )
-
-    again, verdict, traceback = try_case(generate, case, timeout)
-    if (again.fingerprint, again.outputs) != (fingerprint, first.outputs):
-        inconclusive()
+        last = try_case(generate, smallest, timeout)
+    elif last.outputs != first.outputs:
+        last = Outcome(first.case, "inconclusive", 0.0, 0.0, frozenset(), None)
+    if last.fingerprint == fingerprint:
+        result.violations.append(_record(last, number))
         return
-    smallest = case
-    if fingerprint != "crash/hang":
-        smallest = source.minimise(index, case, lambda c: try_case(generate, c, timeout)[0].fingerprint == fingerprint)
-        last, verdict, traceback = try_case(generate, smallest, timeout)
-        if last.fingerprint != fingerprint:
-            inconclusive()
-            return
-    assert verdict.explanation is not None
-    result.violations.append(
-        ViolationRecord(fingerprint, count, smallest, verdict.explanation, verdict.explain(), traceback)
+    result.inconclusive += number
+    result.warnings.append(
+        f"INCONCLUSIVE: {fingerprint} on case {first.case.id}: two runs of the same request gave different answers; "
+        "the decoder is not deterministic"
     )
 
 
-def _record_as_found(result: Audit, fingerprint: str, case: Case) -> None:
-    count = sum(o.fingerprint == fingerprint for o in result.outcomes)
-    component, _, kind = fingerprint.partition("/")
-    explanation = Explanation(component, kind.partition(":")[0], detail="interrupted before it was explained")
-    text = "interrupted before it was explained; replay the case"
-    result.violations.append(ViolationRecord(fingerprint, count, case, explanation, text))
-
-
-def _progress(decoder: Decoder, result: Audit, options: Options) -> Progress:
-    violations = sum(o.status == "violation" for o in result.outcomes)
-    return Progress(decoder.name, len(result.outcomes), options.cases, violations)
+def _record(outcome: Outcome, number: int) -> ViolationRecord:
+    assert outcome.explanation is not None
+    explanation = outcome.explanation
+    return ViolationRecord(explanation.fingerprint, number, outcome.case, explanation, outcome.traceback)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int], nearby: set[int]) -> tuple[str, str]:
     """The kind, and a detail in words.
 
-    ``drafted`` are the tokens the draft proposed at ``index``; ``nearby`` what the target predicted in the calls that
-    answered for it, at any row and column.
+    ``drafted`` are the tokens the draft proposed at ``index``; ``nearby`` what the target predicted, for any
+    row, around the call that answered for it.
     """
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import traceback
@@ -89,7 +90,9 @@ def _audit(options: argparse.Namespace) -> int:
     cases = options.cases or (None if options.budget else 300)
     asked = Options(cases, options.budget, options.seed, options.jobs, options.families, options.case_timeout)
     results, reports = [], []
-    with progress(quiet=options.json) as listen:
+    # What a decoder prints must not mix with the one JSON object.
+    quiet = contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
+    with quiet, progress(quiet=options.json) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
             results.append(audit(decoder, asked, listen))
             reports.append(report.write(results[-1], folder))
@@ -112,6 +115,7 @@ def _replay(options: argparse.Namespace) -> int:
     from eqcheck import registry
     from eqcheck.audit import try_case
     from eqcheck.report import read_case
+    from eqcheck.text import render
 
     stored = read_case(options.case)
     spec = options.adapter or stored.adapter
@@ -123,19 +127,17 @@ def _replay(options: argparse.Namespace) -> int:
         print("ERROR: the adapter cannot be loaded")
         raise
     with decoder.running() as generate:
-        _, verdict, raised = try_case(generate, stored.case, 60.0)
-    if verdict:
+        outcome = try_case(generate, stored.case, stored.case_timeout)
+    if outcome.explanation is None:
         print(
             f"FIXED: {decoder.name} is equivalent on this case"
             + (f" (was {stored.fingerprint})" if stored.fingerprint else "")
         )
         return EQUIVALENT
     print(f"FAILS: {decoder.name}")
-    print(verdict.explain())
-    if raised:
-        print(raised, end="")
-    assert verdict.explanation is not None
-    if stored.fingerprint not in (None, verdict.explanation.fingerprint):
+    print(render(outcome.explanation))
+    print(outcome.traceback, end="")
+    if stored.fingerprint not in (None, outcome.fingerprint):
         print(f"The stored violation was {stored.fingerprint}; it fails differently now.")
     return VIOLATION
 

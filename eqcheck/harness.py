@@ -21,7 +21,7 @@ from eqcheck.errors import OutputError
 from eqcheck.hashing import Words, continue_row
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.trace import TooManyCalls, Trace
-from eqcheck.verdict import Explanation, check_rows, describe
+from eqcheck.verdict import Explanation, check_rows
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
             outputs: Any = generate(target, draft, request)
     except (TooManyCalls, _TimeUp) as error:
         return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
-    except Exception as error:  # the decoder's, whatever it is: the audit reports it and goes on
+    except (Exception, SystemExit) as error:  # the decoder's, whatever it is: the audit reports it and goes on
         text = "".join(traceback.format_exception(error))
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         return Run(case, truth, trace, None, Explanation("crash", "exception", detail=detail), text)
@@ -140,7 +140,7 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
 def _what(outputs: Any) -> str:
     parts = [outputs, *(outputs if isinstance(outputs, list | tuple) else [])]
     parts += [token for row in parts[1:] if isinstance(row, list | tuple) for token in row]
-    return "tensor" if any(hasattr(part, "detach") for part in parts) else describe(outputs).split()[0]
+    return "tensor" if any(hasattr(part, "detach") for part in parts) else type(outputs).__name__
 
 
 class _TimeUp(BaseException):

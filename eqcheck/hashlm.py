@@ -85,6 +85,7 @@ class HashLM(PreTrainedModel, GenerationMixin):
         self.trace: Trace | None = None
         self._calls = count(1)
         self.post_init()
+        self.eval()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Weights follow from the configuration; there is nothing to initialise."""
@@ -236,6 +237,8 @@ def _visible(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int)
             raise ValueError(
                 f"attention_mask: expected [{batch}, heads, {block}, {slots}], got shape {list(mask.shape)}"
             )
+        if mask.shape[1] > 1 and bool((mask != mask[:, :1]).any()):
+            raise ValueError("attention_mask: expected the same mask for all heads, got one that differs between heads")
         four = mask[:, 0, :, :slots].detach().cpu()
         seen = four if four.dtype == torch.bool else four > _HIDDEN_BELOW
         return np.broadcast_to(seen.numpy(), (batch, block, slots)).copy()

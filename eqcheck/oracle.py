@@ -34,6 +34,10 @@ class Oracle:
     def __init__(self, target: Any) -> None:
         if not callable(target) or not hasattr(target, "config"):
             raise UsageError(f"target: expected a Hugging Face causal LM, got {describe(target)}")
+        if getattr(target, "training", False):
+            raise UsageError(
+                "target: expected a model in evaluation mode, got one in training mode; call target.eval()"
+            )
         self.target = target
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -200,9 +200,9 @@ class Reader:
 
     def _bookkeeping(self, verdict: RowVerdict, index: int, number: int) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
-        asked = [write for write, _ in self.labels.queries(verdict.row, position)]
-        nearby = {int(token) for write in asked for token in self.labels.calls[write[0]].predictions.ravel()}
-        kind, detail = kind_of(verdict, index, self.run, self._drafted(verdict.row, position), nearby)
+        kind, detail = kind_of(
+            verdict, index, self.run, self._drafted(verdict.row, position), self._predicted_around(verdict.row, number)
+        )
         explanation = self._explanation(
             "bookkeeping",
             kind,
@@ -231,6 +231,14 @@ class Reader:
             if column + 1 < tokens.shape[1]:
                 fed.add(int(tokens[call_row, column + 1]))
         return fed & anywhere
+
+    def _predicted_around(self, row: int, number: int) -> set[int]:
+        """What the target predicted, for any row, between the row's calls before and after call ``number``."""
+        rounds = self.labels.rounds[row]
+        before = max((n for n in rounds if n < number), default=0)
+        after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
+        calls = (call for n, call in self.labels.calls.items() if before < n < after)
+        return {int(token) for call in calls for token in call.predictions.ravel()}
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         def token(row: tuple[int, ...]) -> int | None:

@@ -33,11 +33,12 @@ CLEAN_SHOWS = (
 
 @dataclass(frozen=True)
 class StoredViolation:
-    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case)."""
+    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case), the limit."""
 
     case: Case
-    adapter: str | None
-    fingerprint: str | None
+    adapter: str | None = None
+    fingerprint: str | None = None
+    case_timeout: float = 60.0
 
 
 def write(audit: Audit, folder: Path) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def write(audit: Audit, folder: Path) -> dict[str, Any]:
             "eqcheck": __version__,
             "adapter": audit.decoder.spec or audit.decoder.name,
             "fingerprint": violation.fingerprint,
+            "case_timeout": audit.options.case_timeout,
             "case": violation.case.to_dict(),
             "explanation": violation.text,
         }
@@ -164,11 +166,19 @@ def read_case(path: Path) -> StoredViolation:
     except (OSError, ValueError) as error:
         raise UsageError(f"case file {path}: cannot read it as JSON: {error}") from error
     if isinstance(data, dict) and data.get("format") == CASE_FORMAT:
-        return StoredViolation(Case.from_dict(data), None, None)
+        return StoredViolation(Case.from_dict(data))
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise UsageError(f"case file {path}: expected format {VIOLATION_FORMAT!r} or {CASE_FORMAT!r}, got {got!r}")
-    return StoredViolation(Case.from_dict(data.get("case", {})), data.get("adapter"), data.get("fingerprint"))
+    adapter, fingerprint, timeout = data.get("adapter"), data.get("fingerprint"), data.get("case_timeout", 60.0)
+    for name, value, kind in (
+        ("adapter", adapter, str),
+        ("fingerprint", fingerprint, str),
+        ("case_timeout", timeout, float),
+    ):
+        if not isinstance(value, kind):
+            raise UsageError(f"case file {path}: {name}: expected {kind.__name__}, got {value!r}")
+    return StoredViolation(Case.from_dict(data.get("case", {})), adapter, fingerprint, timeout)
 
 
 def _case_file(folder: Path, violation: ViolationRecord) -> Path:

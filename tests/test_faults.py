@@ -15,7 +15,7 @@ from eqcheck.oracle import judge
 from eqcheck.search import Source
 from eqcheck.verdict import KINDS
 
-CHUNKS = 3
+CHUNKS = 2
 MISREAD_AT_MOST = 0.04  # a coincidence of tokens can make one fault look like another, about once in a vocabulary
 
 
