@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eqcheck.verdict import RowVerdict
@@ -10,12 +11,23 @@ if TYPE_CHECKING:
     from eqcheck.harness import Run
 
 
-def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int], nearby: set[int]) -> tuple[str, str]:
-    """The kind, and a detail in words.
+@dataclass(frozen=True)
+class Known:
+    """What was known when a token was committed.
 
-    ``drafted`` are the tokens the draft proposed at ``index``; ``nearby`` what the target predicted, for any
-    row, around the call that answered for it.
+    ``drafted`` are the tokens the draft proposed there; ``astray`` what the target predicted after a rejected draft
+    token of the row; ``nearby`` all it predicted for any row around that call; ``next_asked`` whether the token
+    after was asked for, too.
     """
+
+    drafted: set[int]
+    astray: set[int]
+    nearby: set[int]
+    next_asked: bool
+
+
+def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> tuple[str, str]:
+    """The kind of a wrong row, and a detail in words."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
@@ -26,16 +38,18 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, drafted: set[int], nearby
     if end is not None:
         return end
     token, wanted = observed[index], run.truth.uncut[verdict.row][index:]
-    if token in drafted:
+    if token in known.drafted:
         return "over-accept", "the emitted token is the draft token that the target rejected"
+    if token in known.astray:
+        return "wrong-correction", "the emitted token is what the target predicted after a rejected draft token"
     if index and token == observed[index - 1]:
         return "repeated-token", f"token {index - 1} is emitted twice"
-    if token in wanted[1:2]:
+    if token in wanted[1:2] and known.next_asked:
         return "lost-token", f"token {index} is missing, and the row goes on with the one after it"
     for dropped in range(2, len(wanted)):
         if observed[index:][:2] == wanted[dropped:][:2]:
             return "lost-token", f"{dropped} tokens are missing, and the row goes on after them"
-    if token == pad and token not in nearby:
+    if token == pad and token not in known.nearby:
         return "pad-in-output", f"token {index} is the pad id"
     return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
 

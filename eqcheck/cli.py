@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eqcheck import __version__
@@ -91,7 +92,7 @@ def _audit(options: argparse.Namespace) -> int:
     asked = Options(cases, options.budget, options.seed, options.jobs, options.families, options.case_timeout)
     results, reports = [], []
     # What a decoder prints must not mix with the one JSON object.
-    quiet = contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
+    quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
     with quiet, progress(quiet=options.json) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
             results.append(audit(decoder, asked, listen))
@@ -109,6 +110,20 @@ def _audit(options: argparse.Namespace) -> int:
     if not any(result.outcomes for result in results):
         return NOTHING
     return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.inconclusive for r in results) else EQUIVALENT
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to standard error whatever is written to standard output, also below Python."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _replay(options: argparse.Namespace) -> int:

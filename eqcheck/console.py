@@ -34,12 +34,12 @@ def _bar() -> Iterator[Listener]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     tasks: dict[str, Any] = {}
     with Bars(*columns, console=Console(stderr=True)) as bars:

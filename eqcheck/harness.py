@@ -17,7 +17,6 @@ from transformers import GenerationConfig
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
-from eqcheck.errors import OutputError
 from eqcheck.hashing import Words, continue_row
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.trace import TooManyCalls, Trace
@@ -122,19 +121,32 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
             outputs: Any = generate(target, draft, request)
     except (TooManyCalls, _TimeUp) as error:
         return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
-    except (Exception, SystemExit) as error:  # the decoder's, whatever it is: the audit reports it and goes on
-        text = "".join(traceback.format_exception(error))
-        detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Run(case, truth, trace, None, Explanation("crash", "exception", detail=detail), text)
-    if request != untouched:
-        detail = f"mutated-request: expected {untouched}, got {request}"
-        return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
+        failure = Explanation("crash", "exception", detail=f"{type(error).__name__}: {_message(error)}")
+        text = _printable("".join(traceback.format_exception(error)))
+        return Run(case, truth, trace, None, failure, text)
     try:
-        checked = check_rows(outputs, rows, case.vocab_size)
-    except OutputError as error:
-        detail = f"{_what(outputs)}: {error}"
+        if request != untouched:
+            detail = f"mutated-request: expected {untouched}, got {request}"
+            return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=_printable(detail)))
+        return Run(case, truth, trace, check_rows(outputs, rows, case.vocab_size))
+    except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
+        detail = f"{_what(outputs)}: {_message(error)}"
         return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
-    return Run(case, truth, trace, checked)
+
+
+def _message(error: BaseException) -> str:
+    """The first line of an exception's text, even where asking for it raises."""
+    lines = _printable(traceback.format_exception_only(error)[-1]).partition(": ")[2].splitlines()
+    return lines[0] if lines else ""
+
+
+def _printable(text: str) -> str:
+    """Text that can be written as UTF-8 and shown on a terminal."""
+    kept = text.encode("utf-8", "replace").decode()
+    return "".join(c if c == "\n" or c.isprintable() else "?" for c in kept)
 
 
 def _what(outputs: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.bookkeeping import kind_of
+from eqcheck.bookkeeping import Known, kind_of
 from eqcheck.context import Context, read
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
@@ -125,7 +125,12 @@ class Reader:
         return found[:1]
 
     def _nothing_else_asked(self, row: int) -> bool:
-        """Whether, after the row's last right query, every row of every call is known to be right somewhere."""
+        """Whether, after the row's last right query, every row of every call is known to be right somewhere.
+
+        A row of which no query at all was recognised may have been asked about in disguise, unless nothing was asked.
+        """
+        if not self.labels.rounds[row]:
+            return not self.labels.calls
         right = {write for write, label in self.labels.of.items() if label.exact}
         last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
         rows = {write[:2] for write in self.labels.of if write[0] > last}
@@ -200,9 +205,7 @@ class Reader:
 
     def _bookkeeping(self, verdict: RowVerdict, index: int, number: int) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
-        kind, detail = kind_of(
-            verdict, index, self.run, self._drafted(verdict.row, position), self._predicted_around(verdict.row, number)
-        )
+        kind, detail = kind_of(verdict, index, self.run, self._known(verdict.row, position, number))
         explanation = self._explanation(
             "bookkeeping",
             kind,
@@ -232,13 +235,22 @@ class Reader:
                 fed.add(int(tokens[call_row, column + 1]))
         return fed & anywhere
 
-    def _predicted_around(self, row: int, number: int) -> set[int]:
-        """What the target predicted, for any row, between the row's calls before and after call ``number``."""
+    def _known(self, row: int, position: int, number: int) -> Known:
+        """What was known around call ``number``: between the row's calls before and after it."""
         rounds = self.labels.rounds[row]
         before = max((n for n in rounds if n < number), default=0)
         after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
-        calls = (call for n, call in self.labels.calls.items() if before < n < after)
-        return {int(token) for call in calls for token in call.predictions.ravel()}
+        calls = [call for n, call in self.labels.calls.items() if before < n < after]
+        return Known(
+            drafted=self._drafted(row, position),
+            astray={
+                self._predicted(write)
+                for write, label in self.labels.of.items()
+                if before < write[0] < after and label.request == row and label.what == "draft"
+            },
+            nearby={int(token) for call in calls for token in call.predictions.ravel()},
+            next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
+        )
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         def token(row: tuple[int, ...]) -> int | None:

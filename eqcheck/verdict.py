@@ -245,7 +245,7 @@ def as_int(value: Any) -> int | None:
     if isinstance(value, bool) or hasattr(value, "detach"):
         return None
     try:
-        return operator.index(value)
+        return int(operator.index(value))
     except TypeError:
         return None
 
