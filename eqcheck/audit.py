@@ -8,14 +8,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import torch
 
 from eqcheck import registry
 from eqcheck.case import Case
-from eqcheck.contract import Decoder, Generate
+from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.coverage import exercised, vacuous
 from eqcheck.harness import run
 from eqcheck.oracle import judge
@@ -90,7 +92,8 @@ class Audit:
         """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
         if self.violations:
             return "violation"
-        statuses = ["inconclusive"] if self.inconclusive or self.interrupted else []
+        unasked = self.outcomes and not self.coverage.get("target_called")
+        statuses = ["inconclusive"] if self.inconclusive or self.interrupted or unasked else []
         return merge([*statuses, *(o.status for o in self.outcomes if o.status != "violation")])
 
     @property
@@ -135,7 +138,7 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     counts: Counter[str] = Counter()
     notes: dict[str, None] = {}
     try:
-        with decoder.running() as generate:
+        with _running(decoder, result.warnings) as generate:
             for index, outcome, note in _outcomes(decoder, generate, source, options):
                 result.outcomes.append(outcome)
                 notes.update(dict.fromkeys([note] if note else []))
@@ -161,6 +164,26 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
         result.warnings += vacuous(result.coverage)
     result.elapsed = time.monotonic() - start
     return result
+
+
+@contextmanager
+def _running(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
+    """The decoder set up; if that fails, a stand-in that fails every case with the same error."""
+    with ExitStack() as stack:
+        try:
+            generate = stack.enter_context(decoder.running())
+        except Exception as error:
+            failure = error
+
+            def generate(target: Any, draft: Any, request: Request) -> Any:
+                raise failure
+
+        yield generate
+        closing = stack.pop_all()
+        try:
+            closing.close()
+        except Exception as error:
+            warnings.append(f"the decoder's close() raised {type(error).__name__}: {error}")
 
 
 def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:

@@ -49,7 +49,7 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> tuple[st
     for dropped in range(2, len(wanted)):
         if observed[index:][:2] == wanted[dropped:][:2]:
             return "lost-token", f"{dropped} tokens are missing, and the row goes on after them"
-    if token == pad and token not in known.nearby:
+    if token == pad and token not in known.nearby and token not in expected:
         return "pad-in-output", f"token {index} is the pad id"
     return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
 
@@ -75,9 +75,12 @@ def ends(
 
 
 def _swapped_with(verdict: RowVerdict, run: Run) -> int | None:
-    """Another row, itself wrong, whose truth this row emitted."""
+    """Another row whose truth this row emitted; for a single token only if all rows were merely exchanged."""
     assert run.outputs is not None
-    for other, (truth, output) in enumerate(zip(run.truth.rows, run.outputs, strict=True)):
-        if other != verdict.row and output != truth and truth == verdict.observed:
+    exchanged = sorted(run.outputs) == sorted(run.truth.rows)
+    if len(verdict.observed) < 2 and not exchanged:
+        return None
+    for other, truth in enumerate(run.truth.rows):
+        if other != verdict.row and truth == verdict.observed:
             return other
     return None

@@ -86,7 +86,7 @@ def read(
         component, kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
         elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
         deviations.append(deviation(component, kind, where, token_position=position, origin=elsewhere))
-    deviations = _as_shift(deviations, found, request, at, own_block, call.number, column)
+    deviations = _as_shift(deviations, found, request, at, own_block, call.number, column, labels.left)
 
     offset = 0 if family == "learned" else _common_offset(right, at, call.positions[row, column])
     query_position = int(call.positions[row, column])
@@ -176,7 +176,9 @@ def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[s
     label = entry.label
     if label.what in ("pad", "blank"):
         return "mask", "pad-visible"
-    if label.what in ("unknown", "draft model") or label.request != request:
+    if label.what == "unknown":
+        return "unattributed", "unattributed"
+    if label.what == "draft model" or label.request != request:
         return "cache", "wrong-row"
     if label.position > at and in_own_block:
         return "mask", "future-visible"
@@ -204,11 +206,12 @@ def _as_shift(
     own_block: set[int],
     call: int,
     column: int,
+    left: bool,
 ) -> list[Deviation]:
     """When mask and cache differ by a shift alone, say which of the two was not moved.
 
-    The one that touches an edge (slot 0, or the block just fed) is where a decoder would put a row; the other was
-    left behind.
+    The one at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other was left
+    behind.
     """
     cached = [entry for entry in found if entry.slot not in own_block]
     mine = {e.slot for e in cached if e.label.what == "token" and e.label.request == request and e.label.position <= at}
@@ -218,10 +221,8 @@ def _as_shift(
     shift = min(mine) - min(shown)
     if {slot + shift for slot in shown} != mine:
         return deviations
-    edges = {0, min(own_block, default=len(found)) - 1}
-    mask_in_place = bool({min(shown), max(shown)} & edges)
-    cache_in_place = bool({min(mine), max(mine)} & edges)
-    if not mask_in_place or cache_in_place:
+    edge = min(own_block, default=len(found)) - 1 if left else 0
+    if edge not in shown or edge in mine:
         return deviations
     moved = Deviation(
         "cache",

@@ -9,6 +9,7 @@ COUNTERS = {
     "several_rows": "more than one row",
     "ragged_prompts": "prompts of different lengths, so one is padded",
     "batched_call": "one target call over more than one row",
+    "target_called": "the target was called",
     "draft_called": "the draft was called",
     "ragged_round": "rows of one target call accepted different counts",
     "all_rejected": "a row's drafts were all rejected",
@@ -24,7 +25,15 @@ COUNTERS = {
     "pad_in_prompt": "the pad id occurs in a prompt",
     "pad_emitted": "the pad id is a token to emit",
 }
-ESSENTIAL = ("ragged_prompts", "batched_call", "draft_called", "ragged_round", "all_rejected", "eos_inside_block")
+ESSENTIAL = (
+    "target_called",
+    "ragged_prompts",
+    "batched_call",
+    "draft_called",
+    "ragged_round",
+    "all_rejected",
+    "eos_inside_block",
+)
 
 
 def exercised(run: Run) -> set[str]:
@@ -36,6 +45,7 @@ def exercised(run: Run) -> set[str]:
     checks = {
         "several_rows": len(case.prompts) > 1,
         "ragged_prompts": len(lengths) > 1,
+        "target_called": any(call.role == TARGET for call in run.trace.calls),
         "draft_called": any(call.role == DRAFT for call in run.trace.calls),
         "batched_call": any(call.role == TARGET and len(call.tokens) > 1 for call in run.trace.calls),
         "eos_first": any(row[0] in eos for row in truth.rows),
@@ -87,4 +97,4 @@ def _rounds(run: Run) -> set[str]:
 def vacuous(coverage: dict[str, int]) -> list[str]:
     """A warning that names the essential counters that stayed at zero; none when there are none."""
     missing = [f"{name} ({COUNTERS[name]})" for name in ESSENTIAL if not coverage.get(name)]
-    return [f"VACUOUS: this audit says nothing about what no case exercised: {'; '.join(missing)}"] if missing else []
+    return [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []

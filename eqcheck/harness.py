@@ -91,8 +91,12 @@ def _models(family: str, vocab_size: int, seed: int) -> tuple[HashLM, ScriptedDr
 
 
 def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM, ScriptedDraft]:
-    """The case's target and scripted draft, recording into ``trace``; shared between cases of one family."""
-    target, draft = _models(case.family, case.vocab_size, case.seed)
+    """The case's target and scripted draft, recording into ``trace``.
+
+    They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
+    """
+    target, draft = (model.fresh() for model in _models(case.family, case.vocab_size, case.seed))
+    draft = cast(ScriptedDraft, draft)
     if case.agreement is None:
         draft.script(wrong_after(case, truth))
     else:

@@ -7,6 +7,7 @@ functions of that hash. A wrong position id, mask bit or cache entry changes the
 
 from __future__ import annotations
 
+import copy
 import inspect
 from itertools import count
 from typing import Any, cast
@@ -86,6 +87,16 @@ class HashLM(PreTrainedModel, GenerationMixin):
         self._calls = count(1)
         self.post_init()
         self.eval()
+
+    def fresh(self) -> HashLM:
+        """A copy that shares only the numbers of the table: hooks, attributes and configuration are its own."""
+        new = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | set):
+                new.__dict__[name] = copy.copy(value)
+        new.config = copy.copy(self.config)
+        new.logits_table = torch.nn.Parameter(self.logits_table.data, requires_grad=False)
+        return new
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Weights follow from the configuration; there is nothing to initialise."""

@@ -52,7 +52,8 @@ class Labels:
         self.rounds: dict[int, list[int]] = defaultdict(list)
         self._requests = requests
         self._pad = pad
-        self._left = padding_side == "left"
+        self._reached: dict[int, int] = {}
+        self.left = padding_side == "left"
         self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, request in enumerate(requests):
             for position, digest in enumerate(request.digests[-1].tolist()):
@@ -99,7 +100,8 @@ class Labels:
             aligned = self._align(call, row, taken)
             if aligned is None:
                 for column in columns:
-                    self.of[call.number, row, column] = Label(-1, -1, "unknown")
+                    what = "pad" if self._is_pad(call, row, column, proposed) else "unknown"
+                    self.of[call.number, row, column] = Label(-1, -1, what)
                 return None
             request, first, start = aligned
             exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
@@ -117,7 +119,11 @@ class Labels:
             elif column in exact:
                 on_path, position = True, exact[column]
                 what, at = "token", position
-            elif on_path and self._is(request, position + 1, call, row, column):
+            elif (
+                on_path
+                and self._is(request, position + 1, call, row, column)
+                and not self._pad_ahead(call, row, column, request, position + 1, proposed)
+            ):
                 position += 1
                 what, at = "token", position
             elif self._is_pad(call, row, column, proposed):
@@ -127,6 +133,8 @@ class Labels:
                 position += 1
                 what, at = "draft", position
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
+        reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
+        self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
         return request
 
     def _request_of(self, call: Call, row: int, candidates: list[int], taken: set[int]) -> int:
@@ -150,9 +158,15 @@ class Labels:
         A pad that is seen by mistake can have a right context: that of a prompt which begins with the same token.
         """
         tokens = call.tokens[row].tolist()
-        if len(tokens) < call.kv[0].shape[3] or not self._left:
+        if len(tokens) < call.kv[0].shape[3] or not self.left:
             return 0
         return next((column for column, token in enumerate(tokens) if token != self._pad), len(tokens))
+
+    def _pad_ahead(self, call: Call, row: int, column: int, request: int, position: int, proposed: set[int]) -> bool:
+        """Whether a column feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
+        asked = self._reached.get(request, len(self._requests[request].prompt) - 1)
+        new = position >= len(self._requests[request].prompt) and position > asked + 1
+        return new and self._is_pad(call, row, column, proposed)
 
     def _is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
         token = int(call.tokens[row, column])
@@ -178,7 +192,7 @@ class Labels:
                 for whole in known.wholes:
                     for at in (at for at, other in enumerate(whole) if other == token):
                         run = _common_prefix(tokens[first:], whole[at:])
-                        if at + run < len(known.prompt) and first + run < len(tokens):
+                        if at + run < len(known.prompt) and any(t != self._pad for t in tokens[first + run :]):
                             continue
                         before = sum(p < at for p in have)
                         score = 3.0 * before - 3.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run

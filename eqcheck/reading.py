@@ -88,7 +88,8 @@ class Reader:
         position = len(self.run.case.prompts[row]) + index - 1
         asked = self.labels.queries(row, position)
         observed = verdict.observed[index]
-        right = [write for write, label in asked if label.exact]
+        commit = self._committed_by(row, position, observed)
+        right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
         blamed = blamed or self._asked_loosely(row, position, observed, settled=bool(right))
@@ -120,9 +121,30 @@ class Reader:
             fed = int(self.labels.calls[write[0]].tokens[write[1:]])
             if open_ and fed == token and self._predicted(write) == observed:
                 found.append(write)
-        for write in found[:1]:
-            self.labels.of[write] = Label(row, position, "token")
+        for number, call_row, column in found[:1]:
+            for at in range(column + 1):
+                fed = int(self.labels.calls[number].tokens[call_row, at])
+                place = position - column + at
+                if place >= 0 and fed == self.labels.sequence(row)[place]:
+                    self.labels.of[number, call_row, at] = Label(row, place, "token")
         return found[:1]
+
+    def _committed_by(self, row: int, position: int, observed: int) -> int:
+        """The last call that can have answered for the emitted token after ``position``.
+
+        A token that was no draft is fed only after it was committed; so a query of that call or later, asked because
+        the decoder feeds its rows again, came too late.
+        """
+        first = min(
+            (
+                write[0]
+                for write, label in self.labels.of.items()
+                if (label.request, label.position) == (row, position + 1)
+                and int(self.labels.calls[write[0]].tokens[write[1:]]) == observed
+            ),
+            default=max(self.labels.calls, default=0) + 1,
+        )
+        return first if observed in self._drafted(row, position) else first - 1
 
     def _nothing_else_asked(self, row: int) -> bool:
         """Whether, after the row's last right query, every row of every call is known to be right somewhere.

@@ -118,6 +118,10 @@ def say(d: Deviation) -> str:
         return f"the row's entries lie {d.origin}"
     if d.kind == "torn-entry":
         return d.origin if d.slot is None else f"{slot} is seen, and {d.origin}"
+    if d.kind == "unattributed":
+        return f"{slot} is seen and holds an entry of unknown standing (token {d.token})"
+    if d.origin == "blank":
+        return f"{slot} was never written and is seen"
     holds = d.origin or "an unknown entry"
     return f"{slot} holds {holds} and is seen: {meaning(d.kind)}"
 
@@ -132,8 +136,11 @@ def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:
 
 
 def _picture(slots: tuple[Slot, ...]) -> list[str]:
-    rows = []
-    for slot in slots:
+    rows: list[list[object]] = []
+    for number, slot in enumerate(slots):
+        if 0 < number < len(slots) - 1 and all(_idle(s) for s in slots[number - 1 : number + 2]):
+            rows += [["..."]] if rows[-1] != ["..."] else []
+            continue
         seen, right = _seen(slot.visible), _seen(slot.expected_visible)
         position = "-" if slot.expected_position is None else str(slot.expected_position)
         wrong = slot.torn or seen != right or (slot.visible and position != str(slot.position))
@@ -143,6 +150,11 @@ def _picture(slots: tuple[Slot, ...]) -> list[str]:
     headers = ["slot", "holds", "token", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     return ["  " + line.rstrip() for line in table.splitlines()]
+
+
+def _idle(slot: Slot) -> bool:
+    """Whether a slot was never written, is hidden, and rightly so."""
+    return slot.holds == "blank" and not slot.visible and not slot.expected_visible
 
 
 def _seen(visible: bool) -> str:
