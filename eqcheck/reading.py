@@ -92,7 +92,7 @@ class Reader:
         right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
-        blamed = blamed or self._asked_loosely(row, position, observed, settled=bool(right))
+        blamed = blamed or self._asked_loosely(row, position, observed, commit)
         repeated = (
             index > 0 and observed == verdict.observed[index - 1] and observed not in self._drafted(row, position)
         )
@@ -108,19 +108,19 @@ class Reader:
     def _predicted(self, write: Write) -> int:
         return int(self.labels.calls[write[0]].predictions[write[1:]])
 
-    def _asked_loosely(self, row: int, position: int, observed: int, *, settled: bool) -> list[Write]:
-        """Queries labelled otherwise that fed the right token and predicted just what was emitted.
+    def _asked_loosely(self, row: int, position: int, observed: int, commit: int) -> list[Write]:
+        """A query labelled otherwise, up to call ``commit``, that fed the right token and predicted what was emitted.
 
-        When a right query answered for the token (``settled``), only what was taken for a pad is reconsidered; else any
-        query with a wrong context, because one that saw another row's cache is taken for that row's.
+        One that saw another row's cache, say, is taken for that row's. That both tokens agree by chance is unlikely:
+        one in the square of the vocabulary for each query.
         """
         token = self.labels.sequence(row)[position]
-        found = []
-        for write, label in self.labels.of.items():
-            open_ = label.what in ("pad", "unknown") if settled else not label.exact
-            fed = int(self.labels.calls[write[0]].tokens[write[1:]])
-            if open_ and fed == token and self._predicted(write) == observed:
-                found.append(write)
+        found = [
+            write
+            for write, label in self.labels.of.items()
+            if not label.exact and write[0] <= commit
+            if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self._predicted(write) == observed
+        ]
         for number, call_row, column in found[:1]:
             for at in range(column + 1):
                 fed = int(self.labels.calls[number].tokens[call_row, at])
