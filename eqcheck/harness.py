@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
+from eqcheck.errors import OutputError
 from eqcheck.hashing import Words, continue_row
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.trace import TooManyCalls, Trace
@@ -137,7 +138,8 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
             return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=_printable(detail)))
         return Run(case, truth, trace, check_rows(outputs, rows, case.vocab_size))
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
-        detail = f"{_what(outputs)}: {_message(error)}"
+        what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
+        detail = f"{what}: {_message(error)}"
         return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
 
 
