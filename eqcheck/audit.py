@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -138,9 +139,10 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     counts: Counter[str] = Counter()
     notes: dict[str, None] = {}
     try:
-        with _running(decoder, result.warnings) as generate:
+        with _interruptible() as check, _running(decoder, result.warnings) as generate:
             for index, outcome, note in _outcomes(decoder, generate, source, options):
                 result.outcomes.append(outcome)
+                check()
                 notes.update(dict.fromkeys([note] if note else []))
                 if outcome.fingerprint:
                     counts[outcome.fingerprint] += 1
@@ -152,6 +154,7 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
             for fingerprint, (index, outcome) in first.items():
                 listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total(), fingerprint))
                 _confirm(result, source, generate, index, outcome, counts[fingerprint])
+                check()
     except KeyboardInterrupt:
         result.interrupted = True
         explained = {violation.fingerprint for violation in result.violations}
@@ -164,6 +167,32 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
         result.warnings += vacuous(result.coverage)
     result.elapsed = time.monotonic() - start
     return result
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Yield a check that raises ``KeyboardInterrupt`` after a first Ctrl-C; a second one raises at once.
+
+    Raised anywhere, it can fall into a garbage collection callback, where Python drops it.
+    """
+    pending: list[int] = []
+
+    def check() -> None:
+        if pending:
+            raise KeyboardInterrupt
+
+    def note(*_: object) -> None:
+        check()
+        pending.append(1)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
