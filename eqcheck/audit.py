@@ -137,6 +137,7 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     torch.set_num_threads(1)
     first: dict[str, tuple[int, Outcome]] = {}
     counts: Counter[str] = Counter()
+    settled: set[str] = set()
     notes: dict[str, None] = {}
     try:
         with _interruptible() as check, _running(decoder, result.warnings) as generate:
@@ -154,11 +155,11 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
             for fingerprint, (index, outcome) in first.items():
                 listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total(), fingerprint))
                 _confirm(result, source, generate, index, outcome, counts[fingerprint])
+                settled.add(fingerprint)
                 check()
     except KeyboardInterrupt:
         result.interrupted = True
-        explained = {violation.fingerprint for violation in result.violations}
-        missing = [outcome for name, (_, outcome) in first.items() if name not in explained]
+        missing = [outcome for name, (_, outcome) in first.items() if name not in settled]
         result.violations += [_record(outcome, counts[str(outcome.fingerprint)]) for outcome in missing]
         result.warnings.append("interrupted; the cases below are not all minimised" if missing else "interrupted")
     result.violations.sort(key=lambda v: -v.count)
