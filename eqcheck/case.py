@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from eqcheck.contract import FAMILIES, PADDING_SIDES, PaddingSide, Request
+from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request
 from eqcheck.errors import CaseError, did_you_mean
 
 CASE_FORMAT = "eqcheck-case/1"
@@ -21,7 +21,8 @@ class Case:
     ``accepts[row][round]`` dictates how many draft tokens of that round agree with the target; a row or round the
     table does not name agrees on none. ``agreement`` instead lets the draft agree with the target at that
     rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
-    target. The format's version also stands for the definition of the target, so a stored case stays what it
+    target. ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and ``arrivals``
+    are its parameters. The format's version also stands for the definition of the target, so a stored case stays what it
     was.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
@@ -42,6 +43,10 @@ class Case:
     family: str = "rotary"
     vocab_size: int = 128
     seed: int = 0
+    cache_state: str = "empty"
+    prefill_chunk: int | None = None
+    prefix_length: int = 0
+    arrivals: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _ints("vocab_size", self.vocab_size, 4, 2**16)
@@ -71,6 +76,30 @@ class Case:
             object.__setattr__(self, "agreement", float(self.agreement))  # 1 and 1.0 are one case, with one id
         _one_of("padding_side", self.padding_side, PADDING_SIDES)
         _one_of("family", self.family, FAMILIES)
+        _one_of("cache_state", self.cache_state, tuple(CACHE_STATES))
+        self._check_state()
+
+    def _check_state(self) -> None:
+        """The parameters of the cache state: given where it needs them, absent where it does not."""
+        for state, name, unset in (
+            ("chunked", "prefill_chunk", None),
+            ("prefix", "prefix_length", 0),
+            ("late-rows", "arrivals", ()),
+        ):
+            if (getattr(self, name) != unset) != (self.cache_state == state):
+                what = "a value" if self.cache_state == state else "none"
+                raise CaseError(
+                    f"{name}: expected {what} for cache_state {self.cache_state!r}, got {getattr(self, name)!r}"
+                )
+        if self.prefill_chunk is not None:
+            _ints("prefill_chunk", self.prefill_chunk, 1, 4096)
+        _ints("prefix_length", self.prefix_length, 0, min(map(len, self.prompts)))
+        if len({prompt[: self.prefix_length] for prompt in self.prompts}) > 1:
+            raise CaseError(f"prefix_length: expected prompts that share their first {self.prefix_length} tokens")
+        for arrival in _tuple("arrivals", self.arrivals):
+            _ints("arrivals", arrival, 0, 4096)
+        if self.arrivals and len(self.arrivals) != len(self.prompts):
+            raise CaseError(f"arrivals: expected one per row ({len(self.prompts)}), got {len(self.arrivals)}")
 
     def request(self) -> Request:
         """What the decoder is asked; a fresh copy each time."""
@@ -81,6 +110,9 @@ class Case:
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
             padding_side=self.padding_side,
+            prefill_chunk=self.prefill_chunk,
+            prefix_length=self.prefix_length,
+            arrivals=self.arrivals,
         )
 
     @property

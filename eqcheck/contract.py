@@ -11,7 +11,19 @@ from eqcheck.errors import UsageError, did_you_mean
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
-FAMILIES = ("rotary", "learned")
+FAMILIES = ("rotary", "learned", "mask-order", "slot-distance", "window", "recurrent")
+CLAIMED = ("rotary", "learned")  # every decoder's claim unless it says otherwise
+CACHE_STATES = {
+    "empty": "caches are empty at the start",
+    "pads-huge": "what the models write for pads is huge",
+    "pads-nan": "what the models write for pads is NaN",
+    "wrapped": "prompts are longer than the attention window (family window)",
+    "chunked": "prompts are to be prefilled in chunks of `prefill_chunk` tokens",
+    "prefix": "a prefilled cache of the prompts' common beginning is handed over",
+    "preallocated": "caches with garbage behind their valid part are handed over",
+    "late-rows": "rows join while others are being decoded",
+}
+TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
 
 
 @dataclass
@@ -21,6 +33,12 @@ class Request:
     ``prompts`` are token ids, one list per row; every row gets at most ``max_new_tokens`` new tokens and ends at
     its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
     that occurs in prompts or is an EOS: nothing about a row may be read off it.
+
+    The other fields are set only for decoders that declare the cache state. ``prefill_chunk`` (``chunked``): feed at
+    most so many prompt tokens of a row in one target call. ``prefix_length`` (``prefix``): ``target_cache`` and
+    ``draft_cache`` hold one row with the first so many tokens, which all prompts share. Under ``preallocated``
+    the two hold a row per prompt and no token yet; their ``layers[i].keys`` have spare slots behind the
+    ``get_seq_length()`` valid ones. ``arrivals`` (``late-rows``): row i may be fed only after that many target calls.
     """
 
     prompts: list[list[int]]
@@ -29,6 +47,11 @@ class Request:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     padding_side: PaddingSide
+    prefill_chunk: int | None = None
+    prefix_length: int = 0
+    target_cache: Any = None
+    draft_cache: Any = None
+    arrivals: tuple[int, ...] = ()
 
 
 Generate = Callable[[Any, Any, Request], Any]
@@ -45,7 +68,8 @@ class Decoder:
     name: str
     function: Any
     padding_sides: tuple[PaddingSide, ...] = ("left",)
-    families: tuple[str, ...] = FAMILIES
+    families: tuple[str, ...] = CLAIMED
+    cache_states: tuple[str, ...] = TAKEN
     known: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     version: str = ""
@@ -78,7 +102,8 @@ def decoder(
     *,
     name: str | None = None,
     padding_sides: tuple[PaddingSide, ...] = ("left",),
-    families: tuple[str, ...] = FAMILIES,
+    families: tuple[str, ...] = CLAIMED,
+    cache_states: tuple[str, ...] = TAKEN,
     known: Mapping[str, str] | None = None,
     origin: str = "",
     version: str = "",
@@ -94,12 +119,14 @@ def decoder(
 
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
     as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
-    ``known`` declares violations by fingerprint, each with a link; ``note`` is printed in reports.
-    Raises `UsageError` for a padding side or family that does not exist.
+    ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``known`` declares
+    violations by fingerprint, each with a link; ``note`` is printed in reports.
+    Raises `UsageError` for a padding side, family or cache state that does not exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
         (families, FAMILIES, "families"),
+        (cache_states, tuple(CACHE_STATES), "cache_states"),
     ):
         if isinstance(given, str) or not given:
             raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
@@ -114,10 +141,11 @@ def decoder(
         if not usable:
             raise UsageError(f"expected a function or a class with __call__, got {function!r}")
         return Decoder(
-            name=name or function.__name__,
+            name=name or getattr(function, "__name__", type(function).__name__),
             function=function,
             padding_sides=tuple(padding_sides),
             families=tuple(families),
+            cache_states=tuple(cache_states),
             known=dict(known or {}),
             origin=origin,
             version=version,

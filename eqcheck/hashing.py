@@ -29,6 +29,7 @@ MODEL, TOKEN, POSITION, HIGH, LOW, CALL, ROW, COLUMN = range(WIDTH)
 HEADS = 2
 LAYERS = 2
 TABLE_ROWS = 4096
+WINDOW = 8  # tokens that a query of the family `window` sees, itself included
 _HALF = np.uint64(24)
 _HALF_MASK = np.uint64((1 << 24) - 1)
 _GAMMA = 0x9E3779B97F4A7C15

@@ -15,6 +15,7 @@ from hypothesis import seed as with_seed
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from eqcheck.case import Case
+from eqcheck.contract import TAKEN
 from eqcheck.strategies import cases
 
 CHUNK = 50
@@ -38,6 +39,7 @@ class Source:
     seed: int
     families: tuple[str, ...]
     padding_sides: tuple[str, ...]
+    cache_states: tuple[str, ...] = TAKEN
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
         """The first ``size`` distinct cases of the ``index``-th chunk."""
@@ -85,7 +87,9 @@ class Source:
         return drawn
 
     def _explore(self, index: int, batch: int, phases: list[Phase], use: Callable[[Case], None]) -> None:
-        strategy = cases(families=self.families, padding_sides=self.padding_sides)
+        strategy = cases(
+            families=self.families, padding_sides=self.padding_sides, cache_states=self.cache_states
+        )
 
         @with_seed(f"eqcheck {self.seed} {index} {batch}")
         @settings(phases=phases, **_QUIET)
