@@ -13,6 +13,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from eqcheck.hashing import LAYERS
+
 GARBAGE = 2.0**30
 
 
@@ -25,16 +27,16 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
-        super().lazy_initialization(key_states, *args)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         batch, heads, _, width = key_states.shape
-        self.keys = torch.full((batch, heads, self.capacity, width), GARBAGE, dtype=key_states.dtype)
+        self.keys = key_states.new_full((batch, heads, self.capacity, width), GARBAGE)
         self.values = self.keys.clone()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
-            self.lazy_initialization(key_states, *_values_too(self, value_states))
+            self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[2]
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
@@ -47,3 +49,71 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     def crop(self, amount: int) -> None:
         """Drop the newest ``-amount`` entries; they stay in memory behind the valid part."""
         self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
+
+
+class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
+    """What a recurrent model has absorbed, ``[batch, heads, steps, width]``; without slots, ``keys`` and ``values`` are None.
+
+    ``crop`` shortens the reported length alone: what was absorbed stays, as in ``transformers`` 5.
+    """
+
+    is_croppable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absorbed: torch.Tensor | None = None
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.lazy_initialization(key_states)
+        before = [] if self.absorbed is None else [self.absorbed]
+        self.absorbed = torch.cat([*before, key_states], dim=2)
+        self.length += key_states.shape[2]
+        return self.absorbed, self.absorbed
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.length
+
+    def crop(self, amount: int) -> None:
+        self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.absorbed is not None:
+            self.absorbed = self.absorbed[indices]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.absorbed is not None:
+            self.absorbed = self.absorbed.repeat_interleave(repeats, dim=0)
+
+    def reset(self) -> None:
+        self.absorbed, self.length = None, 0
+
+
+def install_state(cache: Any) -> None:
+    """Make an empty cache hold recurrent layers; ``TypeError`` for one that already holds keys and values."""
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        raise TypeError(f"past_key_values: expected a DynamicCache for a recurrent model, got {type(cache).__name__}")
+    for number in range(LAYERS):
+        if number == len(layers):
+            layers.append(RecurrentLayer())
+        elif not isinstance(layers[number], RecurrentLayer):
+            if layers[number].is_initialized:
+                raise TypeError("past_key_values: a recurrent model has a state, it cannot use keys and values")
+            layers[number] = RecurrentLayer()
+
+
+def preallocated(capacity: int) -> DynamicCache:
+    """A cache whose layers have ``capacity`` slots, all of them garbage and none valid."""
+    cache = DynamicCache()
+    cache.layers.extend(PreallocatedLayer(capacity) for _ in range(LAYERS))
+    return cache

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, Ints, stored_digest
+from eqcheck.families import FED
+from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, WINDOW, Ints, stored_digest
 from eqcheck.labels import Label, Labels, Write
-from eqcheck.trace import TARGET, Call
+from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
 _UNWRITTEN = Label(-1, -1, "blank")
@@ -20,7 +21,7 @@ _UNKNOWN = Label(-1, -1, "unknown")
 
 @dataclass(frozen=True)
 class Entry:
-    """One slot of a row: what it holds, and who wrote it."""
+    """One slot of a row: what it holds, who wrote it, and the position at which the family takes it to be."""
 
     slot: int
     token: int
@@ -49,6 +50,7 @@ def read(
     ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
     """
     request, at = label.request, label.position
+    low = max(0, at + 1 - WINDOW) if family == "window" else 0
     if call.kv[0].shape != call.kv[1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
@@ -66,37 +68,45 @@ def read(
     hidden: dict[int, Entry] = {}
     own_block = {e.slot for e in found if e.write[0] == call.number}
     for entry in found:
-        mine = entry.label.what == "token" and entry.label.request == request and entry.label.position <= at
+        mine = labels.same(entry.label, request) and entry.label.position <= at
         if not entry.visible:
             if mine:
                 hidden.setdefault(entry.label.position, entry)
         elif entry.torn:
             deviations.append(deviation("cache", "torn-entry", entry, origin=entry.torn))
             right.setdefault(entry.label.position if mine else -1, entry)
+        elif mine and entry.label.position < low:
+            deviations.append(deviation("mask", "window", entry, token_position=entry.label.position))
         elif mine and entry.label.position not in right:
             right[entry.label.position] = entry
         else:
             component, kind = _surplus(entry, request, at, entry.slot in own_block)
             deviations.append(deviation(component, kind, entry, origin=_holds(entry.label, request)))
     right.pop(-1, None)
-    for position in range(at + 1):
+    own_slot = max(own_block, default=len(found) - 1) - call.tokens.shape[1] + 1 + column
+    for position in range(low, at + 1):
         if position in right:
             continue
         where = hidden.get(position)
         component, kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
+        if where and family == "window" and own_slot - where.slot >= WINDOW:
+            kind = "window"
         elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
         deviations.append(deviation(component, kind, where, token_position=position, origin=elsewhere))
     deviations = _as_shift(deviations, found, request, at, own_block, call.number, column, labels.left)
 
-    offset = 0 if family == "learned" else _common_offset(right, at, call.positions[row, column])
-    query_position = int(call.positions[row, column])
+    offset = 0 if family == "learned" else _common_offset(right, at, call.places[row, column])
+    query_position = int(call.places[row, column])
     if query_position != at + offset:
         deviations.append(deviation("position", "query-position", expected=at + offset, observed=query_position))
     for position, entry in right.items():
         writer = labels.calls.get(entry.write[0])
         if position != at and entry.position != position + offset:
             fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
-            if fed == entry.position and entry.write[0] <= call.number:
+            origin = "fed with this position" if fed == entry.position else "changed in the cache"
+            if family not in FED:
+                origin = "counted by its slot"
+            elif fed == entry.position and entry.write[0] <= call.number:
                 follow.append(entry.write)
             deviations.append(
                 deviation(
@@ -106,13 +116,13 @@ def read(
                     token_position=position,
                     expected=position + offset,
                     observed=entry.position,
-                    origin="fed with this position" if fed == entry.position else "changed in the cache",
+                    origin=origin,
                 )
             )
         elif position != at and entry.digest != stored[request][position]:
             follow.append(entry.write)
             deviations.append(deviation("cache", "poisoned-entry", entry, token_position=position))
-    slots = [_slot(entry, request, at, offset, right) for entry in found]
+    slots = [_slot(entry, request, range(low, at + 1), offset, right) for entry in found]
     absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     for position in absent:
         token = labels.sequence(request)[position]
@@ -131,13 +141,13 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     for slot in range(copies.shape[3]):
         fields = copies[0, 0, 0, slot]
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
-        foreign = _FOREIGN if fields[MODEL] else _UNWRITTEN
+        foreign = _FOREIGN if fields[MODEL] == DRAFT else _UNWRITTEN
         label = labels.of.get(write, _UNKNOWN) if fields[MODEL] == TARGET else foreign
         found.append(
             Entry(
                 slot,
                 int(fields[TOKEN]),
-                int(fields[POSITION]),
+                int(call.key_places[row, slot]),
                 int(stored[slot]),
                 write,
                 label,
@@ -257,8 +267,8 @@ def _holds(label: Label, request: int) -> str:
     return f"{row}{what} {label.position}"
 
 
-def _slot(entry: Entry, request: int, at: int, offset: int, right: dict[int, Entry]) -> Slot:
-    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position <= at
+def _slot(entry: Entry, request: int, wanted: range, offset: int, right: dict[int, Entry]) -> Slot:
+    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position in wanted
     expected = expected and right.get(entry.label.position, entry).slot == entry.slot
     return Slot(
         index=entry.slot,

@@ -45,9 +45,9 @@ def exercised(run: Run) -> set[str]:
     checks = {
         "several_rows": len(case.prompts) > 1,
         "ragged_prompts": len(lengths) > 1,
-        "target_called": any(call.role == TARGET for call in run.trace.calls),
-        "draft_called": any(call.role == DRAFT for call in run.trace.calls),
-        "batched_call": any(call.role == TARGET and len(call.tokens) > 1 for call in run.trace.calls),
+        "target_called": bool(run.trace.made(TARGET)),
+        "draft_called": bool(run.trace.made(DRAFT)),
+        "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)),
         "eos_first": any(row[0] in eos for row in truth.rows),
         "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
         "eos_absent": any(row[-1] not in eos for row in truth.rows),
@@ -71,7 +71,7 @@ def _rounds(run: Run) -> set[str]:
     known = [len(prompt) for prompt in case.prompts]
     found = set()
     drafted_eos = set()
-    for call in run.trace.of(TARGET):
+    for call in run.trace.made(TARGET):
         accepted_counts = set()
         for digests in call.digests.tolist():
             exact = [(places[digest], column) for column, digest in enumerate(digests) if digest in places]

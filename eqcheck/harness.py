@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
+from eqcheck.caches import preallocated
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
@@ -104,10 +105,27 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
         draft.script(agreement=case.agreement)
     for model in (target, draft):
         model.trace = trace
+        model.poison = POISON.get(case.cache_state)
         model.generation_config = GenerationConfig(
             pad_token_id=case.pad_token_id, eos_token_id=list(case.eos_token_ids) or None
         )
     return target, draft
+
+
+POISON = {"pads-huge": float(2**30), "pads-nan": float("nan")}
+
+
+def _handed(case: Case, model: HashLM) -> DynamicCache | None:
+    """The cache that the decoder is given to start from, or None."""
+    if case.cache_state == "preallocated":
+        slots = max(map(len, case.prompts)) + (case.max_new_tokens + 1) * (case.num_draft_tokens + 1)
+        return preallocated(slots)
+    if case.cache_state != "prefix":
+        return None
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([case.prompts[0][: case.prefix_length]]), past_key_values=cache, use_cache=True)
+    return cache
 
 
 def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
@@ -121,6 +139,9 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
     trace = Trace(max_calls=200 + 20 * rows * (new + 2) * (case.num_draft_tokens + 2))
     target, draft = models(case, truth, trace)
     request, untouched = case.request(), case.request()
+    request.target_cache, request.draft_cache = (_handed(case, model) for model in (target, draft))
+    untouched.target_cache, untouched.draft_cache = request.target_cache, request.draft_cache
+    trace.given = len(trace.calls)
     try:
         with torch.no_grad(), _alarm(timeout):
             outputs: Any = generate(target, draft, request)

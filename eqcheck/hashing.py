@@ -29,7 +29,7 @@ MODEL, TOKEN, POSITION, HIGH, LOW, CALL, ROW, COLUMN = range(WIDTH)
 HEADS = 2
 LAYERS = 2
 TABLE_ROWS = 4096
-WINDOW = 8  # tokens that a query of the family `window` sees, itself included
+WINDOW = 8  # tokens that a query of the family ``window`` sees, itself included
 _HALF = np.uint64(24)
 _HALF_MASK = np.uint64((1 << 24) - 1)
 _GAMMA = 0x9E3779B97F4A7C15
@@ -117,25 +117,24 @@ def attend(
     family: str,
     layer: int,
     slot_contents: Words,
-    slot_positions: Ints,
+    key_places: Ints,
     visible: Bools,
     tokens: Ints,
-    positions: Ints,
+    places: Ints,
     carry: Words,
 ) -> Words:
     """The digest of each query: a hash of the multiset of what it sees and of its own token.
 
-    ``slot_contents`` and ``slot_positions`` are ``[batch, slots]``, ``visible`` is ``[batch, block, slots]``, the
-    rest ``[batch, block]``; ``carry`` is the digest of the layer below, zero in layer 0.
+    ``slot_contents`` and ``key_places`` are ``[batch, slots]``, ``visible`` is ``[batch, block, slots]``, the rest
+    ``[batch, block]``; ``carry`` is the digest of the layer below, zero in layer 0. Places are what the family takes
+    for positions: those fed with the tokens, or slots, or ranks in the mask (`eqcheck.families`).
     """
     own = tokens.astype(np.uint64) * _TOKEN + carry * _CARRY + np.uint64(layer + 1) * _LAYER
-    if family == "rotary":  # only distances matter, as under rotary embeddings
-        where = positions[:, :, None] - slot_positions[:, None, :]
-    elif family == "learned":  # the absolute position is part of the embedding
-        where = slot_positions[:, None, :]
-        own = own + positions.astype(np.uint64) * _QUERY_POSITION
-    else:
-        raise ValueError(f"unknown family {family!r}: expected one of 'rotary', 'learned'")
+    if family == "learned":  # the absolute position is part of the embedding
+        where = key_places[:, None, :]
+        own = own + places.astype(np.uint64) * _QUERY_POSITION
+    else:  # only distances matter, as under rotary embeddings or linear biases
+        where = places[:, :, None] - key_places[:, None, :]
     pairs = mix(slot_contents[:, None, :] + where.astype(np.uint64) * _DISTANCE)
     seen = np.where(visible, pairs, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     return mix(own + seen)
@@ -186,6 +185,8 @@ def continue_row(
         stop = start + len(block)
         tokens, positions = np.array([block]), positions_of[:, start:stop]
         visible = np.arange(stop)[None, None] <= positions[..., None]
+        if family == "window":
+            visible &= np.arange(stop)[None, None] > positions[..., None] - WINDOW
         carry, digest = np.zeros((1, len(block)), np.uint64), None
         for layer in range(LAYERS):
             contents_of[layer][:, start:stop] = intact_contents(tokens, digest)

@@ -13,24 +13,27 @@ from itertools import count
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from eqcheck import hashing
+from eqcheck.caches import install_state
+from eqcheck.families import FED, Feed, View
 from eqcheck.hashing import Bools, Ints, Words
 from eqcheck.trace import Call, Trace
 
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
-_HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
 
 class HashConfig(PretrainedConfig):
     """Configuration of a `HashLM`.
 
-    ``family`` says how positions are seen: ``"rotary"`` (like Llama: only distances matter) or ``"learned"``
-    (like GPT-2: absolute positions). ``seed`` selects the logits; ``role`` is 1 for a target, 2 for a draft.
+    ``family`` says how positions and masks are seen (`eqcheck.families`): ``"rotary"`` (like Llama: only distances
+    matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a target, 2
+    for a draft.
     """
 
     model_type = "hashlm"
@@ -49,6 +52,9 @@ class HashConfig(PretrainedConfig):
         self.hidden_size = hashing.HEADS * hashing.WIDTH
         self.max_position_embeddings = 4096
         self.use_cache = True
+        if family == "window":
+            self.sliding_window = hashing.WINDOW
+            self.layer_types = ["sliding_attention"] * hashing.LAYERS
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
 
@@ -84,6 +90,8 @@ class HashLM(PreTrainedModel, GenerationMixin):
         table = hashing.logits_table(config.vocab_size, config.seed)
         self.logits_table = torch.nn.Parameter(torch.from_numpy(table).double(), requires_grad=False)
         self.trace: Trace | None = None
+        self.poison: float | None = None  # what is written for pads instead of themselves
+        self._is_stateful = config.family == "recurrent"
         self._calls = count(1)
         self.post_init()
         self.eval()
@@ -131,20 +139,25 @@ class HashLM(PreTrainedModel, GenerationMixin):
                 f"past_key_values: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
                 f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx)"
             )
+        if cache is not None and self.config.family == "recurrent":
+            install_state(cache)
         past = int(cache.get_seq_length()) if cache is not None else 0
         slots_fed = np.arange(past, past + block)
         if TAKES_CACHE_POSITION and cache_position is not None:
             slots_fed = _integers(cache_position)
         positions = _positions(position_ids, slots_fed, batch)
+        packed = cache is None and attention_mask is None and position_ids is not None
+        feed = Feed(self.config.family, attention_mask, positions, slots_fed, packed)
 
         role, call = self.config.role, next(self._calls if self.trace is None else self.trace.clock)
         kv: list[Ints] = []
         carry: Words = np.zeros((batch, block), np.uint64)
         digest: Words | None = None
-        visible: Bools | None = None
+        first: View | None = None
+        view: View | None = None
         for layer in range(hashing.LAYERS):
-            fresh = torch.from_numpy(hashing.entries(role, tokens, positions, digest, call))
-            keys = fresh.to(input_ids.device)
+            fresh = self._written(feed, hashing.entries(role, tokens, positions, digest, call))
+            keys = torch.from_numpy(fresh).to(input_ids.device)
             values = keys.clone()
             if cache is not None:
                 where = torch.from_numpy(slots_fed).to(input_ids.device)
@@ -161,13 +174,16 @@ class HashLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(
                     f"past_key_values: expected a cache of {batch} rows like input_ids, got {fields.shape[1]}"
                 )
-            if visible is None or visible.shape[2] != fields.shape[3]:
-                visible = _visible(attention_mask, slots_fed, batch, fields.shape[3])
-                if cache is None and attention_mask is None and position_ids is not None:
-                    visible &= _same_packed_sequence(positions)
+            at = fields[0, :, 0, :, hashing.POSITION]
+            if view is None or view.visible.shape[2] != fields.shape[3]:
+                view = feed.view(at, fields[0, :, 0, :, hashing.MODEL] != 0)
+                first = first or view
+            elif self.config.family in FED:
+                view = view._replace(key_places=at)
             seen = hashing.contents(fields, role)
-            slot_positions = fields[0, :, 0, :, hashing.POSITION]
-            carry = hashing.attend(self.config.family, layer, seen, slot_positions, visible, tokens, positions, carry)
+            carry = hashing.attend(
+                self.config.family, layer, seen, view.key_places, view.visible, tokens, view.places, carry
+            )
             digest = carry
             kv.append(fields)
 
@@ -176,12 +192,22 @@ class HashLM(PreTrainedModel, GenerationMixin):
         columns = slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()
         logits = self._logits(carry[:, columns], None if other is None else other[:, columns])
         if self.trace is not None:
-            assert visible is not None
+            assert first is not None
             ranked = hashing.choices(self.config.vocab_size, self.config.seed)
-            self.trace.record(Call(call, role, tokens, positions, visible, tuple(kv), carry, ranked, other))
+            self.trace.record(Call(call, role, tokens, positions, *first, tuple(kv), carry, ranked, other))
         return CausalLMOutputWithPast(
             logits=cast(torch.FloatTensor, logits.to(input_ids.device)), past_key_values=cache
         )
+
+    def _written(self, feed: Feed, entries: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The entries as they go into the cache: a recurrent state takes no pads in; a case may have them poisoned."""
+        if self.config.family == "recurrent":
+            entries *= feed.absorbed()[:, None, :, None]
+        elif self.poison is not None:
+            rows, columns = feed.pads().nonzero()
+            for field in (hashing.TOKEN, hashing.POSITION, hashing.HIGH, hashing.LOW):
+                entries[rows, :, columns, field] = self.poison
+        return entries
 
     def _tokens(self, input_ids: torch.Tensor) -> Ints:
         tokens = _integers(input_ids)
@@ -227,38 +253,3 @@ def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -
     if positions.ndim != 2 or positions.shape[-1] != block or positions.shape[0] not in (1, batch):
         raise ValueError(f"position_ids: expected [{batch}, {block}], got shape {list(positions.shape)}")
     return np.broadcast_to(positions, (batch, block)).copy()
-
-
-def _same_packed_sequence(positions: Ints) -> Bools:
-    """Which tokens share a packed sequence, ``[batch, block, block]``: one ends where positions do not go up by 1.
-
-    Real models of transformers read packing into position ids that come with neither mask nor cache.
-    """
-    jumps = np.diff(positions, axis=1, prepend=positions[:, :1] - 1) != 1
-    sequence = jumps.cumsum(axis=1)
-    return cast(Bools, sequence[:, :, None] == sequence[:, None, :])
-
-
-def _visible(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int) -> Bools:
-    """What each query may see, ``[batch, block, slots]``: causal by slot and by the mask, or a 4-D mask alone."""
-    block = len(slots_fed)
-    if mask is not None and mask.dim() == 4:
-        ok = mask.shape[0] in (1, batch) and mask.shape[2] == block and mask.shape[3] >= slots
-        if not ok:
-            raise ValueError(
-                f"attention_mask: expected [{batch}, heads, {block}, {slots}], got shape {list(mask.shape)}"
-            )
-        if mask.shape[1] > 1 and bool((mask != mask[:, :1]).any()):
-            raise ValueError("attention_mask: expected the same mask for all heads, got one that differs between heads")
-        four = mask[:, 0, :, :slots].detach().cpu()
-        seen = four if four.dtype == torch.bool else four > _HIDDEN_BELOW
-        return np.broadcast_to(seen.numpy(), (batch, block, slots)).copy()
-    causal = np.arange(slots) <= slots_fed[:, None]
-    if mask is None:
-        return np.broadcast_to(causal, (batch, block, slots)).copy()
-    if mask.dim() != 2 or mask.shape[0] != batch:
-        raise ValueError(f"attention_mask: expected [{batch}, slots], got shape {list(mask.shape)}")
-    two = np.zeros((batch, slots), np.bool_)
-    given = mask[:, :slots].detach().cpu().numpy() != 0
-    two[:, : given.shape[1]] = given
-    return causal & two[:, None]

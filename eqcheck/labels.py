@@ -68,12 +68,20 @@ class Labels:
                 found = self._label_row(call, row, proposed, taken)
                 if found is not None:
                     taken.add(found)
+                if found is not None and call.number > trace.given:
                     self.rounds[found].append(call.number)
             proposed = set()
 
     def sequence(self, request: int) -> tuple[int, ...]:
         """The request's prompt and true continuation."""
         return self._requests[request].prompt + self._requests[request].truth
+
+    def same(self, label: Label, request: int) -> bool:
+        """Whether a labelled token is one of this request, or of another that begins with the same tokens."""
+        if label.what != "token" or label.request == request:
+            return label.what == "token"
+        mine, other = self._requests[request].digests[-1], self._requests[label.request].digests[-1]
+        return label.position < min(len(mine), len(other)) and bool(mine[label.position] == other[label.position])
 
     def queries(self, request: int, position: int) -> list[tuple[Write, Label]]:
         """Every column that stood for this token of this request, in causal order."""
@@ -181,8 +189,9 @@ class Labels:
         tokens = call.tokens[row].tolist()
         held: dict[int, set[int]] = defaultdict(set)
         for label in self._held(call, row):
-            if label.what == "token":
-                held[label.request].add(label.position)
+            for request in range(len(self._requests)) if label.what == "token" else ():
+                if self.same(label, request):
+                    held[request].add(label.position)
         self_hidden = _self_hidden(call, row)
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[float, int, int, int] | None = None
@@ -212,7 +221,7 @@ def _self_hidden(call: Call, row: int) -> list[bool]:
     """Which columns cannot see themselves: what the decoder's own mask calls a pad."""
     columns = call.tokens.shape[1]
     slot = {int(f[COLUMN]): i for i, f in enumerate(call.kv[0][0, row, 0]) if f[CALL] == call.number}
-    return [c in slot and not call.visible[row, c, slot[c]] for c in range(columns)]
+    return [c not in slot or not call.visible[row, c, slot[c]] for c in range(columns)]
 
 
 def _common_prefix(fed: Sequence[int], wanted: Sequence[int]) -> int:

@@ -108,6 +108,8 @@ def say(d: Deviation) -> str:
         return f"the query carries position {d.observed} where {d.expected} is right"
     if d.kind == "key-position":
         return f"{slot} (token {d.token_position}) carries position {d.observed} where {d.expected} is right"
+    if d.kind == "window":
+        return f"{slot} (token {d.token_position}) is on the wrong side of the attention window"
     if d.kind == "missing-entry":
         return f"token {d.token_position} is not in the row's cache ({d.origin})"
     if d.kind == "token-hidden":

@@ -17,7 +17,8 @@ TARGET, DRAFT = 1, 2
 class Call:
     """One forward of one model.
 
-    ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``kv`` holds, per
+    ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places`` ``[batch,
+    slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv`` holds, per
     layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out as
     in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query
     and ``ranked`` its model's most and second most likely token, of which it takes the second where it ``disagrees``.
@@ -28,6 +29,8 @@ class Call:
     tokens: Ints
     positions: Ints
     visible: Bools
+    key_places: Ints
+    places: Ints
     kv: tuple[Ints, ...]
     digests: Words
     ranked: tuple[Ints, Ints]
@@ -53,6 +56,7 @@ class Trace:
 
     max_calls: int = 100_000
     calls: list[Call] = field(default_factory=list)
+    given: int = 0  # calls made before the decoder began, to fill the cache it is handed
 
     def __post_init__(self) -> None:
         self.clock = count(1)
@@ -65,3 +69,7 @@ class Trace:
     def of(self, role: int) -> list[Call]:
         """The calls of the target (`TARGET`) or of the draft (`DRAFT`)."""
         return [call for call in self.calls if call.role == role]
+
+    def made(self, role: int) -> list[Call]:
+        """Those of them that the decoder made."""
+        return [call for call in self.of(role) if call.number > self.given]

@@ -1,0 +1,153 @@
+"""How each family of models sees positions and masks: which slots a query sees, and where it takes them to be.
+
+family         like             a query sees                        and takes a key's place from
+rotary         Llama, NeoX      what mask and slots allow           the position ids fed
+learned        GPT-2            what mask and slots allow           the position ids fed, absolutely
+window         Mistral, Gemma   the last `WINDOW` slots of those    the position ids fed
+mask-order     Bloom            what mask and slots allow           its rank among the slots the 2-D mask shows
+slot-distance  MPT              what mask and slots allow           its slot
+recurrent      Mamba            all its state has absorbed          the steps since it was absorbed
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+
+from eqcheck.hashing import WINDOW, Bools, Ints
+
+_HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
+
+FED = ("rotary", "learned", "window")  # families that take places from the position ids
+
+
+class View(NamedTuple):
+    """``visible`` ``[batch, block, slots]``; ``key_places`` ``[batch, slots]`` and ``places`` ``[batch, block]``."""
+
+    visible: Bools
+    key_places: Ints
+    places: Ints
+
+
+class Feed(NamedTuple):
+    """One block of tokens on its way into a cache: the mask given, and per token its position id and its slot.
+
+    ``positions`` is ``[batch, block]``, ``slots_fed`` ``[block]``; ``packed`` says that sequences are told apart by
+    jumps of the position ids, which models do that get neither mask nor cache.
+    """
+
+    family: str
+    mask: torch.Tensor | None
+    positions: Ints
+    slots_fed: Ints
+    packed: bool
+
+    def pads(self) -> Bools:
+        """Which tokens are hidden even from themselves, ``[batch, block]``: what the mask calls a pad."""
+        batch, block = self.positions.shape
+        if self.family == "recurrent":
+            return ~self.absorbed()
+        out = np.zeros((batch, block), np.bool_)
+        if self.mask is None:
+            return out
+        visible = _masked(self.mask, self.slots_fed, batch, int(self.slots_fed[-1]) + 1, 0)
+        out[:] = ~visible[:, np.arange(block), np.minimum(self.slots_fed, visible.shape[2] - 1)]
+        return out
+
+    def absorbed(self) -> Bools:
+        """Which tokens a recurrent state takes in: a 2-D mask counts for this block alone, and not for one token."""
+        batch, block = self.positions.shape
+        if self.mask is None or self.mask.dim() != 2 or block == 1:
+            return np.ones((batch, block), np.bool_)
+        if self.mask.shape[0] != batch or self.mask.shape[1] < block:
+            raise ValueError(f"attention_mask: expected [{batch}, slots], got shape {list(self.mask.shape)}")
+        return cast(Bools, self.mask[:, -block:].detach().cpu().numpy() != 0)
+
+    def view(self, slot_positions: Ints, written: Bools) -> View:
+        """What the block's queries see of ``[batch, slots]`` cache entries with these positions, block included.
+
+        ``written`` says which slots hold something; only a recurrent state asks.
+        """
+        batch, slots = slot_positions.shape
+        if self.family == "recurrent":
+            return self._state(written)
+        # A sliding cache layer has dropped its oldest slots; a preallocated one has spare slots at its end.
+        dropped = max(0, int(self.slots_fed[-1]) + 1 - slots)
+        visible = _masked(self.mask, self.slots_fed, batch, slots, dropped)
+        index = np.arange(dropped, dropped + slots)
+        four = self.mask is not None and self.mask.dim() == 4
+        if self.family == "window" and not four:
+            visible &= index > self.slots_fed[:, None] - WINDOW
+        if self.packed:
+            visible &= _same_packed_sequence(self.positions)
+        if self.family == "slot-distance":
+            return View(visible, np.broadcast_to(index, (batch, slots)), self._of_block(self.slots_fed))
+        if self.family == "mask-order":
+            return View(visible, *self._ranks(batch, slots, four))
+        return View(visible, slot_positions, self.positions)
+
+    def _of_block(self, row: Ints) -> Ints:
+        return np.broadcast_to(row, self.positions.shape)
+
+    def _ranks(self, batch: int, slots: int, four: bool) -> tuple[Ints, Ints]:
+        if four:
+            raise ValueError("attention_mask: models of the family 'mask-order' count tokens in a 2-D mask, got a 4-D one")
+        shown = np.ones((batch, max(slots, int(self.slots_fed[-1]) + 1)), np.int64)
+        if self.mask is not None:
+            given = self.mask[:, : shown.shape[1]].detach().cpu().numpy() != 0
+            shown[:] = 0
+            shown[:, : given.shape[1]] = given
+        ranks = (shown.cumsum(axis=1) - 1) * shown
+        return ranks[:, :slots], ranks[:, self.slots_fed]
+
+    def _state(self, written: Bools) -> View:
+        """A pad before the first token leaves a state as it is; one behind it is a step like any other."""
+        batch, steps = written.shape
+        block = self.positions.shape[1]
+        index = np.arange(steps)
+        first = np.where(written.any(axis=1), written.argmax(axis=1), steps)
+        fed = index[steps - block :]
+        visible = (index[None, None] <= fed[None, :, None]) & written[:, None]
+        places = index[None] - first[:, None]
+        return View(np.broadcast_to(visible, (batch, block, steps)).copy(), places, places[:, steps - block :])
+
+
+def _same_packed_sequence(positions: Ints) -> Bools:
+    """Which tokens share a packed sequence, ``[batch, block, block]``: one ends where positions do not go up by 1.
+
+    Real models of transformers read packing into position ids that come with neither mask nor cache.
+    """
+    jumps = np.diff(positions, axis=1, prepend=positions[:, :1] - 1) != 1
+    sequence = jumps.cumsum(axis=1)
+    return cast(Bools, sequence[:, :, None] == sequence[:, None, :])
+
+
+def _masked(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int, dropped: int) -> Bools:
+    """What each query may see, ``[batch, block, slots]``: causal by slot and by the mask, or a 4-D mask alone.
+
+    The first ``dropped`` slots of the sequence are no longer in the cache.
+    """
+    block = len(slots_fed)
+    if mask is not None and mask.dim() == 4:
+        ok = mask.shape[0] in (1, batch) and mask.shape[2] == block and mask.shape[3] >= slots
+        if not ok:
+            raise ValueError(
+                f"attention_mask: expected [{batch}, heads, {block}, {slots}], got shape {list(mask.shape)}"
+            )
+        if mask.shape[1] > 1 and bool((mask != mask[:, :1]).any()):
+            raise ValueError("attention_mask: expected the same mask for all heads, got one that differs between heads")
+        start = dropped if mask.shape[3] >= slots + dropped else 0
+        four = mask[:, 0, :, start : start + slots].detach().cpu()
+        seen = four if four.dtype == torch.bool else four > _HIDDEN_BELOW
+        return np.broadcast_to(seen.numpy(), (batch, block, slots)).copy()
+    causal = np.arange(dropped, dropped + slots) <= slots_fed[:, None]
+    if mask is None:
+        return np.broadcast_to(causal, (batch, block, slots)).copy()
+    if mask.dim() != 2 or mask.shape[0] != batch:
+        raise ValueError(f"attention_mask: expected [{batch}, slots], got shape {list(mask.shape)}")
+    two = np.zeros((batch, slots), np.bool_)
+    given = mask[:, dropped : dropped + slots].detach().cpu().numpy() != 0
+    two[:, : given.shape[1]] = given
+    return causal & two[:, None]
