@@ -52,7 +52,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
-    """What a recurrent model has absorbed, ``[batch, heads, steps, width]``; without slots, ``keys`` and ``values`` are None.
+    """What a recurrent model has absorbed, ``[batch, heads, steps, width]``; ``keys`` and ``values`` are None.
 
     ``crop`` shortens the reported length alone: what was absorbed stays, as in ``transformers`` 5.
     """

@@ -21,9 +21,9 @@ class Case:
     ``accepts[row][round]`` dictates how many draft tokens of that round agree with the target; a row or round the
     table does not name agrees on none. ``agreement`` instead lets the draft agree with the target at that
     rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
-    target. ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and ``arrivals``
-    are its parameters. The format's version also stands for the definition of the target, so a stored case stays what it
-    was.
+    target. ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
+    ``arrivals`` are its parameters. The format's version also stands for the definition of the target, so a stored
+    case stays what it was.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case

@@ -141,7 +141,7 @@ def decoder(
         if not usable:
             raise UsageError(f"expected a function or a class with __call__, got {function!r}")
         return Decoder(
-            name=name or getattr(function, "__name__", type(function).__name__),
+            name=name or str(getattr(function, "__name__", type(function).__name__)),
             function=function,
             padding_sides=tuple(padding_sides),
             families=tuple(families),

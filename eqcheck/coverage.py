@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from eqcheck.harness import Run
+from eqcheck.rounds import parts
 from eqcheck.trace import DRAFT, TARGET
 
 COUNTERS = {
@@ -62,33 +65,21 @@ def exercised(run: Run) -> set[str]:
 
 
 def _rounds(run: Run) -> set[str]:
-    """Acceptance per round: a query with a right context is an accepted token fed, whatever row it is in."""
+    """What the rounds show; a query with a right context is an accepted token fed, whatever row it is in."""
     case, truth = run.case, run.truth
-    places: dict[int, tuple[int, int]] = {}
-    for row, digests in enumerate(truth.digests):
-        for position, digest in enumerate(digests[-1].tolist()):
-            places.setdefault(digest, (row, position))
-    known = [len(prompt) for prompt in case.prompts]
     found = set()
     drafted_eos = set()
-    for call in run.trace.made(TARGET):
-        accepted_counts = set()
-        for digests in call.digests.tolist():
-            exact = [(places[digest], column) for column, digest in enumerate(digests) if digest in places]
-            if not exact:
-                continue
-            (row, position), column = max(exact, key=lambda one: one[0][1])
-            accepted = max(0, position - (known[row] - 1))
-            proposed = accepted + len(digests) - 1 - column
-            known[row] = max(known[row], position + 2)
-            if proposed:
-                accepted_counts.add(accepted)
-                found |= {"all_rejected"} if accepted == 0 else set()
-                found |= {"all_accepted"} if accepted == case.num_draft_tokens else set()
-            end = len(case.prompts[row]) + len(truth.rows[row]) - 1
-            if accepted and position - accepted < end <= position and truth.rows[row][-1] in case.eos_token_ids:
-                drafted_eos.add(row)
-        found |= {"ragged_round"} if len(accepted_counts) > 1 else set()
+    counts: dict[int, set[int]] = defaultdict(set)
+    for part in parts(run):
+        if part.proposed:
+            counts[part.call.number].add(part.accepted)
+            found |= {"all_rejected"} if part.accepted == 0 else set()
+            found |= {"all_accepted"} if part.accepted == case.num_draft_tokens else set()
+        row = part.request
+        end = len(case.prompts[row]) + len(truth.rows[row]) - 1
+        if part.last - part.accepted < end <= part.last and truth.rows[row][-1] in case.eos_token_ids:
+            drafted_eos.add(row)
+    found |= {"ragged_round"} if any(len(accepted) > 1 for accepted in counts.values()) else set()
     found |= {"eos_inside_block"} if drafted_eos else set()
     ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
     return found | ({"eos_not_drafted"} if ended - drafted_eos else set())

@@ -93,7 +93,9 @@ class Feed(NamedTuple):
 
     def _ranks(self, batch: int, slots: int, four: bool) -> tuple[Ints, Ints]:
         if four:
-            raise ValueError("attention_mask: models of the family 'mask-order' count tokens in a 2-D mask, got a 4-D one")
+            raise ValueError(
+                "attention_mask: models of the family 'mask-order' count tokens in a 2-D mask, got a 4-D one"
+            )
         shown = np.ones((batch, max(slots, int(self.slots_fed[-1]) + 1)), np.int64)
         if self.mask is not None:
             given = self.mask[:, : shown.shape[1]].detach().cpu().numpy() != 0

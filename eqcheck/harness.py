@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError
 from eqcheck.hashing import Words, continue_row
 from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.trace import TooManyCalls, Trace
+from eqcheck.trace import Call, Fix, TooManyCalls, Trace
 from eqcheck.verdict import Explanation, check_rows
 
 
@@ -128,8 +128,13 @@ def _handed(case: Case, model: HashLM) -> DynamicCache | None:
     return cache
 
 
-def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
-    """Let a decoder decode a case, on one thread's models and under ``no_grad``.
+def run(
+    generate: Generate,
+    case: Case,
+    timeout: float | None = None,
+    repair: Callable[[Trace], Callable[[Call], Fix]] | None = None,
+) -> Run:
+    """Let a decoder decode a case, on one thread's models and under ``no_grad``; `eqcheck.repair` may step in.
 
     Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
     ``failure``; this function itself raises only for faults of eqcheck and for ``KeyboardInterrupt``.
@@ -138,10 +143,11 @@ def run(generate: Generate, case: Case, timeout: float | None = None) -> Run:
     rows, new = len(case.prompts), case.max_new_tokens
     trace = Trace(max_calls=200 + 20 * rows * (new + 2) * (case.num_draft_tokens + 2))
     target, draft = models(case, truth, trace)
+    target.repair = repair(trace) if repair else None
     request, untouched = case.request(), case.request()
     request.target_cache, request.draft_cache = (_handed(case, model) for model in (target, draft))
     untouched.target_cache, untouched.draft_cache = request.target_cache, request.draft_cache
-    trace.given = len(trace.calls)
+    trace.given = trace.calls[-1].number if trace.calls else 0
     try:
         with torch.no_grad(), _alarm(timeout):
             outputs: Any = generate(target, draft, request)

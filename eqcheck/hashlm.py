@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from eqcheck import hashing
 from eqcheck.caches import install_state
 from eqcheck.families import FED, Feed, View
 from eqcheck.hashing import Bools, Ints, Words
-from eqcheck.trace import Call, Trace
+from eqcheck.trace import Call, Fix, Trace
 
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
 
@@ -32,8 +33,8 @@ class HashConfig(PretrainedConfig):
     """Configuration of a `HashLM`.
 
     ``family`` says how positions and masks are seen (`eqcheck.families`): ``"rotary"`` (like Llama: only distances
-    matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a target, 2
-    for a draft.
+    matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a
+    target, 2 for a draft.
     """
 
     model_type = "hashlm"
@@ -91,6 +92,7 @@ class HashLM(PreTrainedModel, GenerationMixin):
         self.logits_table = torch.nn.Parameter(torch.from_numpy(table).double(), requires_grad=False)
         self.trace: Trace | None = None
         self.poison: float | None = None  # what is written for pads instead of themselves
+        self.repair: Callable[[Call], Fix] | None = None  # set while a second opinion is sought
         self._is_stateful = config.family == "recurrent"
         self._calls = count(1)
         self.post_init()
@@ -149,18 +151,37 @@ class HashLM(PreTrainedModel, GenerationMixin):
         packed = cache is None and attention_mask is None and position_ids is not None
         feed = Feed(self.config.family, attention_mask, positions, slots_fed, packed)
 
-        role, call = self.config.role, next(self._calls if self.trace is None else self.trace.clock)
+        number = next(self._calls if self.trace is None else self.trace.clock)
+        fix = None
+        if self.repair is not None:
+            fix = self.repair(self._attend(feed, tokens, copy.deepcopy(cache), number))
+        call = self._attend(feed, tokens, cache, number, fix)
+        if self.trace is not None:
+            self.trace.record(call)
+        keep = logits_to_keep
+        columns = slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()
+        logits = self._logits(call.digests[:, columns], None if call.disagrees is None else call.disagrees[:, columns])
+        return CausalLMOutputWithPast(
+            logits=cast(torch.FloatTensor, logits.to(input_ids.device)), past_key_values=cache
+        )
+
+    def _attend(self, feed: Feed, tokens: Ints, cache: Any, number: int, fix: Fix | None = None) -> Call:
+        """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` says what to see instead."""
+        family, role = self.config.family, self.config.role
+        batch, block = tokens.shape
+        positions = feed.positions if fix is None else fix.positions
+        pads = feed.pads() if fix is None or fix.pads is None else fix.pads
         kv: list[Ints] = []
         carry: Words = np.zeros((batch, block), np.uint64)
         digest: Words | None = None
         first: View | None = None
         view: View | None = None
         for layer in range(hashing.LAYERS):
-            fresh = self._written(feed, hashing.entries(role, tokens, positions, digest, call))
-            keys = torch.from_numpy(fresh).to(input_ids.device)
+            fresh = self._written(pads, hashing.entries(role, tokens, positions, digest, number))
+            keys = torch.from_numpy(fresh).to(self.logits_table.device)
             values = keys.clone()
             if cache is not None:
-                where = torch.from_numpy(slots_fed).to(input_ids.device)
+                where = torch.from_numpy(feed.slots_fed).to(keys.device)
                 extra = ({"cache_position": where},) if TAKES_CACHE_POSITION else ()
                 try:
                     keys, values = cache.update(keys, values, layer, *extra)
@@ -178,33 +199,24 @@ class HashLM(PreTrainedModel, GenerationMixin):
             if view is None or view.visible.shape[2] != fields.shape[3]:
                 view = feed.view(at, fields[0, :, 0, :, hashing.MODEL] != 0)
                 first = first or view
-            elif self.config.family in FED:
+            elif family in FED:
                 view = view._replace(key_places=at)
             seen = hashing.contents(fields, role)
-            carry = hashing.attend(
-                self.config.family, layer, seen, view.key_places, view.visible, tokens, view.places, carry
-            )
+            carry = hashing.attend(family, layer, seen, view.key_places, view.visible, tokens, view.places, carry)
+            if fix is not None:
+                carry = np.where(fix.known, fix.digests[layer], carry)
             digest = carry
             kv.append(fields)
+        assert first is not None
+        ranked = hashing.choices(self.config.vocab_size, self.config.seed)
+        return Call(number, role, tokens, feed.positions, *first, tuple(kv), carry, ranked, self.disagrees(carry))
 
-        other = self.disagrees(carry)
-        keep = logits_to_keep
-        columns = slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()
-        logits = self._logits(carry[:, columns], None if other is None else other[:, columns])
-        if self.trace is not None:
-            assert first is not None
-            ranked = hashing.choices(self.config.vocab_size, self.config.seed)
-            self.trace.record(Call(call, role, tokens, positions, *first, tuple(kv), carry, ranked, other))
-        return CausalLMOutputWithPast(
-            logits=cast(torch.FloatTensor, logits.to(input_ids.device)), past_key_values=cache
-        )
-
-    def _written(self, feed: Feed, entries: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _written(self, pads: Bools, entries: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The entries as they go into the cache: a recurrent state takes no pads in; a case may have them poisoned."""
         if self.config.family == "recurrent":
-            entries *= feed.absorbed()[:, None, :, None]
+            entries *= ~pads[:, None, :, None]
         elif self.poison is not None:
-            rows, columns = feed.pads().nonzero()
+            rows, columns = pads.nonzero()
             for field in (hashing.TOKEN, hashing.POSITION, hashing.HIGH, hashing.LOW):
                 entries[rows, :, columns, field] = self.poison
         return entries

@@ -47,7 +47,7 @@ class Labels:
     """The label of every write of every target call; ``rounds[request]`` are the calls in which it took part."""
 
     def __init__(self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str) -> None:
-        self.calls = {call.number: call for call in trace.of(TARGET)}
+        self.calls: dict[int, Call] = {}
         self.of: dict[Write, Label] = {}
         self.rounds: dict[int, list[int]] = defaultdict(list)
         self._requests = requests
@@ -58,19 +58,24 @@ class Labels:
         for number, request in enumerate(requests):
             for position, digest in enumerate(request.digests[-1].tolist()):
                 self._places[digest].append((number, position))
-        proposed: set[int] = set()
+        self._proposed: set[int] = set()
         for call in trace.calls:
-            if call.role == DRAFT:
-                proposed.update(call.predictions.ravel().tolist())
-                continue
-            taken: set[int] = set()
-            for row in range(len(call.tokens)):
-                found = self._label_row(call, row, proposed, taken)
-                if found is not None:
-                    taken.add(found)
-                if found is not None and call.number > trace.given:
+            self.add(call, given=call.number <= trace.given)
+
+    def add(self, call: Call, given: bool = False) -> None:
+        """Label the next call; ``given`` when it was made before the decoder began."""
+        if call.role == DRAFT:
+            self._proposed.update(call.predictions.ravel().tolist())
+            return
+        self.calls[call.number] = call
+        taken: set[int] = set()
+        for row in range(len(call.tokens)):
+            found = self._label_row(call, row, self._proposed, taken)
+            if found is not None:
+                taken.add(found)
+                if not given:
                     self.rounds[found].append(call.number)
-            proposed = set()
+        self._proposed = set()
 
     def sequence(self, request: int) -> tuple[int, ...]:
         """The request's prompt and true continuation."""

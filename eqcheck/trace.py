@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,8 @@ TARGET, DRAFT = 1, 2
 class Call:
     """One forward of one model.
 
-    ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places`` ``[batch,
-    slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv`` holds, per
+    ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
+    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv`` holds, per
     layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out as
     in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query
     and ``ranked`` its model's most and second most likely token, of which it takes the second where it ``disagrees``.
@@ -41,6 +42,19 @@ class Call:
         """The token each query predicts, ``[batch, block]``."""
         first, second = (choice[table_row(self.digests)] for choice in self.ranked)
         return first if self.disagrees is None else np.where(self.disagrees, second, first)
+
+
+class Fix(NamedTuple):
+    """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.
+
+    ``digests`` ``[layers, batch, block]`` are their hashes, ``positions`` ``[batch, block]`` what is written for all;
+    ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for those that the mask says.
+    """
+
+    known: Bools
+    digests: Words
+    positions: Ints
+    pads: Bools | None
 
 
 class TooManyCalls(BaseException):

@@ -125,7 +125,7 @@ class Explanation:
 
     ``round`` counts the target forwards in which the row took part, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
-    ``detail`` adds what the kind alone does not say.
+    ``detail`` adds what the kind alone does not say; ``repair`` is the second opinion, empty where none was sought.
     """
 
     component: str
@@ -143,6 +143,7 @@ class Explanation:
     expected_row: tuple[int, ...] = ()
     observed_row: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
+    repair: str = ""
 
     @property
     def fingerprint(self) -> str:

@@ -1,7 +1,7 @@
 """What a real architecture forgives, its family forgives, and what breaks there breaks on the family.
 
-Each engine decodes the same prompts on a tiny random model in float64 and on the `HashLM` of its family; it must be right
-on every batch of both or wrong on some of both.
+Each engine decodes the same prompts on a tiny random model in float64 and on the `HashLM` of its family; it must be
+right on every batch of both or wrong on some of both.
 """
 
 from __future__ import annotations

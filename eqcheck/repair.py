@@ -1,0 +1,257 @@
+"""Attribution by repair: a second opinion that does not read causes but tries them.
+
+The decoder decodes the case again while the target gives each query what it should have had: the right positions, the
+right part of the decoder's cache (mask), or the right entries (cache); each alone, then in pairs. What restores
+the output is the cause. A fault of bookkeeping is one that no repair restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from eqcheck import hashing
+from eqcheck.contract import Generate
+from eqcheck.families import FED
+from eqcheck.harness import Run
+from eqcheck.harness import run as run_case
+from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, WINDOW, Ints, Words
+from eqcheck.labels import Label, Labels, Sequences, Write
+from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
+from eqcheck.verdict import Explanation
+
+PARTS = ("position", "mask", "cache")
+_BLANK = Label(-1, -1, "blank")
+_OTHER_MODEL = Label(-1, -1, "draft model")
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What repair says: the smallest sets of components whose repair ``restores`` the output.
+
+    ``mends`` are the components that alone put the first wrong token right, whatever happens behind it.
+    """
+
+    restores: tuple[tuple[str, ...], ...]
+    mends: tuple[str, ...]
+
+    def agrees(self, read: Explanation) -> bool:
+        """Whether the component that was read is the one, or one of those, that repair names.
+
+        A rejected draft token that is seen counts as the cache's, also where hiding it would do.
+        """
+        if read.component == "bookkeeping":
+            return not self.restores and not self.mends
+        named = {read.component, "mask"} if read.kind == "stale-entry" else {read.component}
+        return any(named & set(parts) for parts in (*self.restores, self.mends))
+
+    def __str__(self) -> str:
+        if self.restores:
+            return "right " + " or ".join(" with ".join(parts) for parts in self.restores) + " restores the output"
+        if self.mends:
+            return "right " + " or ".join(self.mends) + " puts the first wrong token right"
+        return "no right positions, mask or cache restore the output"
+
+
+def second_opinion(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Explanation:
+    """The explanation, or ``unattributed`` with both opinions where repair does not agree with it.
+
+    Crashes have no second opinion: there is no output to restore.
+    """
+    if explanation.component == "crash":
+        return explanation
+    opinion = repair(generate, run, explanation, timeout)
+    if opinion.agrees(explanation):
+        return replace(explanation, repair=str(opinion))
+    read = "no cause was read" if explanation.component == "unattributed" else f"reading says {explanation.fingerprint}"
+    detail = f"{read}, repair says: {opinion}"
+    return replace(explanation, component="unattributed", kind="unattributed", detail=detail, repair=str(opinion))
+
+
+def repair(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Opinion:
+    """Decode again under each repair and see which restores the output, or at least the first wrong token."""
+    row, index = explanation.row, explanation.token_index
+    assert row is not None
+    assert index is not None
+    expected = run.truth.rows[row][: index + 1]
+    mends = []
+    for size in range(1, len(PARTS) + 1):
+        found = []
+        for parts in combinations(PARTS, size):
+            again = run_case(generate, run.case, timeout, repair=partial(Repairer, run, parts))
+            if again.outputs == run.truth.rows:
+                found.append(parts)
+            elif size == 1 and again.outputs is not None and again.outputs[row][: index + 1] == expected:
+                mends.append(parts[0])
+        if found:
+            return Opinion(tuple(found), ())
+    return Opinion((), tuple(mends))
+
+
+class Item(NamedTuple):
+    """One entry of a repaired context: its slot (None when it is not in the cache), the logical position of the row's
+    token that it holds (None for anything else), and where the query takes it to be."""
+
+    slot: int | None
+    position: int | None
+    place: int
+
+
+class Repairer:
+    """Gives the queries of each target call the right ``parts`` of their context; one per run, called in order."""
+
+    def __init__(self, run: Run, parts: Iterable[str], trace: Trace) -> None:
+        case, truth = run.case, run.truth
+        self.parts = frozenset(parts)
+        self.family, self.digests, self.trace = case.family, truth.digests, trace
+        self.stored = [hashing.truncated(digests[0]) for digests in truth.digests]
+        self._drafted = 0
+        rows = zip(case.prompts, truth.uncut, run.outputs or truth.rows, truth.digests, strict=True)
+        self.labels = Labels(Trace(), [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
+        # A state or a row of slots that holds the right entries has them at the right distances, too.
+        self.renumber = "position" in self.parts or ("cache" in self.parts and self.family not in FED)
+
+    def __call__(self, call: Call) -> Fix:
+        """The fix of a call that is about to be made, from what it would see unrepaired."""
+        drafted = self.trace.of(DRAFT)
+        for earlier in drafted[self._drafted :]:
+            self.labels.add(earlier)
+        self._drafted = len(drafted)
+        self.labels.add(call)
+        batch, block = call.tokens.shape
+        fix = Fix(
+            np.zeros((batch, block), np.bool_),
+            np.zeros((hashing.LAYERS, batch, block), np.uint64),
+            call.positions.copy(),
+            np.zeros((batch, block), np.bool_) if "mask" in self.parts else None,
+        )
+        if call.kv[0].shape != call.kv[1].shape:
+            return fix
+        for row in range(batch):
+            self._fix_row(call, row, fix)
+        return fix
+
+    def _fix_row(self, call: Call, row: int, fix: Fix) -> None:
+        held = [self._holds(fields) for fields in call.kv[0][0, row, 0]]
+        contexts: dict[int, tuple[list[Item], int, Label]] = {}
+        for column in range(call.tokens.shape[1]):
+            label = self.labels.of[call.number, row, column]
+            if fix.pads is not None:
+                fix.pads[row, column] = label.what == "pad"
+            if label.what == "token":
+                contexts[column] = (*self._context(call, row, column, label, held), label)
+                fix.known[row, column] = True
+                if "position" in self.parts:
+                    fix.positions[row, column] = label.position
+        for layer in range(hashing.LAYERS):
+            words = hashing.contents(call.kv[layer][:, row : row + 1], call.role)[0]
+            for slot, (_, write) in enumerate(held):
+                if write[0] == call.number and fix.known[write[1:]]:
+                    token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]
+                    words[slot] = hashing.intact_contents(np.array([token]), np.array([digest]) if layer else None)[0]
+            for column, (items, place, label) in contexts.items():
+                fix.digests[layer, row, column] = hashing.attend(
+                    self.family,
+                    layer,
+                    np.array([[self._word(call, row, layer, item, label.request, words) for item in items]], np.uint64),
+                    np.array([[item.place for item in items]], np.int64),
+                    np.ones((1, 1, len(items)), np.bool_),
+                    call.tokens[row : row + 1, column : column + 1],
+                    np.array([[place]], np.int64),
+                    fix.digests[layer - 1, row : row + 1, column : column + 1]
+                    if layer
+                    else np.zeros((1, 1), np.uint64),
+                )[0, 0]
+
+    def _holds(self, fields: Ints) -> tuple[Label, Write]:
+        write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
+        if fields[MODEL] == TARGET:
+            return self.labels.of.get(write, _BLANK), write
+        return (_OTHER_MODEL if fields[MODEL] == DRAFT else _BLANK), write
+
+    def _context(
+        self, call: Call, row: int, column: int, label: Label, held: list[tuple[Label, Write]]
+    ) -> tuple[list[Item], int]:
+        """What the query is to see, and where it is to take itself to be."""
+        at = label.position
+        wanted = range(max(0, at + 1 - WINDOW) if self.family == "window" else 0, at + 1)
+        own: dict[int, int] = {}
+        for slot, (entry, _) in enumerate(held):
+            if self.labels.same(entry, label.request) and entry.position in wanted:
+                own.setdefault(entry.position, slot)
+        shown = np.flatnonzero(call.visible[row, column]).tolist()
+        chosen: list[tuple[int | None, int | None]]
+        if self.parts >= {"mask", "cache"}:
+            chosen = [(own.get(position), position) for position in wanted]
+        elif "mask" in self.parts:
+            chosen = [(slot, position) for position, slot in own.items()]
+        elif "cache" in self.parts:
+            chosen = self._right_entries(call, label, held, own, shown, wanted)
+        else:
+            chosen = [
+                (slot, held[slot][0].position if self.labels.same(held[slot][0], label.request) else None)
+                for slot in shown
+            ]
+        place = int(call.places[row, column])
+        shift = place - at  # rotary positions forgive a constant one
+        items = []
+        for one, position in chosen:
+            if position is not None and self.renumber:
+                where = position
+            elif one is None:
+                assert position is not None
+                where = position + (0 if self.family == "learned" else shift)
+            else:
+                write = held[one][1]
+                fed = self.family in FED and write[0] == call.number  # what was written for a pad may be poisoned
+                where = int(call.positions[write[1:]] if fed else call.key_places[row, one])
+                where -= shift if self.renumber else 0
+            items.append(Item(one, position, where))
+        return items, at if self.renumber else place
+
+    def _right_entries(
+        self,
+        call: Call,
+        label: Label,
+        held: list[tuple[Label, Write]],
+        own: dict[int, int],
+        shown: list[int],
+        wanted: range,
+    ) -> list[tuple[int | None, int | None]]:
+        """What the decoder's mask would show if the cache held each token of the row once, and of no other row.
+
+        A mask that shows as many cached slots as the row has tokens would show exactly those.
+        """
+        cached = sum(held[slot][1][0] != call.number for slot in shown)
+        fed = sum(held[slot][1][0] == call.number for slot in own.values())
+        if cached == len(wanted) - fed:
+            return [(own.get(position), position) for position in wanted]
+        kept: list[tuple[int | None, int | None]] = []
+        for slot in shown:
+            entry, write = held[slot]
+            if self.labels.same(entry, label.request) and own.get(entry.position) == slot:
+                kept.append((slot, entry.position))
+            elif self.labels.same(entry, label.request) and entry.position in wanted:
+                continue
+            elif entry.what in ("pad", "blank") or (write[0] == call.number and entry.request == label.request):
+                kept.append((slot, None))  # for the mask to hide
+        return kept + [(None, position) for position in wanted if position not in own]
+
+    def _word(self, call: Call, row: int, layer: int, item: Item, request: int, words: Words) -> np.uint64:
+        """The content of one entry; under a repaired cache what is absent or torn is as it should be."""
+        if item.slot is not None:
+            copies = np.stack([kv[:, row, :, item.slot] for kv in call.kv])  # [layer, K/V, head, width]
+            whole = (copies[..., CALL:] == copies[0, 0, 0, CALL:]).all() and (
+                copies[layer] == copies[layer, 0, 0]
+            ).all()
+            if "cache" not in self.parts or item.position is None or whole:
+                return cast(np.uint64, words[item.slot])
+        assert item.position is not None
+        token = self.labels.sequence(request)[item.position]
+        digest = np.array([self.stored[request][item.position]], np.uint64) if layer else None
+        return cast(np.uint64, hashing.intact_contents(np.array([token]), digest)[0])

@@ -1,0 +1,138 @@
+"""Rounds as the target saw them, and what the draft side lost in them.
+
+A decoder whose output is right can still be slow: its draft may have lost its place (`desync`), or the token that the
+target gives after K accepted drafts may be thrown away (`lost-bonus`). Acceptance is known, because it is scripted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from eqcheck.harness import Run, models
+from eqcheck.trace import DRAFT, TARGET, Call
+
+# A decoder that feeds its last tokens again looks like one that lost a bonus, but not every time.
+_BONUSES_LOST_AT_LEAST = 0.5
+
+
+class Part(NamedTuple):
+    """One row of one target call: the positions ``first`` to ``last`` of a request whose contexts were right.
+
+    ``column`` fed the last of them; ``accepted`` of the ``proposed`` draft tokens were.
+    """
+
+    call: Call
+    call_row: int
+    request: int
+    first: int
+    last: int
+    column: int
+    accepted: int
+    proposed: int
+
+
+def parts(run: Run) -> Iterator[Part]:
+    """The rows of the decoder's target calls in which a right query was seen, in order."""
+    places: dict[int, tuple[int, int]] = {}
+    for request, digests in enumerate(run.truth.digests):
+        for position, digest in enumerate(digests[-1].tolist()):
+            places.setdefault(digest, (request, position))
+    known = [len(prompt) for prompt in run.case.prompts]
+    for call in run.trace.made(TARGET):
+        for call_row, digests in enumerate(call.digests.tolist()):
+            exact = [(places[digest], column) for column, digest in enumerate(digests) if digest in places]
+            if not exact:
+                continue
+            (request, last), column = max(exact, key=lambda one: one[0][1])
+            first = min(position for (other, position), _ in exact if other == request)
+            accepted = max(0, last - (known[request] - 1))
+            yield Part(
+                call, call_row, request, first, last, column, accepted, accepted + call.tokens.shape[1] - 1 - column
+            )
+            known[request] = max(known[request], last + 2)
+
+
+def draft_losses(run: Run) -> Counter[str]:
+    """What the draft side lost in a run whose output is right, as counts to be summed over runs.
+
+    ``rounds``: rows of target calls with draft tokens. ``desync``: those in which a draft token was proposed that a
+    draft in its right context would not have proposed; ``desync_tokens``: the accepted tokens that this cost.
+    ``full``: rounds in which every row accepted all; ``lost-bonus``: those after which the row's last draft token was
+    fed again.
+    """
+    found: Counter[str] = Counter()
+    drafted = run.trace.made(DRAFT)
+    if not drafted:
+        return found
+    all_parts = list(parts(run))
+    by_call: dict[int, list[Part]] = {}
+    for part in all_parts:
+        by_call.setdefault(part.call.number, []).append(part)
+    before: dict[int, Part] = {}
+    script = _Script(run)
+    for part in all_parts:
+        earlier = before.get(part.request)
+        if earlier and earlier.accepted and all(p.accepted == p.proposed for p in by_call[earlier.call.number]):
+            found["full"] += 1
+            found["lost-bonus"] += part.first == earlier.last
+        before[part.request] = part
+        if part.proposed:
+            found["rounds"] += 1
+            lost = script.lost(part, earlier.call.number if earlier else 0)
+            found["desync"] += lost > 0
+            found["desync_tokens"] += lost
+    return found
+
+
+class _Script:
+    """What the draft proposes in its right contexts, and what it was seen to propose in wrong ones."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.draft = models(run.case, run.truth)[1]
+        self.right = {digest for digests in run.truth.digests for digest in digests[-1].tolist()}
+
+    def lost(self, part: Part, since: int) -> int:
+        """How many draft tokens more would have been accepted, had the draft seen its row."""
+        run, column = self.run, part.column + 1
+        if column >= part.call.tokens.shape[1]:
+            return 0
+        token = int(part.call.tokens[part.call_row, column])
+        if token == run.case.pad_token_id or not self._proposed_in_a_wrong_context(token, since, part.call.number):
+            return 0
+        digests = run.truth.digests[part.request]
+        disagrees = self.draft.disagrees(digests[-1:])
+        assert disagrees is not None
+        end = min(part.last + part.proposed - part.accepted, digests.shape[1] - 1)
+        agreed = 0
+        while part.last + agreed < end and not disagrees[0, part.last + agreed]:
+            agreed += 1
+        return agreed
+
+    def _proposed_in_a_wrong_context(self, token: int, since: int, until: int) -> bool:
+        for call in self.run.trace.made(DRAFT):
+            if since < call.number < until:
+                for digests, predicted in zip(call.digests.tolist(), call.predictions.tolist(), strict=True):
+                    if any(p == token and d not in self.right for d, p in zip(digests, predicted, strict=True)):
+                        return True
+        return False
+
+
+def draft_warnings(losses: Counter[str]) -> list[str]:
+    """One warning per fault of the draft side, with the tokens lost per round; none when nothing was lost."""
+    found = []
+    rounds, full = losses["rounds"], losses["full"]
+    if losses["desync"]:
+        found.append(
+            f"draft/desync: in {losses['desync']} of {rounds} rounds the draft proposed what it would not have in its "
+            f"right context; {losses['desync_tokens'] / rounds:.2f} accepted tokens lost per round (speed, not output)"
+        )
+    if losses["lost-bonus"] and losses["lost-bonus"] >= _BONUSES_LOST_AT_LEAST * full:
+        found.append(
+            f"draft/lost-bonus: after {losses['lost-bonus']} of {full} rounds in which all draft tokens were accepted, "
+            f"the target's next token was asked for again; {losses['lost-bonus'] / rounds:.2f} tokens lost per round "
+            "(speed, not output)"
+        )
+    return found
