@@ -12,6 +12,8 @@ from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide,
 from eqcheck.errors import CaseError, did_you_mean
 
 CASE_FORMAT = "eqcheck-case/1"
+# Fields that the format got later: left out where they say nothing, so that cases keep their ids.
+_LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals")
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the inverse of `from_dict`."""
         data = json.loads(json.dumps(asdict(self)))
-        return {"format": CASE_FORMAT, **data}
+        later = {f.name: f.default for f in fields(self) if f.name in _LATER}
+        kept = {name: value for name, value in data.items() if getattr(self, name) != later.get(name, ...)}
+        return {"format": CASE_FORMAT, **kept}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Case:

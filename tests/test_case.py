@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from eqcheck import registry
 from eqcheck.case import CASE_FORMAT, Case
-from eqcheck.contract import FAMILIES
+from eqcheck.contract import CLAIMED, FAMILIES
 from eqcheck.coverage import COUNTERS, exercised
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import CaseError, UsageError
@@ -42,6 +42,8 @@ FULL = Case(
 # A value other than the default for every field; accepts and agreement exclude each other.
 OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(Case)}
 OTHER["agreement"] = 0.5
+OTHER |= {"cache_state": "pads-nan", "prefill_chunk": 3, "prefix_length": 1, "arrivals": (2,)}
+STATES = {"prefill_chunk": "chunked", "prefix_length": "prefix", "arrivals": "late-rows"}
 MINIMAL: dict[str, Any] = {"format": CASE_FORMAT, "prompts": [[1]]}
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -59,14 +61,17 @@ def test_round_trip_through_json(case: Case) -> None:
 def test_no_field_is_forgotten(name: str) -> None:
     plain = Case(prompts=((1,),))
     assert getattr(plain, name) != OTHER[name]
-    changed = Case(**{"prompts": ((1,),), "num_draft_tokens": 3 if name == "accepts" else 1, name: OTHER[name]})
+    needed: dict[str, Any] = {"cache_state": STATES[name]} if name in STATES else {}
+    prompts = ((1, 2),)
+    k = 3 if name == "accepts" else 1
+    changed = Case(**{"prompts": prompts, "num_draft_tokens": k, **needed, name: OTHER[name]})
     assert changed.to_dict()[name] == json.loads(json.dumps(OTHER[name]))
     assert getattr(Case.from_dict(changed.to_dict()), name) == OTHER[name]
     assert changed.id != plain.id
 
 
 def test_a_stored_case_says_its_format_and_defaults_may_be_left_out() -> None:
-    assert set(FULL.to_dict()) == {"format", *OTHER}
+    assert set(FULL.to_dict()) == {"format", *OTHER} - {"cache_state", *STATES}
     assert FULL.to_dict()["format"] == "eqcheck-case/1"
     assert Case.from_dict(MINIMAL) == Case(prompts=((1,),))
 
@@ -144,7 +149,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pad_token_id": None}, "pad_token_id: expected an integer, got None"),
     ({"pad_token_id": -1}, "pad_token_id: expected 0..127, got -1"),
     ({"padding_side": "middle"}, "padding_side: expected one of ('left', 'right'), got 'middle'"),
-    ({"family": "rotery"}, "family: expected one of ('rotary', 'learned'), got 'rotery'"),
+    ({"family": "rotery"}, f"family: expected one of {FAMILIES}, got 'rotery'"),
+    ({"cache_state": "full"}, "cache_state: expected one of ('empty', "),
+    ({"cache_state": "chunked"}, "prefill_chunk: expected a value for cache_state 'chunked', got None"),
+    ({"prefill_chunk": 2}, "prefill_chunk: expected none for cache_state 'empty', got 2"),
+    ({"cache_state": "chunked", "prefill_chunk": 0}, "prefill_chunk: expected 1.."),
+    ({"cache_state": "prefix", "prefix_length": 9}, "prefix_length: expected 0.."),
+    ({"cache_state": "late-rows", "arrivals": (1, 2, 3, 4)}, "arrivals: expected one per row"),
     ({"vocab_size": 3}, "vocab_size: expected 4..65535, got 3"),
     ({"seed": -1}, "seed: expected 0.."),
 ]
@@ -265,7 +276,7 @@ def test_agreement_is_the_share_of_contexts(family: str, agreement: float) -> No
 
 
 @pytest.mark.parametrize("damage", ["position", "hidden token", "pad in sight", "stale token"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLAIMED)
 def test_a_draft_with_a_damaged_context_loses_acceptance(family: str, damage: str) -> None:
     target = HashLM(HashConfig(family=family))
     draft, kept, where = ScriptedDraft.of(target), torch.ones_like(CONTEXTS), torch.arange(-1, 19).clamp(0)[None]
