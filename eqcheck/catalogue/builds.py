@@ -1,0 +1,63 @@
+"""The known-good engines, each as a decoder, and what each claims: the one place where claims are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
+from eqcheck.catalogue.continuous import Continuous
+from eqcheck.catalogue.engine import Engine, Rows
+from eqcheck.catalogue.plain import Expanded, OneRow, Uncached
+from eqcheck.catalogue.rows import PerRow, Restored
+from eqcheck.contract import FAMILIES, TAKEN, Decoder, Request, decoder
+
+
+@dataclass(frozen=True)
+class Build:
+    """An engine and its claims."""
+
+    engine: type[Engine]
+    families: tuple[str, ...]
+    cache_states: tuple[str, ...] = TAKEN
+
+    def decoder(self, name: str, faults: Iterable[str] = ()) -> Decoder:
+        """The engine as a decoder, with these faults switched in."""
+        return decoder(
+            name=name,
+            families=self.families,
+            cache_states=self.cache_states,
+            note=(self.engine.__doc__ or "").partition("\n")[0],
+        )(partial(_decode, self.engine, frozenset(faults)))
+
+
+def _decode(engine: type[Engine], faults: frozenset[str], target: Any, draft: Any, request: Request) -> Rows:
+    return engine(target, draft, request, faults).decode()
+
+
+_NO_STATE_TO_CROP = tuple(family for family in FAMILIES if family != "recurrent")
+# A hole in a row's slots changes distances counted in slots, and what a window of slots reaches.
+_HOLES_FORGIVEN = ("rotary", "learned", "mask-order")
+
+BUILDS = {
+    "one_row": Build(OneRow, FAMILIES),
+    "uncached": Build(Uncached, FAMILIES),
+    "expanded": Build(Expanded, FAMILIES),
+    # A draft shorter than another row's leaves a hole in the block.
+    "realigned": Build(Realigned, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
+    "holes": Build(Holes, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked", "preallocated")),
+    "rolled_back": Build(RolledBack, _NO_STATE_TO_CROP, (*TAKEN, "chunked", "preallocated")),
+    "per_row": Build(PerRow, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked")),
+    "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
+    # Its mask is 4-D, which says nothing about order and is taken as it is: the window is part of it.
+    "continuous": Build(
+        Continuous, ("rotary", "learned", "window"), ("empty", "wrapped", "prefix", "chunked", "late-rows")
+    ),
+}
+
+
+def known_good() -> dict[str, Decoder]:
+    """Every build as it stands, by name."""
+    return {name: build.decoder(name) for name, build in BUILDS.items()}

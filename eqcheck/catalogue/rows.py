@@ -1,0 +1,97 @@
+"""Builds with one cache per row: `PerRow` crops what was rejected, `Restored` goes back to a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from eqcheck.catalogue.engine import Engine, Rows, own_copy, pieces, prefix_for
+
+
+class PerRow(Engine):
+    """One ordinary cache per row, cropped after each round; no padding and no mask."""
+
+    def begin(self) -> None:
+        prefix = self.request.prefix_length
+        self.caches = [self.new_cache() for _ in self.rows]
+        self.lengths = [prefix] * len(self.rows)
+        self.fed = [prefix] * len(self.rows)
+
+    def new_cache(self) -> Any:
+        return prefix_for(self.request.target_cache, 1) if self.request.prefix_length else DynamicCache()
+
+    def verify(self, drafts: Rows) -> Rows:
+        predicted = []
+        for i, proposed in zip(self.active, drafts, strict=True):
+            *prompt, block = pieces(self.rows[i][self.lengths[i] :], self.request.prefill_chunk)
+            for piece in prompt:
+                self.feed(i, piece)
+            self.before_drafts(i)
+            logits = self.feed(i, block + proposed)
+            predicted.append(logits[-len(proposed) - 1 :].argmax(-1).tolist())
+        return predicted
+
+    def feed(self, i: int, block: list[int]) -> torch.Tensor:
+        """Logits ``[len(block), vocab]`` of a row's block, which goes into the row's cache."""
+        cache, start = self.caches[i], self.lengths[i]
+        if self.on("K7-caches-exchanged") and start:
+            cache = self.caches[(i + 1) % len(self.caches)]
+        if self.on("P5-advance-by-k"):
+            start = self.fed[i]
+        self.lengths[i], self.fed[i] = self.lengths[i] + len(block), self.fed[i] + len(block)
+        if self.on("K4-last-token-twice") and start:
+            block, start = [self.rows[i][start - 1], *block], start - 1
+        logits: torch.Tensor = self.target(
+            input_ids=torch.tensor([block]),
+            position_ids=torch.arange(start, start + len(block))[None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        return logits[0]
+
+    def before_drafts(self, i: int) -> None:
+        """Called when all but the last piece of a row's block is in its cache."""
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        for i, length in zip(self.active, lengths, strict=True):
+            self.roll_back(i, self.lengths[i] - length)
+
+    def roll_back(self, i: int, surplus: int) -> None:
+        """Take the newest ``surplus`` tokens out of a row's cache."""
+        self.lengths[i] -= surplus
+        if self.on("K3-never-cropped"):
+            return
+        if self.on("K11-reset-instead-of-rollback") and surplus:
+            self.caches[i] = DynamicCache()
+            return
+        cropped = surplus + 1 if self.on("K2-one-too-many-dropped") else surplus
+        if cropped:
+            self.caches[i].crop(-cropped)  # a negative count means the same in every version
+
+
+class Restored(PerRow):
+    """One cache per row, copied before each round: after a rejection the copy takes its place and tokens are fed again.
+
+    Nothing is ever cropped, so this is right also for models whose state cannot be.
+    """
+
+    def begin(self) -> None:
+        super().begin()
+        self.copies: dict[int, tuple[Any, int]] = {}
+
+    def new_cache(self) -> Any:
+        prefix = self.request.prefix_length
+        return own_copy(self.request.target_cache) if prefix else DynamicCache(config=self.target.config)
+
+    def before_drafts(self, i: int) -> None:
+        copied = self.caches[i] if self.on("K8-copy-shares-memory") else own_copy(self.caches[i])
+        self.copies[i] = copied, self.lengths[i]
+
+    def roll_back(self, i: int, surplus: int) -> None:
+        if self.on("K13-trim-without-effect"):
+            super().roll_back(i, surplus)
+        elif surplus:
+            self.caches[i], self.lengths[i] = self.copies[i]
