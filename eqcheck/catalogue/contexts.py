@@ -86,7 +86,7 @@ POSITIONS = [
         "position/query-position",
         "positions are clamped to what pads are given, 1, which moves the first token of a row, too",
         issue("huggingface/transformers", 43734),
-        "uncached holes",
+        "uncached holes realigned",
         "expanded",
         rows=1,
     ),

@@ -1,8 +1,8 @@
 """What all builds share: the loop of rounds, commitment of tokens, where rows end, the order of outputs.
 
-A build is a subclass of `Engine` that says how drafts are proposed (`propose`) and verified (`verify`), and what happens
-to its caches between rounds (`after`). A fault is switched in by its name, ``self.on("T5-overshoot")``: searching for
-the name finds every line that belongs to it.
+A build is a subclass of `Engine` that says how drafts are proposed (`propose`) and verified (`verify`), and what
+happens to its caches between rounds (`after`). A fault is switched in by its name, ``self.on("T5-overshoot")``:
+searching for the name finds every line that belongs to it.
 """
 
 from __future__ import annotations

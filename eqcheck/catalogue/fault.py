@@ -71,6 +71,11 @@ class Pair:
     def id(self) -> str:
         return f"{self.first.switch}+{self.second.switch}.{self.first.build}"
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Those on which both show."""
+        return tuple(family for family in self.first.families if family in self.second.families)
+
     def decoder(self) -> Decoder:
         """The build with both faults switched in."""
         return BUILDS[self.first.build].decoder(self.id, [self.first.switch, self.second.switch])
