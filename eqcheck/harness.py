@@ -141,7 +141,7 @@ def run(
     """
     truth = truth_of(case)
     rows, new = len(case.prompts), case.max_new_tokens
-    trace = Trace(max_calls=200 + 20 * rows * (new + 2) * (case.num_draft_tokens + 2))
+    trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))
     target, draft = models(case, truth, trace)
     target.repair = repair(trace) if repair else None
     request, untouched = case.request(), case.request()

@@ -59,8 +59,8 @@ def draft_losses(run: Run) -> Counter[str]:
 
     ``rounds``: rows of target calls with draft tokens. ``desync``: those in which a draft token was proposed that a
     draft in its right context would not have proposed; ``desync_tokens``: the accepted tokens that this cost.
-    ``full``: rounds in which every row accepted all; ``lost-bonus``: those after which the row's last draft token was
-    fed again.
+    ``full``: rounds in which every row accepted all; ``lost-bonus``: those after which tokens that had been answered
+    for were fed again, ``lost-bonus_tokens`` in all.
     """
     found: Counter[str] = Counter()
     drafted = run.trace.made(DRAFT)
@@ -76,7 +76,9 @@ def draft_losses(run: Run) -> Counter[str]:
         earlier = before.get(part.request)
         if earlier and earlier.accepted and all(p.accepted == p.proposed for p in by_call[earlier.call.number]):
             found["full"] += 1
-            found["lost-bonus"] += part.first == earlier.last
+            if earlier.first < part.first <= earlier.last:  # a decoder that feeds everything again begins at the first
+                found["lost-bonus"] += 1
+                found["lost-bonus_tokens"] += earlier.last + 1 - part.first
         before[part.request] = part
         if part.proposed:
             found["rounds"] += 1
@@ -132,7 +134,8 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
     if losses["lost-bonus"] and losses["lost-bonus"] >= _BONUSES_LOST_AT_LEAST * full:
         found.append(
             f"draft/lost-bonus: after {losses['lost-bonus']} of {full} rounds in which all draft tokens were accepted, "
-            f"the target's next token was asked for again; {losses['lost-bonus'] / rounds:.2f} tokens lost per round "
+            f"what the target had answered was asked again; "
+            f"{losses['lost-bonus_tokens'] / rounds:.2f} tokens lost per round "
             "(speed, not output)"
         )
     return found

@@ -73,8 +73,9 @@ def cases(
 
 def _state(draw: st.DrawFn, taken: tuple[str, ...], family: str, prompts: list[tuple[int, ...]]) -> dict[str, Any]:
     """A cache state and its parameters, with the prompts that go with it; two cases in three start empty."""
-    possible = [state for state in taken if state != "wrapped" or family == "window"]
-    name = draw(st.sampled_from(["empty"] * max(1, 2 * (len(possible) - 1)) + possible))
+    possible = [state for state in taken if state != "wrapped" or family == "window"] or ["empty"]
+    more = 2 * (len(possible) - 1) if "empty" in possible else 0
+    name = draw(st.sampled_from(["empty"] * more + possible))
     tokens = st.integers(0, VOCAB_SIZE - 1)
     found: dict[str, Any] = {"cache_state": name}
     if name == "chunked":

@@ -1,0 +1,259 @@
+"""The self-check: every planted fault is caught and named, and no known-good decoder is accused.
+
+It runs the catalogue through what an audit does with each case: decode, judge, and for the first violation repair.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from eqcheck.case import Case
+from eqcheck.catalogue import BUILDS, FAULTS, Fault
+from eqcheck.contract import Generate
+from eqcheck.harness import Run, run
+from eqcheck.oracle import judge
+from eqcheck.repair import second_opinion
+from eqcheck.rounds import draft_losses, draft_warnings
+from eqcheck.search import CHUNK, Source
+from eqcheck.verdict import Explanation
+
+MOST_CASES = 400  # a fault not caught by then is missed
+JUDGED = 15  # cases of each fault whose attribution is scored
+SOUND_CASES = 100
+COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
+
+
+@dataclass(frozen=True)
+class FaultResult:
+    """What became of one planted fault.
+
+    ``cases_to_catch`` counts the cases until the first violation, ``seconds`` the time they took on one thread, drawing
+    included; both None when it was not caught. ``attributed``: that violation is named as declared, after repair.
+    Of ``judged`` violations ``component_right`` and ``kind_right`` were read as declared.
+    """
+
+    id: str
+    component: str
+    kind: str
+    families: tuple[str, ...]
+    held_back: bool
+    caught: bool
+    attributed: bool
+    cases_to_catch: int | None
+    seconds: float | None
+    judged: int = 0
+    component_right: int = 0
+    kind_right: int = 0
+    named: str = ""
+
+
+@dataclass(frozen=True)
+class KnownGoodResult:
+    """A decoder that is right, and how many of its cases were called a violation."""
+
+    name: str
+    cases: int
+    violations: int
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """All results; ``failures`` says in words what is broken about the checker, nothing when it is sound."""
+
+    faults: tuple[FaultResult, ...]
+    known_good: tuple[KnownGoodResult, ...]
+
+    @property
+    def failures(self) -> list[str]:
+        found = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
+        found += [
+            f"{good.name}: {good.violations} of {good.cases} cases of a right decoder called a violation: {good.first}"
+            for good in self.known_good
+            if good.violations
+        ]
+        for what, share, least in (
+            ("component", self.share("component_right"), COMPONENTS_RIGHT),
+            ("kind", self.share("kind_right"), KINDS_RIGHT),
+        ):
+            if share < least:
+                found.append(
+                    f"{what} named as declared in {share:.1%} of the violations, at least {least:.0%} expected"
+                )
+        return found
+
+    def share(self, what: str, held_back: bool | None = None) -> float:
+        """Violations read as declared, as a share; ``what`` is ``component_right`` or ``kind_right``."""
+        chosen = [f for f in self.faults if held_back is None or f.held_back == held_back]
+        judged = sum(fault.judged for fault in chosen)
+        return sum(getattr(fault, what) for fault in chosen) / judged if judged else 1.0
+
+    def seconds(self) -> tuple[float, float]:
+        """Median and longest time to the first catch."""
+        times = [fault.seconds for fault in self.faults if fault.seconds is not None]
+        return (statistics.median(times), max(times)) if times else (0.0, 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's object."""
+        return {
+            "faults": [asdict(fault) for fault in self.faults],
+            "known_good": [asdict(good) for good in self.known_good],
+            "failures": self.failures,
+        }
+
+
+def selfcheck(
+    jobs: int = 1, cases: int = SOUND_CASES, listen: Callable[[int, int], None] = lambda *_: None
+) -> SelfCheck:
+    """Run every known-good decoder on so many cases, and the whole catalogue; ``listen`` gets done and total."""
+    work: list[Callable[[], FaultResult | KnownGoodResult]] = []
+    for name in BUILDS:
+        for start in range(0, cases, SOUND_CASES):
+            work.append(partial(check_known_good, name, start // CHUNK, min(SOUND_CASES, cases - start)))
+    work += [partial(check_fault, number) for number in range(len(FAULTS))]
+    results = []
+    for result in _all(work, jobs):
+        results.append(result)
+        listen(len(results), len(work))
+    return _gathered(results)
+
+
+def short() -> SelfCheck:
+    """A few seconds of it: the first fault of each kind and two known-good decoders."""
+    first: dict[tuple[str, str], int] = {}
+    for number, fault in enumerate(FAULTS):
+        if fault.families[0] == "rotary" and fault.cache_states == ("empty",) and not fault.held_back:
+            first.setdefault((fault.component, fault.kind), number)
+    results: list[FaultResult | KnownGoodResult] = [check_fault(number, judged=1) for number in first.values()]
+    results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]
+    return _gathered(results)
+
+
+def _gathered(results: list[FaultResult | KnownGoodResult]) -> SelfCheck:
+    good: dict[str, KnownGoodResult] = {}
+    for one in results:
+        if isinstance(one, KnownGoodResult):
+            before = good.get(one.name, KnownGoodResult(one.name, 0, 0))
+            good[one.name] = replace(
+                one,
+                cases=before.cases + one.cases,
+                violations=before.violations + one.violations,
+                first=before.first or one.first,
+            )
+    return SelfCheck(tuple(one for one in results if isinstance(one, FaultResult)), tuple(good.values()))
+
+
+def _all(work: list[Callable[[], FaultResult | KnownGoodResult]], jobs: int) -> Iterator[FaultResult | KnownGoodResult]:
+    if jobs == 1:
+        yield from (one() for one in work)
+        return
+    import multiprocessing
+
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_call, work)
+
+
+def _call(one: Callable[[], FaultResult | KnownGoodResult]) -> FaultResult | KnownGoodResult:
+    return one()
+
+
+@cache
+def _drawn(source: Source, chunk: int) -> tuple[tuple[Case, ...], float]:
+    """The cases of a chunk, and the seconds that drawing one of them took."""
+    start = time.perf_counter()
+    cases = source.chunk(chunk)
+    return tuple(cases), (time.perf_counter() - start) / len(cases)
+
+
+def check_known_good(name: str, chunk: int, count: int) -> KnownGoodResult:
+    """Run a known-good decoder on ``count`` cases from a chunk on, over all it claims."""
+    torch.set_num_threads(1)
+    decoder = BUILDS[name].decoder(name)
+    source = Source(1, decoder.families, decoder.padding_sides, decoder.cache_states)
+    done, accused, first = 0, 0, ""
+    losses: Counter[str] = Counter()
+    with decoder.running() as generate:
+        while done < count:
+            cases, _ = _drawn(source, chunk + done // CHUNK)
+            for case in cases[: count - done]:
+                finished = run(generate, case)
+                verdict = judge(finished)
+                done += 1
+                if verdict.explanation is not None:
+                    accused += 1
+                    first = first or f"{verdict.explanation.fingerprint} on case {case.id}"
+                else:
+                    losses += draft_losses(finished)
+    warnings = draft_warnings(losses)
+    return KnownGoodResult(name, done, accused + len(warnings), first or "".join(warnings[:1]))
+
+
+def check_fault(number: int, judged: int = JUDGED) -> FaultResult:
+    """Run the fault ``FAULTS[number]`` until so many of its violations are judged."""
+    torch.set_num_threads(1)
+    fault = FAULTS[number]
+    decoder = fault.decoder()
+    source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
+    found: Counter[str] = Counter()
+    losses: Counter[str] = Counter()
+    named, caught_at, seconds = "", None, 0.0
+    with decoder.running() as generate:
+        for count in range(MOST_CASES):
+            cases, drawing = _drawn(source, count // CHUNK)
+            start = time.perf_counter()
+            done = run(generate, cases[count % CHUNK], timeout=20.0)
+            seen = _seen(fault, done, losses)
+            seconds += drawing + time.perf_counter() - start if caught_at is None else 0.0
+            if seen is None:
+                continue
+            if caught_at is None:
+                caught_at = count + 1
+                named = _confirmed(generate, done, seen).fingerprint
+            found[seen.fingerprint] += 1
+            if found.total() == judged:
+                break
+    same_component = sum(n for name, n in found.items() if name.startswith(f"{fault.component}/"))
+    return FaultResult(
+        fault.id,
+        fault.component,
+        fault.kind,
+        fault.families,
+        fault.held_back,
+        caught=caught_at is not None,
+        attributed=_is(named, fault),
+        cases_to_catch=caught_at,
+        seconds=None if caught_at is None else round(seconds, 4),
+        judged=found.total(),
+        component_right=same_component,
+        kind_right=sum(n for name, n in found.items() if _is(name, fault)),
+        named=found.most_common(1)[0][0] if found else "",
+    )
+
+
+def _is(name: str, fault: Fault) -> bool:
+    return name.partition(":")[0] == fault.fingerprint
+
+
+def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
+    """The violation of a run, or for a fault of the draft side its warning."""
+    explanation = judge(done).explanation
+    if explanation is None and fault.component == "draft":
+        here = draft_losses(done)
+        losses += here
+        for warning in draft_warnings(here):
+            component, _, kind = warning.partition(":")[0].partition("/")
+            return Explanation(component, kind)
+    return explanation
+
+
+def _confirmed(generate: Generate, done: Run, seen: Explanation) -> Explanation:
+    return seen if seen.component == "draft" else second_opinion(generate, done, seen, timeout=20.0)
