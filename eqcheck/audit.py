@@ -1,126 +1,26 @@
-"""The audit: draw cases, decode, judge, gather by fingerprint, confirm, minimise. It emits events and never prints."""
+"""The audit: replay, draw, decode, judge, gather by fingerprint, settle. It emits events and never prints."""
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
-import torch
-
-from eqcheck import registry
 from eqcheck.case import Case
-from eqcheck.contract import Decoder, Generate, Request
-from eqcheck.coverage import exercised, vacuous
-from eqcheck.harness import run
-from eqcheck.oracle import judge
+from eqcheck.contract import Decoder
+from eqcheck.corpus import Corpus
+from eqcheck.isolation import Limits
+from eqcheck.outcome import Outcome, try_case
+from eqcheck.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
+from eqcheck.runner import HANG, HANGS_TO_GIVE_UP, Runner, runner
 from eqcheck.search import CHUNK, Source
-from eqcheck.text import render
-from eqcheck.verdict import Explanation, merge
+from eqcheck.settle import Sighting, minimise, repeats
 
-HANGS_TO_GIVE_UP = 3
-
-
-@dataclass(frozen=True)
-class Options:
-    """What an audit is asked: so many cases, or a time budget in seconds, or both (whichever ends first)."""
-
-    cases: int | None = 300
-    budget: float | None = None
-    seed: int = 0
-    jobs: int = 1
-    families: tuple[str, ...] = ()
-    case_timeout: float = 60.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not."""
-
-    case: Case
-    status: str
-    exact_match: float
-    prefix_match: float
-    coverage: frozenset[str]
-    outputs: tuple[tuple[int, ...], ...] | None
-    explanation: Explanation | None = None
-    traceback: str = ""
-
-    @property
-    def fingerprint(self) -> str | None:
-        return self.explanation.fingerprint if self.explanation else None
-
-
-@dataclass(frozen=True)
-class ViolationRecord:
-    """One fingerprint: how often, and the smallest case in violation."""
-
-    fingerprint: str
-    count: int
-    case: Case
-    explanation: Explanation
-    traceback: str = ""
-
-    @property
-    def text(self) -> str:
-        return render(self.explanation)
-
-
-@dataclass
-class Audit:
-    """The result of one decoder's audit."""
-
-    decoder: Decoder
-    options: Options
-    families: tuple[str, ...]
-    outcomes: list[Outcome] = field(default_factory=list)
-    violations: list[ViolationRecord] = field(default_factory=list)
-    inconclusive: int = 0
-    warnings: list[str] = field(default_factory=list)
-    elapsed: float = 0.0
-    interrupted: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
-        if self.violations:
-            return "violation"
-        unasked = self.outcomes and not self.coverage.get("target_called")
-        statuses = ["inconclusive"] if self.inconclusive or self.interrupted or unasked else []
-        return merge([*statuses, *(o.status for o in self.outcomes if o.status != "violation")])
-
-    @property
-    def coverage(self) -> dict[str, int]:
-        """How many cases raised each counter."""
-        counts = Counter(name for outcome in self.outcomes for name in outcome.coverage)
-        return dict(sorted(counts.items()))
-
-    @property
-    def unknown(self) -> list[ViolationRecord]:
-        """Violations that the adapter does not declare as known."""
-        return [v for v in self.violations if v.fingerprint not in self.decoder.known]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """``done`` of ``total`` cases (``total`` None under a time budget) of one decoder, so many in violation."""
-
-    decoder: str
-    done: int
-    total: int | None
-    violations: int
-    stage: str = "cases"
-
-
-Listener = Callable[[Progress], None]
+__all__ = ["Audit", "Options", "Outcome", "Progress", "ViolationRecord", "audit", "try_case"]
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
@@ -130,44 +30,168 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     >>> audit(load("eqspec"), Options(cases=20)).verdict
     'equivalent'
     """
-    families = tuple(options.families) or decoder.families
-    result = Audit(decoder, options, families)
-    source = Source(options.seed, families, decoder.padding_sides)
     start = time.monotonic()
-    torch.set_num_threads(1)
-    first: dict[str, tuple[int, Outcome]] = {}
-    counts: Counter[str] = Counter()
-    settled: set[str] = set()
-    notes: dict[str, None] = {}
-    try:
-        with _interruptible() as check, _running(decoder, result.warnings) as generate:
-            for index, outcome, note in _outcomes(decoder, generate, source, options):
-                result.outcomes.append(outcome)
-                check()
-                notes.update(dict.fromkeys([note] if note else []))
-                if outcome.fingerprint:
-                    counts[outcome.fingerprint] += 1
-                    first.setdefault(outcome.fingerprint, (index, outcome))
-                listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total()))
-                if counts["crash/hang"] >= HANGS_TO_GIVE_UP:
-                    result.warnings.append(f"stopped after {HANGS_TO_GIVE_UP} cases that did not end")
-                    break
-            for fingerprint, (index, outcome) in first.items():
-                listen(Progress(decoder.name, len(result.outcomes), options.cases, counts.total(), fingerprint))
-                _confirm(result, source, generate, index, outcome, counts[fingerprint])
-                settled.add(fingerprint)
-                check()
-    except KeyboardInterrupt:
-        result.interrupted = True
-        missing = [outcome for name, (_, outcome) in first.items() if name not in settled]
-        result.violations += [_record(outcome, counts[str(outcome.fingerprint)]) for outcome in missing]
-        result.warnings.append("interrupted; the cases below are not all minimised" if missing else "interrupted")
-    result.violations.sort(key=lambda v: -v.count)
-    result.warnings[:0] = [*([decoder.note] if decoder.note else []), *notes]
-    if result.outcomes:
-        result.warnings += vacuous(result.coverage)
+    under_way = _UnderWay(decoder, options, listen)
+    under_way.run()
+    result = under_way.result
     result.elapsed = time.monotonic() - start
     return result
+
+
+class _UnderWay:
+    """An audit while it runs."""
+
+    def __init__(self, decoder: Decoder, options: Options, listen: Listener) -> None:
+        self.decoder, self.options, self.listen = decoder, options, listen
+        families = tuple(dict.fromkeys(options.families)) or decoder.families
+        self.result = Audit(decoder, options, families)
+        self.source = Source(options.seed, families, decoder.padding_sides, decoder.cache_states)
+        self.corpus = Corpus(options.corpus, decoder.name) if options.corpus else None
+        self.sightings: dict[tuple[bool, str], Sighting] = {}
+        self.notes: dict[str, None] = {}
+
+    def run(self) -> None:
+        """Replay, draw, settle; whatever happens, warnings are in order and nothing seen is lost."""
+        decoder, options, result = self.decoder, self.options, self.result
+        limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
+        unsettled = self.sightings
+        try:
+            with (
+                _interruptible() as check,
+                runner(decoder, limits, options.jobs, options.isolate, result.warnings) as running,
+            ):
+                self._replay(running, check)
+                self._draw(running, check)
+                unsettled = dict(self.sightings)
+                self._settle(running, unsettled, check)
+        except KeyboardInterrupt:
+            result.interrupted = True
+            for (claimed, _), sighting in unsettled.items():
+                (result.violations if claimed else result.discoveries).append(sighting.record())
+            result.warnings.append("interrupted; the cases below are not all minimised" if unsettled else "interrupted")
+        if result.doubtful:
+            result.doubtful += result.violations + result.discoveries
+            result.violations, result.discoveries = [], []
+        for records in (result.violations, result.discoveries, result.doubtful):
+            records.sort(key=lambda record: -record.count)
+        result.warnings[:0] = [*([decoder.note] if decoder.note else []), *self.notes]
+        result.warnings += [*(self.corpus.warnings if self.corpus else []), *about_claims(result)]
+
+    def _replay(self, running: Runner, check: Callable[[], None]) -> None:
+        """Run the stored cases that are within what was asked."""
+        for path, stored in self.corpus.load().items() if self.corpus else ():
+            case = stored.case
+            asked = (
+                case.family in self.source.families
+                and case.padding_side in self.source.padding_sides
+                and case.cache_state in self.source.cache_states
+            )
+            if not asked:
+                continue
+            outcome = running.try_case(case)
+            self.result.replayed.append(outcome)
+            if outcome.fingerprint != stored.fingerprint and self.corpus:
+                self.corpus.retire(path)
+            if outcome.fingerprint:
+                minimised = stored.minimised and outcome.fingerprint == stored.fingerprint
+                self._sight(outcome, Sighting(outcome, stored=True, minimised=minimised))
+            self._tell("corpus")
+            check()
+
+    def _draw(self, running: Runner, check: Callable[[], None]) -> None:
+        hung: Counter[bool | str] = Counter()
+        for outcome in running.outcomes(self._cases()):
+            family = outcome.case.family
+            if family in running.given_up:
+                continue
+            self.result.outcomes.append(outcome)
+            check()
+            self.notes.update(dict.fromkeys([running.note] if running.note else []))
+            if outcome.fingerprint:
+                self._sight(outcome, Sighting(outcome)).see(outcome)
+            self._tell()
+            if outcome.fingerprint == HANG:
+                claimed = family in self.decoder.families
+                hung[claimed or family] += 1
+                if hung[True] >= HANGS_TO_GIVE_UP:
+                    self.result.warnings.append(f"stopped after {HANGS_TO_GIVE_UP} cases that did not end")
+                    return
+                if hung[family] >= HANGS_TO_GIVE_UP:
+                    running.given_up.add(family)
+                    self.result.warnings.append(
+                        f"family {family}, not claimed: given up after {HANGS_TO_GIVE_UP} cases that did not end"
+                    )
+
+    def _cases(self) -> Iterator[Case]:
+        """The cases to decode, drawn as they are needed, while there is time."""
+        options = self.options
+        end = time.monotonic() + options.budget if options.budget else float("inf")
+        for index in count():
+            done = index * CHUNK
+            size = CHUNK if options.cases is None else min(CHUNK, options.cases - done)
+            for position in range(max(size, 0)):
+                if time.monotonic() > end:
+                    return
+                yield self.source.chunk(index, position + 1)[position]
+            if size < CHUNK:
+                return
+
+    def _sight(self, outcome: Outcome, sighting: Sighting) -> Sighting:
+        """Note a failing case, and store the first of its fingerprint before anything else can go wrong."""
+        key = outcome.case.family in self.decoder.families, str(outcome.fingerprint)
+        if key not in self.sightings:
+            self.sightings[key] = sighting
+            if not sighting.stored or not sighting.minimised:
+                self._store(key[0], sighting.record())
+        return self.sightings[key]
+
+    def _store(self, claimed: bool, record: ViolationRecord) -> None:
+        if self.corpus:
+            self.corpus.store(stored_violation(self.result, record), claimed)
+
+    def _settle(self, running: Runner, unsettled: dict[tuple[bool, str], Sighting], check: Callable[[], None]) -> None:
+        """Confirm and minimise each sighting; what is dealt with leaves ``unsettled``."""
+        result = self.result
+        end = time.monotonic() + (self.options.budget or float("inf"))
+        slowest = max((o.seconds for o in result.outcomes if o.fingerprint != HANG), default=0.0)
+        unminimised = 0
+        for key, sighting in list(unsettled.items()):
+            claimed, fingerprint = key
+            self._tell(fingerprint)
+            if not repeats(running, sighting.outcome, slowest):
+                self._doubt(sighting)
+                del unsettled[key]
+                continue
+            check()
+            left = max(0.0, end - time.monotonic()) / len(unsettled)
+            if not sighting.stored and left > 0:
+                families = [f for f in self.source.families if (f in self.decoder.families) == claimed]
+                smallest = minimise(sighting, self.source, running, families, left)
+                if smallest is None:
+                    self._doubt(sighting)
+                    del unsettled[key]
+                    continue
+                sighting.outcome, sighting.minimised = smallest, True
+            unminimised += not sighting.minimised
+            record = sighting.record()
+            (result.violations if claimed else result.discoveries).append(record)
+            self._store(claimed, record)
+            del unsettled[key]
+            check()
+        if unminimised:
+            result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
+
+    def _doubt(self, sighting: Sighting) -> None:
+        record = sighting.record()
+        self.result.doubtful.append(record)
+        self.result.warnings.append(
+            f"INCONCLUSIVE: {record.fingerprint} on case {record.case.id}: two runs of the same request gave different "
+            "answers; the decoder is not deterministic, so no failure counts as a violation"
+        )
+
+    def _tell(self, stage: str = "cases") -> None:
+        failing = sum(sighting.drawn.total() for (claimed, _), sighting in self.sightings.items() if claimed)
+        self.listen(Progress(self.decoder.name, len(self.result.outcomes), self.options.cases, failing, stage))
 
 
 @contextmanager
@@ -194,118 +218,3 @@ def _interruptible() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _running(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
-    """The decoder set up; if that fails, a stand-in that fails every case with the same error."""
-    with ExitStack() as stack:
-        try:
-            generate = stack.enter_context(decoder.running())
-        except Exception as error:
-            failure = error
-
-            def generate(target: Any, draft: Any, request: Request) -> Any:
-                raise failure
-
-        yield generate
-        closing = stack.pop_all()
-        try:
-            closing.close()
-        except Exception as error:
-            warnings.append(f"the decoder's close() raised {type(error).__name__}: {error}")
-
-
-def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:
-    """Decode and judge one case."""
-    done = run(generate, case, timeout)
-    verdict = judge(done)
-    matches = (verdict.exact_match, verdict.prefix_match)
-    covered = frozenset(exercised(done))
-    return Outcome(case, verdict.status, *matches, covered, done.outputs, verdict.explanation, done.failure_text)
-
-
-def _outcomes(
-    decoder: Decoder, generate: Generate, source: Source, options: Options
-) -> Iterator[tuple[int, Outcome, str]]:
-    """Outcomes with the number of their chunk and the decoder's note, in order, whatever the number of jobs."""
-    end = time.monotonic() + options.budget if options.budget else float("inf")
-    if options.jobs <= 1 or not decoder.spec:
-        for index, size in _chunks(options, end):
-            for case in source.chunk(index, size):
-                if time.monotonic() > end:
-                    return
-                yield index, try_case(generate, case, options.case_timeout), getattr(generate, "note", "")
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
-        waiting: deque[tuple[int, Future[tuple[list[Outcome], str]]]] = deque()
-        try:
-            for index, size in _chunks(options, end):
-                job = pool.submit(_worker, decoder.spec, source, index, size, options.case_timeout)
-                waiting.append((index, job))
-                if len(waiting) == 2 * options.jobs:
-                    yield from _finished(*waiting.popleft())
-            while waiting:
-                yield from _finished(*waiting.popleft())
-        finally:
-            for _, job in waiting:
-                job.cancel()
-
-
-def _chunks(options: Options, end: float) -> Iterator[tuple[int, int]]:
-    """Numbers and sizes of the chunks an audit needs, while there is time."""
-    left = options.cases
-    for index in count():
-        if left == 0 or time.monotonic() > end:
-            return
-        size = CHUNK if left is None else min(CHUNK, left)
-        left = None if left is None else left - size
-        yield index, size
-
-
-def _finished(index: int, job: Future[tuple[list[Outcome], str]]) -> Iterator[tuple[int, Outcome, str]]:
-    outcomes, note = job.result()
-    return ((index, outcome, note) for outcome in outcomes)
-
-
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _worker(spec: str, source: Source, index: int, size: int, timeout: float) -> tuple[list[Outcome], str]:
-    torch.set_num_threads(1)
-    outcomes: list[Outcome] = []
-    with registry.load(spec).running() as generate:
-        for case in source.chunk(index, size):
-            outcomes.append(try_case(generate, case, timeout))
-            if sum(outcome.fingerprint == "crash/hang" for outcome in outcomes) == HANGS_TO_GIVE_UP:
-                break
-        return outcomes, getattr(generate, "note", "")
-
-
-def _confirm(result: Audit, source: Source, generate: Generate, index: int, first: Outcome, number: int) -> None:
-    """Run the first case of a fingerprint again; if the answer repeats, minimise it and record the violation."""
-    timeout, fingerprint = result.options.case_timeout, first.fingerprint
-    last = try_case(generate, first.case, timeout)
-    if (last.fingerprint, last.outputs) == (fingerprint, first.outputs) and fingerprint != "crash/hang":
-        smallest = source.minimise(
-            index, first.case, lambda case: try_case(generate, case, timeout).fingerprint == fingerprint
-        )
-        last = try_case(generate, smallest, timeout)
-    elif last.outputs != first.outputs:
-        last = Outcome(first.case, "inconclusive", 0.0, 0.0, frozenset(), None)
-    if last.fingerprint == fingerprint:
-        result.violations.append(_record(last, number))
-        return
-    result.inconclusive += number
-    result.warnings.append(
-        f"INCONCLUSIVE: {fingerprint} on case {first.case.id}: two runs of the same request gave different answers; "
-        "the decoder is not deterministic"
-    )
-
-
-def _record(outcome: Outcome, number: int) -> ViolationRecord:
-    assert outcome.explanation is not None
-    explanation = outcome.explanation
-    return ViolationRecord(explanation.fingerprint, number, outcome.case, explanation, outcome.traceback)

@@ -10,16 +10,23 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eqcheck import __version__
 from eqcheck.contract import FAMILIES, Decoder
 from eqcheck.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from eqcheck.result import Audit
 
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 internal error, 4 usage, "
     "5 nothing was tested"
 )
+_BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
+_FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
+_CORPUS = Path(".eqcheck")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,12 +68,21 @@ def _parser() -> argparse.ArgumentParser:
         help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder",
     )
     audit.add_argument("--cases", type=_positive, metavar="N", help="cases per decoder (300)")
-    audit.add_argument("--budget", type=_seconds, metavar="60s", help="time per decoder, instead of or beside --cases")
-    audit.add_argument("--seed", type=_natural, default=0, metavar="N", help="same seed, same cases, same report (0)")
+    audit.add_argument("--budget", type=_seconds, metavar="60s", help=_BUDGET)
+    audit.add_argument(
+        "--seed",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="same seed, same cases drawn (0); the same report too where --no-corpus leaves out what .eqcheck holds",
+    )
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
     audit.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes (1)")
-    audit.add_argument("--families", type=_families, default=(), metavar="F,...", help="instead of those it claims")
+    audit.add_argument("--families", type=_families, default=(), metavar="F,...", help=_FAMILIES)
     audit.add_argument("--case-timeout", type=_seconds, default=60.0, metavar="S", help="a case's limit (60s)")
+    audit.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
+    audit.add_argument("--case-memory", type=_bytes, default=2**31, metavar="2G", help="a case's memory, isolated (2G)")
+    audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     audit.set_defaults(run=_audit)
@@ -74,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="run a stored case again: FAILS, FIXED or ERROR", epilog=_EPILOG)
     replay.add_argument("case", type=Path, metavar="CASE")
     replay.add_argument("--adapter", metavar="SPEC", help="another decoder than the one the file names")
+    replay.add_argument(
+        "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
+    )
     replay.set_defaults(run=_replay)
 
     known = commands.add_parser("list", help="list the decoders that can be named")
@@ -89,7 +108,17 @@ def _audit(options: argparse.Namespace) -> int:
     decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
     folders = _folders(options.out, decoders)
     cases = options.cases or (None if options.budget else 300)
-    asked = Options(cases, options.budget, options.seed, options.jobs, options.families, options.case_timeout)
+    asked = Options(
+        cases=cases,
+        budget=options.budget,
+        seed=options.seed,
+        jobs=options.jobs,
+        families=options.families,
+        case_timeout=options.case_timeout,
+        isolate=options.isolate,
+        case_memory=options.case_memory,
+        corpus=None if options.no_corpus else _CORPUS,
+    )
     results, reports = [], []
     # What a decoder prints must not mix with the one JSON object.
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
@@ -103,13 +132,17 @@ def _audit(options: argparse.Namespace) -> int:
         print(json.dumps({"reports": reports}))
     else:
         print(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
+    return _exit_code(results, options.allow_known)
+
+
+def _exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
-    if any(result.unknown if options.allow_known else result.violations for result in results):
+    if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
         return VIOLATION
-    if not any(result.outcomes for result in results):
+    if not any(result.claimed for result in results):
         return NOTHING
-    return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.inconclusive for r in results) else EQUIVALENT
+    return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT
 
 
 @contextlib.contextmanager
@@ -128,8 +161,9 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 def _replay(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.audit import try_case
-    from eqcheck.report import read_case
+    from eqcheck.casefile import read_case
+    from eqcheck.isolation import Limits
+    from eqcheck.runner import runner
     from eqcheck.text import render
 
     stored = read_case(options.case)
@@ -141,8 +175,10 @@ def _replay(options: argparse.Namespace) -> int:
     except UsageError:
         print("ERROR: the adapter cannot be loaded")
         raise
-    with decoder.running() as generate:
-        outcome = try_case(generate, stored.case, stored.case_timeout)
+    isolate = options.isolate or stored.isolated
+    limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
+    with runner(decoder, limits, 1, isolate, []) as running:
+        outcome = running.try_case(stored.case)
     if outcome.explanation is None:
         print(
             f"FIXED: {decoder.name} is equivalent on this case"
@@ -164,7 +200,11 @@ def _list(options: argparse.Namespace) -> int:
 
     rows = []
     for name in registry.names():
-        decoder = registry.load(name)
+        try:
+            decoder = registry.load(name)
+        except UsageError as error:
+            rows.append([name, "broken", "-", "-", str(error)])
+            continue
         claims = [", ".join(decoder.families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
     print(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"]))
@@ -211,14 +251,22 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _bytes(text: str) -> int:
+    units = {"M": 2**20, "G": 2**30}
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in units or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
+    return int(number) * units[unit]
+
+
 def _families(text: str) -> tuple[str, ...]:
     if text == "all":
         return FAMILIES
-    names = tuple(text.split(","))
+    names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in FAMILIES:
             raise argparse.ArgumentTypeError(
-                f"unknown family {name!r}{did_you_mean(name, FAMILIES)}; known: {', '.join(FAMILIES)}"
+                f"unknown family {name!r}{did_you_mean(name, FAMILIES) or '.'} Known: all, {', '.join(FAMILIES)}"
             )
     return names
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.audit import Listener, Progress
-from eqcheck.report import percent
+from eqcheck.report import UNCLAIMED_NOTE, beyond_claim, matrix_table, not_taken, percent
+from eqcheck.result import Listener, Progress
 
 _PLAIN_EVERY_S = 5.0
 
@@ -73,6 +73,8 @@ def _plain() -> Listener:
 
 
 def _note(event: Progress) -> str:
+    if event.stage == "corpus":
+        return "replaying stored cases"
     if event.stage != "cases":
         return f"minimising {event.stage}"
     return f"({event.violations} in violation)" if event.violations else ""
@@ -100,6 +102,8 @@ def summary(reports: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> str
     lines = [
         tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))
     ]
+    if any(beyond_claim(report) for report in reports):
+        lines += ["", matrix_table(list(reports)), UNCLAIMED_NOTE]
     for report, folder in zip(reports, folders, strict=True):
         lines += ["", *_details(report, folder)]
     return "\n".join(lines)
@@ -113,10 +117,28 @@ def _last_frames(traceback: str) -> list[str]:
 def _details(report: Mapping[str, Any], folder: str) -> list[str]:
     name = report["decoder"]["name"]
     lines = [f"{name}: report in {folder}"]
+    corpus = report["corpus"]
+    if corpus["replayed"]:
+        lines.append(f"{name}: {corpus['replayed']} stored cases replayed, {corpus['failing']} fail")
+    if not_taken(report):
+        lines.append(f"{name}: {not_taken(report)}")
     lines += [f"{name}: WARNING {warning}" for warning in report["warnings"]]
+    run = report["cases"]["run"]
     for violation in report["violations"]:
         known = f", declared as known: {violation['known']}" if violation["known"] else ""
-        lines += ["", f"{name}: {violation['count']} of {report['cases']['run']} cases{known}"]
-        lines += [violation["explanation"], *_last_frames(violation["traceback"])]
-        lines.append(f"  Reproduce: {violation['reproduce']}")
+        lines += _finding(violation, f"{name}: {violation['count']} of {run} cases{known}")
+    for discovery in report["discoveries"]:
+        families = [f for f, entry in report["matrix"].items() if discovery["fingerprint"] in entry["fingerprints"]]
+        where = [f for f in families if not report["matrix"][f]["claimed"]] or [discovery["case"]["family"]]
+        lines += _finding(
+            discovery, f"{name}: DISCOVERY, {discovery['count']} cases in families not claimed ({', '.join(where)})"
+        )
+    for doubtful in report["inconclusive"]:
+        lines += _finding(doubtful, f"{name}: INCONCLUSIVE, {doubtful['count']} of {run} cases; answers do not repeat")
     return lines
+
+
+def _finding(finding: Mapping[str, Any], title: str) -> list[str]:
+    title += " and a stored one of an earlier audit" if finding["from_corpus"] else ""
+    explained = [finding["explanation"], *_last_frames(finding["traceback"])]
+    return ["", title, *explained, f"  Reproduce: {finding['reproduce']}"]

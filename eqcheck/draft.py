@@ -15,6 +15,12 @@ from eqcheck.trace import DRAFT
 _SALT = np.uint64(0xD1B54A32D192ED03)
 
 
+def disagrees_by_chance(digests: Words, agreement: float) -> Bools:
+    """Where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
+    chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
+    return chance.astype(np.float64) * 2.0**-53 >= agreement
+
+
 class ScriptedDraft(HashLM):
     """A draft whose acceptance is dictated, by the contexts at which it is wrong or by an agreement rate.
 
@@ -50,6 +56,5 @@ class ScriptedDraft(HashLM):
     def disagrees(self, digests: Words) -> Bools | None:
         wrong = np.array([[digest in self._wrong_after for digest in row] for row in digests.tolist()], np.bool_)
         if self._agreement < 1.0:
-            chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
-            wrong |= chance.astype(np.float64) * 2.0**-53 >= self._agreement
+            wrong |= disagrees_by_chance(digests, self._agreement)
         return wrong

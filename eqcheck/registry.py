@@ -62,7 +62,7 @@ def load(spec: str) -> Decoder:
             module, _, attr = point.value.partition(":")
             return _pick(_import_name(module.strip(), spec), attr.strip(), spec).named(spec)
     raise UsageError(
-        f"unknown adapter {spec!r}{did_you_mean(spec, names())}. Known: {', '.join(names())}; "
+        f"unknown adapter {spec!r}{did_you_mean(spec, names()) or '.'} Known: {', '.join(names())}; "
         "or give package.module:attr or path/to/file.py:attr"
     )
 
@@ -103,7 +103,7 @@ def _pick(module: ModuleType, attr: str, spec: str) -> Decoder:
         if hasattr(module, attr):
             raise UsageError(f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it")
         raise UsageError(
-            f"adapter {spec!r}: no decoder {attr!r}{did_you_mean(attr, found)}; found: {', '.join(found) or 'none'}"
+            f"adapter {spec!r}: no decoder {attr!r}; found: {', '.join(found) or 'none'}{did_you_mean(attr, found)}"
         )
     distinct = list({id(value): value for value in found.values()}.values())
     if len(distinct) == 1:

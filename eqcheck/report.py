@@ -1,70 +1,59 @@
-"""Reports and case files: what an audit leaves on disk. Every file is written whole or not at all."""
+"""Reports: what an audit leaves on disk, for programs (JSON), for readers (Markdown) and for replays (case files)."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import shlex
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from eqcheck import __version__
-from eqcheck.audit import Audit, ViolationRecord
-from eqcheck.case import CASE_FORMAT, Case
+from eqcheck.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.contract import FAMILIES
 from eqcheck.coverage import COUNTERS
 from eqcheck.errors import UsageError
+from eqcheck.result import Audit, ViolationRecord, stored_violation
+
+__all__ = ["VIOLATION_FORMAT", "StoredViolation", "read_case", "write"]
 
 REPORT_FORMAT = "eqcheck-report/1"
-VIOLATION_FORMAT = "eqcheck-violation/1"
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not show: "
     "sampling (greedy only), numerical near-ties of low-precision kernels (arithmetic here is exact), speed or "
     "acceptance, other families, longer rows or larger batches than were drawn, or code paths of real models "
     "that the transparent target does not have."
 )
-
-
-@dataclass(frozen=True)
-class StoredViolation:
-    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case), the limit."""
-
-    case: Case
-    adapter: str | None = None
-    fingerprint: str | None = None
-    case_timeout: float = 60.0
+_FOLDERS = ("cases", "discoveries", "inconclusive")
 
 
 def write(audit: Audit, folder: Path) -> dict[str, Any]:
-    """Write ``report.json``, ``report.md`` and one case file per violation into ``folder``; returns the report."""
-    cases = folder / "cases"
-    cases.mkdir(parents=True, exist_ok=True)
+    """Write ``report.json``, ``report.md`` and a case file per finding into ``folder``; returns the report.
+
+    Case files of earlier audits that the report does not name are removed.
+    """
     report = to_dict(audit, folder)
-    for violation in audit.violations:
-        stored = {
-            "format": VIOLATION_FORMAT,
-            "eqcheck": __version__,
-            "adapter": audit.decoder.spec or audit.decoder.name,
-            "fingerprint": violation.fingerprint,
-            "case_timeout": audit.options.case_timeout,
-            "case": violation.case.to_dict(),
-            "explanation": violation.text,
-        }
-        _write(_case_file(folder, violation), json.dumps(stored, indent=1) + "\n")
-    _write(folder / "report.json", json.dumps(report, indent=1) + "\n")
-    _write(folder / "report.md", to_markdown(audit, report))
+    named = set()
+    for name, records in zip(_FOLDERS, (audit.violations, audit.discoveries, audit.doubtful), strict=True):
+        for record in records:
+            path = _case_file(folder, name, record)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, stored_violation(audit, record).to_json())
+            named.add(path)
+    write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
+    write_whole(folder / "report.md", to_markdown(audit, report))
+    for path in {path for name in _FOLDERS for path in (folder / name).glob("*.json")} - named:
+        if _is_case_file(path):
+            path.unlink(missing_ok=True)
     return report
 
 
 def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
     """The report as the contract's ``eqcheck-report/1``."""
-    outcomes, decoder = audit.outcomes, audit.decoder
+    outcomes, decoder = audit.claimed, audit.decoder
     statuses = Counter(outcome.status for outcome in outcomes)
     count = len(outcomes)
     return {
@@ -84,24 +73,49 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
             "prefix_match": round(sum(o.prefix_match for o in outcomes) / count, 4) if count else None,
         },
         "coverage": audit.coverage,
-        "violations": [_violation(audit, v, folder) for v in audit.violations],
+        "violations": [_finding(audit, v, folder, "cases") for v in audit.violations],
+        "discoveries": [_finding(audit, v, folder, "discoveries") for v in audit.discoveries],
+        "inconclusive": [_finding(audit, v, folder, "inconclusive") for v in audit.doubtful],
         "warnings": audit.warnings,
         "families": list(audit.families),
+        "matrix": _matrix(audit),
+        "cache_states": audit.cache_states,
+        "corpus": {
+            "replayed": len(audit.replayed),
+            "failing": sum(outcome.status == "violation" for outcome in audit.replayed),
+        },
+        "stale": audit.stale,
         "interrupted": audit.interrupted,
+        "isolated": audit.options.isolate,
         "seed": audit.options.seed,
         "elapsed_s": round(audit.elapsed, 1),
     }
 
 
-def _violation(audit: Audit, violation: ViolationRecord, folder: Path) -> dict[str, Any]:
-    e = violation.explanation
-    known = audit.decoder.known.get(violation.fingerprint)
+def _matrix(audit: Audit) -> dict[str, dict[str, Any]]:
+    """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+    matrix = {}
+    for family in audit.families:
+        outcomes = [outcome for outcome in audit.outcomes if outcome.case.family == family]
+        failing = Counter(str(outcome.fingerprint) for outcome in outcomes if outcome.fingerprint)
+        matrix[family] = {
+            "claimed": family in audit.decoder.families,
+            "cases": len(outcomes),
+            "violations": 0 if audit.doubtful else failing.total(),
+            "inconclusive": failing.total() if audit.doubtful else 0,
+            "fingerprints": dict(failing.most_common()),
+        }
+    return matrix
+
+
+def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) -> dict[str, Any]:
+    e = record.explanation
     return {
-        "fingerprint": violation.fingerprint,
+        "fingerprint": record.fingerprint,
         "component": e.component,
         "kind": e.kind,
-        "count": violation.count,
-        "known": known,
+        "count": record.count,
+        "known": audit.decoder.known.get(record.fingerprint),
         "first": {
             "row": e.row,
             "token_index": e.token_index,
@@ -109,21 +123,24 @@ def _violation(audit: Audit, violation: ViolationRecord, folder: Path) -> dict[s
             "expected": e.expected,
             "observed": e.observed,
         },
-        "case": violation.case.to_dict(),
-        "explanation": violation.text,
+        "case": record.case.to_dict(),
+        "from_corpus": record.stored,
+        "minimised": record.minimised,
+        "explanation": record.text,
         "details": e.to_dict(),
-        "traceback": violation.traceback,
-        "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, violation)))}",
+        "traceback": record.traceback,
+        "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, where, record)))}",
     }
 
 
 def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
     """The report for a reader."""
-    cases, equivalence = report["cases"], report["equivalence"]
+    cases, equivalence, corpus = report["cases"], report["equivalence"], report["corpus"]
+    replayed = f", {corpus['replayed']} stored cases replayed ({corpus['failing']} fail)" if corpus["replayed"] else ""
     lines = [
         f"# {audit.decoder.name}: {report['verdict']}",
         "",
-        f"{cases['run']} cases, seed {report['seed']}, families {', '.join(report['families'])}, "
+        f"{cases['run']} cases, seed {report['seed']}, families {', '.join(report['families'])}{replayed}, "
         f"{report['elapsed_s']} s, eqcheck {__version__}. {audit.decoder.origin}",
         "",
         f"Exact match {percent(equivalence['exact_match'])}, prefix match {percent(equivalence['prefix_match'])} "
@@ -132,22 +149,66 @@ def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
     ]
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
+    lines += ["## Families", "", matrix_table([report], tablefmt="github"), ""]
+    lines += [UNCLAIMED_NOTE, ""] if beyond_claim(report) else []
+    if not_taken(report):
+        lines += [not_taken(report), ""]
     for violation in report["violations"]:
         known = f" (declared as known: {violation['known']})" if violation["known"] else ""
-        lines += [
-            f"## {violation['fingerprint']}: {violation['count']} cases{known}",
-            "",
-            "```",
-            "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part),
-            "```",
-            "",
-            f"Reproduce: `{violation['reproduce']}`",
-            "",
-        ]
+        lines += _section(violation, f"{violation['fingerprint']}: {_count(violation)}{known}")
+    for discovery in report["discoveries"]:
+        lines += _section(
+            discovery, f"Discovery: {discovery['fingerprint']}: {_count(discovery)}, families not claimed"
+        )
+    for doubtful in report["inconclusive"]:
+        lines += _section(doubtful, f"Inconclusive: {doubtful['fingerprint']}: {_count(doubtful)}")
     rows = [(name, report["coverage"].get(name, 0), what) for name, what in COUNTERS.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     lines += ["## What was exercised", "", table, "", "## What a clean audit does not show", "", CLEAN_SHOWS, ""]
     return "\n".join(lines)
+
+
+def _section(finding: Mapping[str, Any], title: str) -> list[str]:
+    text = "\n\n".join(part for part in (finding["explanation"], finding["traceback"].rstrip()) if part)
+    return [f"## {title}", "", "```", text, "```", "", f"Reproduce: `{finding['reproduce']}`", ""]
+
+
+def _count(finding: Mapping[str, Any]) -> str:
+    return f"{finding['count']} cases{' and one stored before' if finding['from_corpus'] else ''}"
+
+
+UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
+
+
+def matrix_table(reports: list[Mapping[str, Any]], tablefmt: str = "simple") -> str:
+    """Decoders by families: ``ok 50`` or ``violation 12/50``, in brackets where a family is not claimed."""
+    families = [family for family in FAMILIES if any(family in report["matrix"] for report in reports)]
+    rows = []
+    for report in reports:
+        cells = [_cell(report["matrix"].get(family)) for family in families]
+        rows.append([report["decoder"]["name"], *cells])
+    return tabulate(rows, headers=["decoder", *families], tablefmt=tablefmt)
+
+
+def _cell(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "-"
+    what = f"ok {entry['cases']}" if entry["cases"] else "no case"
+    for kind, key in (("violation", "violations"), ("inconclusive", "inconclusive")):
+        if entry[key]:
+            what = f"{kind} {entry[key]}/{entry['cases']}"
+    return what if entry["claimed"] else f"[{what}]"
+
+
+def beyond_claim(report: Mapping[str, Any]) -> bool:
+    """Whether the audit looked at a family that the decoder does not claim."""
+    return not all(entry["claimed"] for entry in report["matrix"].values())
+
+
+def not_taken(report: Mapping[str, Any]) -> str:
+    """One line that names the cache states which the decoder does not take; empty when it takes all."""
+    states = [state for state, cases in report["cache_states"].items() if cases == "not taken"]
+    return f"cache states not taken: {', '.join(states)}" if states else ""
 
 
 def percent(share: float | None) -> str:
@@ -157,37 +218,12 @@ def percent(share: float | None) -> str:
     return "100 %" if share == 1 else f"{min(share * 100, 99.9):.1f} %"
 
 
-def read_case(path: Path) -> StoredViolation:
-    """Read a case file, or a bare case; `UsageError` says what is wrong with it."""
+def _case_file(folder: Path, where: str, record: ViolationRecord) -> Path:
+    return folder / where / f"{file_stem(record.fingerprint)}.json"
+
+
+def _is_case_file(path: Path) -> bool:
     try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UsageError(f"case file {path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"case file {path}: cannot read it as JSON: {error}") from error
-    if isinstance(data, dict) and data.get("format") == CASE_FORMAT:
-        return StoredViolation(Case.from_dict(data))
-    if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
-        got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise UsageError(f"case file {path}: expected format {VIOLATION_FORMAT!r} or {CASE_FORMAT!r}, got {got!r}")
-    adapter, fingerprint, timeout = data.get("adapter"), data.get("fingerprint"), data.get("case_timeout", 60.0)
-    for name, value, kind in (
-        ("adapter", adapter, str),
-        ("fingerprint", fingerprint, str),
-        ("case_timeout", timeout, float),
-    ):
-        if not isinstance(value, kind):
-            raise UsageError(f"case file {path}: {name}: expected {kind.__name__}, got {value!r}")
-    return StoredViolation(Case.from_dict(data.get("case", {})), adapter, fingerprint, timeout)
-
-
-def _case_file(folder: Path, violation: ViolationRecord) -> Path:
-    return folder / "cases" / (re.sub(r"[^A-Za-z0-9.-]+", "-", violation.fingerprint).strip("-") + ".json")
-
-
-def _write(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+        return read_case(path).adapter is not None
+    except UsageError:
+        return False

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builds import one_row
 
 from eqcheck import registry
 from eqcheck.audit import Audit, Options, Progress, audit
+from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.coverage import ESSENTIAL
 from eqcheck.harness import run
@@ -26,6 +26,7 @@ from eqcheck.search import CHUNK, Source
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]
+one_row: Generate = known_good()["one_row"]
 
 
 def made(function: Any, **claims: Any) -> Decoder:

@@ -1,0 +1,93 @@
+"""What a case is going to exercise, read from the case and its truth alone, before any decoder has seen it.
+
+The search prefers cases with features that are still rare. Nothing here depends on a decoder, so that the same seed
+gives the same cases to all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+from eqcheck.case import Case
+from eqcheck.draft import disagrees_by_chance
+from eqcheck.harness import Truth, wrong_after
+
+Feature = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row's part of a round: ``accepted`` draft tokens, ``emitted`` new ones, ``ends`` says why the row is done."""
+
+    accepted: int
+    emitted: int
+    ends: str = ""  # "eos inside the block", "eos not drafted", "limit"
+
+
+def script(case: Case, truth: Truth) -> list[list[Step]]:
+    """The rounds of an engine that accepts what the draft gets right: per round, one step of each row not yet done."""
+    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
+    rounds: list[list[Step]] = []
+    for prompt, row, digests in zip(case.prompts, truth.rows, truth.digests, strict=True):
+        contexts = digests[-1, len(prompt) - 1 : -1]
+        if case.agreement is None:
+            agrees = [digest not in wrong for digest in contexts.tolist()]
+        else:
+            agrees = (~disagrees_by_chance(contexts, case.agreement)).tolist()
+        at = number = 0
+        while at < len(row):
+            block = agrees[at : at + case.num_draft_tokens]
+            accepted = block.index(False) if False in block else len(block)
+            emitted = min(accepted + 1, len(row) - at)
+            at += emitted
+            ends = ""
+            if at == len(row):
+                drafted = "eos inside the block" if emitted <= accepted else "eos not drafted"
+                ends = drafted if row[-1] in case.eos_token_ids else "limit"
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append(Step(accepted, emitted, ends))
+            number += 1
+    return rounds
+
+
+def raggedness(rounds: list[list[Step]]) -> int:
+    """How far apart the rows of a round accept, summed over rounds."""
+    return sum(max(step.accepted for step in steps) - min(step.accepted for step in steps) for steps in rounds)
+
+
+def features(case: Case, truth: Truth, rounds: list[list[Step]]) -> list[Feature]:
+    """What a case exercises: one name for each trait with its value, and every pair of those names."""
+    prompts, eos, pad = case.prompts, set(case.eos_token_ids), case.pad_token_id
+    lengths = [len(prompt) for prompt in prompts]
+    spread = max((max(s.accepted for s in steps) - min(s.accepted for s in steps) for steps in rounds), default=0)
+    ragged = sum(len({step.accepted for step in steps}) > 1 for steps in rounds)
+    ending = [[step.ends for step in steps if step.ends] for steps in rounds]
+    left = [len(steps) - len(ends) for steps, ends in zip(rounds, ending, strict=True)]
+    traits = {
+        "family": case.family,
+        "side": case.padding_side,
+        "state": case.cache_state,
+        "rows": min(len(prompts), 4),
+        "k": min(case.num_draft_tokens, 4),
+        "rounds": min(len(rounds), 4),
+        "lengths": "equal" if len(set(lengths)) == 1 else "near" if max(lengths) - min(lengths) < 3 else "far",
+        "spread": min(spread, 3),
+        "ragged rounds": min(ragged, 3),
+        "extremes": ("none" if any(s.accepted == 0 for steps in rounds for s in steps) else "")
+        + ("all" if any(s.accepted == case.num_draft_tokens for steps in rounds for s in steps) else ""),
+        "eos ids": len(eos),
+        "eos in prompt": any(eos & set(prompt) for prompt in prompts),
+        "eos first": any(row[0] in eos for row in truth.rows),
+        "eos at limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
+        "ends early": next((e[0] for e, n in zip(ending, left, strict=True) if e and n), "together"),
+        "eos inside": any("eos inside the block" in ends for ends in ending),
+        "limit inside": any(s.ends == "limit" and s.emitted <= s.accepted for steps in rounds for s in steps),
+        "pad": "eos" if pad in eos else "".join(
+            name for name, rows in (("p", prompts), ("e", truth.rows)) if any(pad in row for row in rows)
+        ),
+        "agreement": case.agreement is not None,
+    }  # fmt: skip
+    singles = [f"{name}={value}" for name, value in traits.items()]
+    return [*singles, *combinations(singles, 2)]

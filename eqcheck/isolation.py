@@ -1,0 +1,247 @@
+"""Worker processes for decoders: one that crashes, hangs or eats memory loses its process, and the audit goes on.
+
+A worker is forked from a server that has imported torch and transformers, so that a fresh one is there in a tenth of a
+second. The two sides talk over a pipe: the worker says when a decoder begins and ends, and the other side kills it,
+with all its children, when it takes longer than it may. Where the platform has no fork server or no memory limit,
+workers start slowly or run without the limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqcheck import registry
+from eqcheck.case import Case
+from eqcheck.contract import Generate, Request
+from eqcheck.outcome import Outcome, set_up, try_case
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+GIB = 2**30
+_SET_UP_S = 600.0  # for an engine to start, or to stop
+_OURS_S = 120.0  # for eqcheck's own part of a case
+_GRACE_S = 1.0  # the worker's own alarm comes first and leaves a cleaner process
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one case may take: seconds, and bytes beyond what the worker has after its imports (None: no limit)."""
+
+    timeout: float = 60.0
+    memory: int | None = None
+
+
+class MemoryLimit(Exception):
+    """The decoder asked for more memory than a case may take."""
+
+
+class Worker:
+    """A decoder in a process of its own, which is replaced whenever it is lost.
+
+    >>> with Worker("eqspec", Limits()) as worker:
+    ...     worker.try_case(Case(prompts=((1, 2),))).status
+    'equivalent'
+    """
+
+    def __init__(self, spec: str, limits: Limits) -> None:
+        self.spec, self.limits = spec, limits
+        self.note = ""
+        self.warnings: list[str] = []
+        self._process: BaseProcess | None = None
+        self._pipe: Connection
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        if failure is None:
+            self.stop()
+        self.kill()
+
+    def try_case(self, case: Case, timeout: float | None = None) -> Outcome:
+        """Decode and judge one case; a lost worker is the decoder's failure and is described as such.
+
+        ``timeout`` counts instead of the limit where it is shorter.
+        """
+        try:
+            return self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout))
+        except _Lost as lost:
+            self.kill()
+            return Outcome.crashed(case, lost.kind, lost.detail)
+
+    def stop(self) -> None:
+        """Shut the decoder down in good order if it lets us, and end the process in any case."""
+        if self._process is not None:
+            with suppress(_Lost):
+                self._send(None)
+                self.warnings += self._receive(self.limits.timeout, "close() did not end within {:g} s")[1]
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and its children at once; also from another thread than the one that awaits its answer."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+        process.join()
+        self._pipe.close()
+
+    def _answer(self, case: Case, timeout: float) -> Outcome:
+        self._start()
+        self._send((case, timeout))
+        self._receive(_OURS_S, "eqcheck did not hand over the case within {:g} s")
+        self._receive(timeout, "no answer within {:g} s", _GRACE_S)
+        _, outcome, self.note = self._receive(_OURS_S, "no verdict within {:g} s")
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert isinstance(outcome, Outcome)
+        if outcome.fingerprint in ("crash/hang", f"crash/exception:{MemoryLimit.__name__}"):
+            self.kill()  # whatever it still holds
+        return outcome
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        with _starting:
+            context = _context()
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self.spec, self.limits), daemon=True)
+            self._process.start()
+            theirs.close()
+        self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
+
+    def _send(self, message: tuple[Case, float] | None) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:
+            raise self._lost() from None
+
+    def _receive(self, seconds: float, late: str, grace: float = 0.0) -> Any:
+        try:
+            if not self._pipe.poll(seconds + grace):
+                raise _Lost("hang", late.format(seconds))
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+
+    def _lost(self) -> _Lost:
+        process = self._process
+        if process is None:
+            return _Lost("exception", "ProcessExit: ended by the audit")
+        process.join(_GRACE_S)
+        code = process.exitcode
+        if code is None:
+            return _Lost("exception", "ProcessExit: the decoder closed the pipe of its worker process")
+        if code >= 0:
+            return _Lost("exception", f"ProcessExit-{code}: the decoder ended its process with exit code {code}")
+        name = signal.Signals(-code).name
+        return _Lost("exception", f"ProcessExit-{name}: the decoder's process was ended by {name}")
+
+
+class _Lost(Exception):
+    """The worker is gone, or has to go."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind, self.detail = kind, detail
+
+
+def _context() -> Any:
+    """How workers are started: forked from a server with everything imported, else afresh."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "eqcheck.hashlm", "transformers.generation.utils"])
+    return context
+
+
+def _serve(pipe: Connection, spec: str, limits: Limits) -> None:
+    """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    warnings: list[str] = []
+    decoder = registry.load(spec)
+    with set_up(decoder, warnings) as generate:
+        ceiling = _held() + limits.memory if limits.memory and resource else None
+        pipe.send(("ready",))
+        while (asked := pipe.recv()) is not None:
+            case, timeout = asked
+            outcome: Outcome | BaseException
+            try:
+                outcome = try_case(_announced(generate, pipe, ceiling), case, timeout)
+            except Exception as error:
+                outcome = error
+            pipe.send(("outcome", outcome, getattr(generate, "note", "")))
+    pipe.send(("closed", warnings))
+
+
+def _announced(generate: Generate, pipe: Connection, ceiling: int | None) -> Generate:
+    """The decoder, saying when it begins and ends, and held to a ceiling of memory in between."""
+
+    def decode(target: Any, draft: Any, request: Request) -> Any:
+        pipe.send(("begun",))
+        try:
+            with _ceiling(ceiling):
+                return generate(target, draft, request)
+        except (MemoryError, RuntimeError) as error:
+            if ceiling is None or not _out_of_memory(error):
+                raise
+            raise MemoryLimit("the decoder asked for more memory than a case may take") from None
+        finally:
+            pipe.send(("ended",))
+
+    return decode
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    words = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _held() -> int:
+    """Bytes of private data the process has; 0 where the platform does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+@contextmanager
+def _ceiling(size: int | None) -> Iterator[None]:
+    """Refuse the process memory beyond ``size`` bytes of data; lifted again for what eqcheck does after."""
+    if size is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _die_with_parent() -> None:
+    """Lead a process group of its own, and be killed when the process that forked it ends, however that ends."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux

@@ -1,0 +1,86 @@
+"""One case decoded and judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from eqcheck.case import Case
+from eqcheck.contract import Decoder, Generate, Request
+from eqcheck.coverage import exercised
+from eqcheck.harness import run
+from eqcheck.oracle import judge
+from eqcheck.verdict import Explanation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not.
+
+    ``seconds`` is what decoding and judging took; two outcomes that differ in it alone are equal.
+    """
+
+    case: Case
+    status: str
+    exact_match: float
+    prefix_match: float
+    coverage: frozenset[str]
+    outputs: tuple[tuple[int, ...], ...] | None
+    explanation: Explanation | None = None
+    traceback: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.explanation.fingerprint if self.explanation else None
+
+    def repeats(self, other: Outcome) -> bool:
+        """Whether a second run gave the same answer, or failed in the same way."""
+        return (self.fingerprint, self.outputs) == (other.fingerprint, other.outputs)
+
+    @classmethod
+    def crashed(cls, case: Case, kind: str, detail: str) -> Outcome:
+        """The outcome of a decoder that left nothing to judge."""
+        return cls(case, "violation", 0.0, 0.0, frozenset(), None, Explanation("crash", kind, detail=detail))
+
+
+def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:
+    """Decode and judge one case."""
+    start = time.monotonic()
+    done = run(generate, case, timeout)
+    verdict = judge(done)
+    matches = (verdict.exact_match, verdict.prefix_match)
+    covered = frozenset(exercised(done))
+    return Outcome(
+        case,
+        verdict.status,
+        *matches,
+        covered,
+        done.outputs,
+        verdict.explanation,
+        done.failure_text,
+        time.monotonic() - start,
+    )
+
+
+@contextmanager
+def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
+    """The decoder set up; if that fails, a stand-in that fails every case with the same error."""
+    with ExitStack() as stack:
+        try:
+            generate = stack.enter_context(decoder.running())
+        except Exception as error:
+            failure = error
+
+            def generate(target: Any, draft: Any, request: Request) -> Any:
+                raise failure
+
+        yield generate
+        closing = stack.pop_all()
+        try:
+            closing.close()
+        except Exception as error:
+            warnings.append(f"the decoder's close() raised {type(error).__name__}: {error}")

@@ -1,0 +1,77 @@
+"""From the failing cases of an audit to its findings: does the answer repeat, and what is the smallest case?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from eqcheck.case import Case
+from eqcheck.outcome import Outcome
+from eqcheck.result import ViolationRecord
+from eqcheck.runner import HANG, Runner
+from eqcheck.search import Source
+
+RERUNS = 9  # a decoder that is wrong half the time passes for deterministic once in 2**9 = 512
+MINIMISE_S = 60.0  # for one fingerprint
+_HANG_AGAIN_S = 1.0
+
+
+@dataclass
+class Sighting:
+    """A fingerprint as it turns up: the case it stands for, and how many drawn cases show it by family.
+
+    ``stored`` and ``minimised`` describe ``outcome``'s case; one that was drawn is neither.
+    """
+
+    outcome: Outcome
+    stored: bool = False
+    minimised: bool = False
+    drawn: Counter[str] = field(default_factory=Counter)
+
+    def see(self, outcome: Outcome) -> None:
+        """Count a drawn case; it takes the place of a stored one that still has to be minimised."""
+        self.drawn[outcome.case.family] += 1
+        if self.stored and not self.minimised:
+            self.outcome, self.stored = outcome, False
+
+    def record(self) -> ViolationRecord:
+        explanation = self.outcome.explanation
+        assert explanation is not None
+        return ViolationRecord(
+            explanation.fingerprint,
+            self.drawn.total(),
+            self.outcome.case,
+            explanation,
+            self.outcome.traceback,
+            self.stored,
+            self.minimised,
+        )
+
+
+def repeats(runner: Runner, outcome: Outcome, slowest: float) -> bool:
+    """Whether the decoder gives the same answer to the same case `RERUNS` times more.
+
+    A decoder that hung is given up sooner than the first time: ``slowest`` is the longest that a case took which ended.
+    """
+    soon = max(_HANG_AGAIN_S, 20 * slowest) if outcome.fingerprint == HANG else None
+    return all(runner.try_case(outcome.case, soon).repeats(outcome) for _ in range(RERUNS))
+
+
+def minimise(
+    sighting: Sighting, source: Source, runner: Runner, families: Collection[str], seconds: float
+) -> Outcome | None:
+    """The smallest case with the sighting's fingerprint, within ``families``; None when it does not fail a second time.
+
+    A case that hangs is left alone: every try would take the whole time limit.
+    """
+    fingerprint = sighting.outcome.fingerprint
+    if fingerprint == HANG:
+        return sighting.outcome
+
+    def fails(case: Case) -> bool:
+        return case.family in families and runner.try_case(case).fingerprint == fingerprint
+
+    smallest = source.minimise(sighting.outcome.case, fails, seconds=min(seconds, MINIMISE_S))
+    last = runner.try_case(smallest)
+    return last if last.fingerprint == fingerprint else None

@@ -1,0 +1,124 @@
+"""The search: what it draws beside random drawing, what it depends on, and that whatever it drew can be minimised."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, Verbosity, given, settings
+from hypothesis import seed as with_seed
+
+from eqcheck.case import Case
+from eqcheck.contract import CACHE_STATES, FAMILIES
+from eqcheck.features import features, raggedness, script
+from eqcheck.harness import truth_of
+from eqcheck.search import CHUNK, Source
+
+BOTH = ("rotary", "learned")
+SIDES = ("left", "right")
+
+
+def at_random(source: Source, count: int) -> list[Case]:
+    """Distinct cases drawn without looking at them, in runs of ten, where Hypothesis does not yet vary earlier ones."""
+    drawn: dict[Case, None] = {}
+    run = 0
+    while len(drawn) < count:
+        new: list[Case] = []
+
+        @with_seed(f"random {source.seed} {run}")
+        @settings(max_examples=10, phases=[Phase.generate], database=None, deadline=None, verbosity=Verbosity.quiet)
+        @given(source.strategy())
+        def draw(case: Case) -> None:
+            new.append(case)  # noqa: B023 (called before the next turn)
+
+        draw()
+        drawn.update(dict.fromkeys(new[1:]))
+        run += 1
+    return list(drawn)[:count]
+
+
+def searched(source: Source, count: int) -> list[Case]:
+    return [case for index in range(count // CHUNK) for case in source.chunk(index)]
+
+
+def spread(case: Case) -> int:
+    return raggedness(script(case, truth_of(case)))
+
+
+def test_cases_are_more_ragged_than_at_random() -> None:
+    source = Source(7, BOTH, SIDES)
+    found, chance = ([spread(case) for case in draw(source, 200)] for draw in (searched, at_random))
+    ragged, ragged_by_chance = (sum(one > 0 for one in spreads) for spreads in (found, chance))
+    assert ragged >= 1.25 * ragged_by_chance
+    assert sum(found) >= 1.3 * sum(chance)
+
+
+def test_rare_features_are_not_hit_later_than_at_random() -> None:
+    def combinations(cases: list[Case]) -> int:
+        return len({name for case in cases for name in features(case, truth_of(case), script(case, truth_of(case)))})
+
+    source = Source(7, BOTH, SIDES)
+    assert combinations(searched(source, 100)) >= 0.99 * combinations(at_random(source, 100))
+
+
+def test_every_family_side_and_cache_state_is_drawn() -> None:
+    cases = searched(Source(0, FAMILIES, SIDES, tuple(CACHE_STATES)), 200)
+    assert {case.family for case in cases} == set(FAMILIES)
+    assert {case.padding_side for case in cases} == set(SIDES)
+    assert {case.cache_state for case in cases} == set(CACHE_STATES)
+    assert all(case.family == "window" for case in cases if case.cache_state == "wrapped")
+
+
+def test_cases_are_distinct_and_do_not_depend_on_how_they_are_asked_for() -> None:
+    source = Source(3, BOTH, SIDES)
+    cases = searched(source, 3 * CHUNK)
+    assert len(set(cases)) == 3 * CHUNK
+    assert source.chunk(1, 7) == cases[CHUNK : CHUNK + 7]
+    assert len(set(Source(4, BOTH, SIDES).chunk(0)) & set(cases)) < 5
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_every_drawn_case_can_be_minimised(index: int) -> None:
+    source = Source(5, BOTH, SIDES)
+    for case in source.chunk(index)[-4:]:
+        rows = len(case.prompts)
+        tried = 0
+
+        def fails(candidate: Case, rows: int = rows) -> bool:
+            nonlocal tried
+            tried += 1
+            return len(candidate.prompts) >= rows
+
+        found = source.minimise(case, fails)
+        assert [len(prompt) for prompt in found.prompts] == [1] * rows
+        assert (found.max_new_tokens, found.num_draft_tokens, found.family) == (1, 1, "rotary")
+        assert tried <= 500
+        assert source.minimise(case, fails) == found
+
+
+def test_minimising_ends_after_its_tries_and_its_time() -> None:
+    source = Source(5, BOTH, SIDES)
+    case = max(source.chunk(0), key=lambda case: len(case.prompts))
+    tried: list[Case] = []
+
+    def fails(candidate: Case) -> bool:
+        tried.append(candidate)
+        return len(candidate.prompts) > 1
+
+    source.minimise(case, fails, tries=5)
+    assert len(tried) <= 5
+    tried.clear()
+    assert source.minimise(case, fails, seconds=0.0) == case
+    assert tried == []
+
+
+def test_what_never_fails_again_stays_as_it_was() -> None:
+    source = Source(5, BOTH, SIDES)
+    case = source.chunk(0)[9]
+    assert source.minimise(case, lambda candidate: False) == case
+
+
+def test_the_script_of_a_case() -> None:
+    case = Case(prompts=((1, 2), (3,)), max_new_tokens=7, num_draft_tokens=3, accepts=((3, 1), (0, 2)))
+    rounds = script(case, truth_of(case))
+    assert [[step.accepted for step in steps] for steps in rounds] == [[3, 0], [1, 2], [0, 0], [0], [0]]
+    assert [[step.emitted for step in steps] for steps in rounds] == [[4, 1], [2, 3], [1, 1], [1], [1]]
+    assert raggedness(rounds) == 3 + 1
