@@ -26,7 +26,7 @@ from eqcheck.search import CHUNK, Source
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]
-one_row: Generate = known_good()["one_row"]
+one_row: Callable[[Any, Any, Request], Rows] = known_good()["one_row"]
 
 
 def made(function: Any, **claims: Any) -> Decoder:

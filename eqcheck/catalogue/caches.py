@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from eqcheck.catalogue.fault import EQSPEC, issue, plant
+from eqcheck.catalogue.fault import EQSPEC, NOT_ORDER, issue, plant
+from eqcheck.contract import FAMILIES
 
 CACHES = [
     *plant(
@@ -34,7 +35,7 @@ CACHES = [
         "cache/stale-entry",
         "rejected tokens stay in the cache",
         issue("ml-explore/mlx-lm", 1423),
-        "realigned rolled_back per_row",
+        "realigned per_row",
         "continuous",
         rows=1,
     ),
@@ -133,6 +134,7 @@ CACHES = [
         EQSPEC,
         "restored",
         rows=1,
+        families=tuple(family for family in FAMILIES if family != "window"),
     ),
     *plant(
         "K9-slot-not-reset",
@@ -152,6 +154,7 @@ CACHES = [
         "holes",
         cache_states=("preallocated",),
         rows=1,
+        families=NOT_ORDER,
     ),
     *plant(
         "K10-prefix-of-first-row-only",
@@ -222,7 +225,6 @@ CACHES = [
         "a prompt chunk of K + 1 tokens is taken for a decode step and rolled back like one",
         issue("vllm-project/vllm", 51865),
         "realigned",
-        "rolled_back",
         cache_states=("chunked",),
         rows=1,
     ),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from eqcheck.catalogue.fault import EQSPEC, issue, plant
+from eqcheck.catalogue.fault import EQSPEC, NOT_ORDER, issue, plant
+from eqcheck.contract import FAMILIES
+from eqcheck.families import FED
+
+# A state does not take in what the mask hides, so nothing is in a cache and hidden.
+_HIDES = tuple(family for family in FAMILIES if family != "recurrent")
 
 POSITIONS = [
     *plant(
@@ -11,6 +16,7 @@ POSITIONS = [
         "no position ids: tokens are numbered by the slots they are written to, pads and holes counted",
         issue("lablup/mlxcel", 203),
         "holes realigned",
+        families=FED,
     ),
     *plant(
         "P1-positions-without-prefix",
@@ -21,6 +27,7 @@ POSITIONS = [
         "continuous",
         cache_states=("prefix",),
         rows=1,
+        families=FED,
     ),
     *plant(
         "P2-no-positions",
@@ -38,6 +45,7 @@ POSITIONS = [
         issue("unslothai/unsloth", 3699),
         "uncached realigned holes",
         "expanded",
+        families=FED,
     ),
     *plant(
         "P3-shared-positions",
@@ -46,6 +54,7 @@ POSITIONS = [
         issue("unslothai/unsloth", 3795),
         "",
         "continuous",
+        families=FED,
     ),
     *plant(
         "P4-scalar-advance",
@@ -53,6 +62,7 @@ POSITIONS = [
         "positions are carried on, and advance by the most accepted tokens of the batch in every row",
         issue("huggingface/transformers", 43734),
         "realigned holes",
+        families=FED,
     ),
     *plant(
         "P5-advance-by-k",
@@ -62,6 +72,7 @@ POSITIONS = [
         "realigned per_row",
         "holes continuous",
         rows=1,
+        families=FED,
     ),
     *plant(
         "P6-bonus-off-by-one",
@@ -71,6 +82,7 @@ POSITIONS = [
         "realigned holes rolled_back",
         "continuous",
         rows=1,
+        families=FED,
     ),
     *plant(
         "P7-moved-keys-rotated",
@@ -80,6 +92,7 @@ POSITIONS = [
         "realigned",
         rows=1,
         hashlm_only=True,
+        families=FED,
     ),
     *plant(
         "P8-clamped-at-one",
@@ -89,6 +102,7 @@ POSITIONS = [
         "uncached holes realigned",
         "expanded",
         rows=1,
+        families=FED,
     ),
 ]
 
@@ -109,6 +123,7 @@ MASKS = [
         "uncached realigned",
         "expanded",
         rows=1,
+        families=_HIDES,
     ),
     *plant(
         "M4-accepted-hidden",
@@ -149,6 +164,7 @@ MASKS = [
         "realigned holes rolled_back",
         "continuous",
         rows=1,
+        families=NOT_ORDER,
     ),
     *plant(
         "M7-misses-itself",
@@ -158,6 +174,7 @@ MASKS = [
         "realigned holes rolled_back",
         "continuous",
         rows=1,
+        families=NOT_ORDER,
     ),
     *plant(
         "M8-short-draft-pads-visible",
@@ -200,5 +217,6 @@ MASKS = [
         EQSPEC,
         "uncached",
         "expanded",
+        families=_HIDES,
     ),
 ]

@@ -17,9 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eqcheck.catalogue.builds import BUILDS
-from eqcheck.contract import CLAIMED, Decoder
+from eqcheck.contract import CLAIMED, FAMILIES, Decoder
 
 EQSPEC = "https://arxiv.org/abs/2510.22876"
+# Families for which the mask can be 4-D; the other counts tokens in a 2-D one.
+NOT_ORDER = tuple(family for family in FAMILIES if family != "mask-order")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Pair:
         """Those on which both show."""
         return tuple(family for family in self.first.families if family in self.second.families)
 
+    @property
+    def cache_states(self) -> tuple[str, ...]:
+        """Those that both need."""
+        return tuple(state for state in self.first.cache_states if state in self.second.cache_states)
+
     def decoder(self) -> Decoder:
         """The build with both faults switched in."""
         return BUILDS[self.first.build].decoder(self.id, [self.first.switch, self.second.switch])
@@ -93,12 +100,15 @@ def plant(
     builds: str,
     held_back: str = "",
     *,
-    families: tuple[str, ...] = CLAIMED,
+    families: tuple[str, ...] = FAMILIES,
     cache_states: tuple[str, ...] = ("empty",),
     rows: int = 2,
     hashlm_only: bool = False,
 ) -> list[Fault]:
-    """The same fault in several builds, given by name; those of ``held_back`` are held back."""
+    """The same fault in several builds, given by name; those of ``held_back`` are held back.
+
+    ``families`` are those on which it shows, as far as a build claims them.
+    """
     component, _, kind = fingerprint.partition("/")
     return [
         Fault(
@@ -107,7 +117,7 @@ def plant(
             link=link,
             component=component,
             kind=kind,
-            families=families,
+            families=tuple(family for family in BUILDS[build].families if family in families),
             cache_states=cache_states,
             rows=rows,
             held_back=build in held_back.split(),

@@ -152,8 +152,10 @@ class SlotCache:
         """Which slots of its row each query sees, ``[rows, width, capacity]``."""
         queries = (offsets[:, None] + torch.arange(width))[..., None]
         keys = torch.arange(self.plan.capacity)
-        ahead = 1 if self.on("M7-sees-next-draft") else 0
-        visible = keys <= queries + ahead
+        ends = (offsets + lengths)[:, None, None]
+        visible = keys <= queries
+        if self.on("M7-sees-next-draft"):
+            visible |= (keys == queries + 1) & (keys < ends)
         window = getattr(self.model.config, "sliding_window", None)
         if window is not None:
             newest = queries[:, :1] if self.on("M10-window-once-per-block") else queries
@@ -161,7 +163,6 @@ class SlotCache:
         if self.on("M7-misses-itself"):
             visible &= (keys < queries) | (queries == offsets[:, None, None])
         if self.on("M8-short-block-pads-visible"):
-            ends = (offsets + lengths)[:, None, None]
             visible |= (keys >= ends) & (keys < offsets[:, None, None] + width)
         return visible
 
