@@ -8,7 +8,6 @@ workers start slowly or run without the limit.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -75,13 +74,14 @@ class Worker:
             self.stop()
         self.kill()
 
-    def try_case(self, case: Case, timeout: float | None = None) -> Outcome:
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
         """Decode and judge one case; a lost worker is the decoder's failure and is described as such.
 
-        ``timeout`` counts instead of the limit where it is shorter.
+        ``timeout`` counts instead of the limit where it is shorter. With ``opinion`` the case is decoded again
+        under each repair.
         """
         try:
-            return self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout))
+            return self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout), opinion)
         except _Lost as lost:
             self.kill()
             return Outcome.crashed(case, lost.kind, lost.detail)
@@ -105,12 +105,14 @@ class Worker:
         process.join()
         self._pipe.close()
 
-    def _answer(self, case: Case, timeout: float) -> Outcome:
+    def _answer(self, case: Case, timeout: float, opinion: bool) -> Outcome:
         self._start()
-        self._send((case, timeout))
-        self._receive(_OURS_S, "eqcheck did not hand over the case within {:g} s")
-        self._receive(timeout, "no answer within {:g} s", _GRACE_S)
-        _, outcome, self.note = self._receive(_OURS_S, "no verdict within {:g} s")
+        self._send((case, timeout, opinion))
+        message = self._receive(_OURS_S, "eqcheck did not hand over the case within {:g} s")
+        while message[0] == "begun":
+            self._receive(timeout, "no answer within {:g} s", _GRACE_S)
+            message = self._receive(_OURS_S, "no verdict within {:g} s")
+        _, outcome, self.note = message
         if isinstance(outcome, BaseException):
             raise outcome
         assert isinstance(outcome, Outcome)
@@ -129,7 +131,7 @@ class Worker:
             theirs.close()
         self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
 
-    def _send(self, message: tuple[Case, float] | None) -> None:
+    def _send(self, message: tuple[Case, float, bool] | None) -> None:
         try:
             self._pipe.send(message)
         except OSError:
@@ -184,10 +186,10 @@ def _serve(pipe: Connection, spec: str, limits: Limits) -> None:
         ceiling = _held() + limits.memory if limits.memory and resource else None
         pipe.send(("ready",))
         while (asked := pipe.recv()) is not None:
-            case, timeout = asked
+            case, timeout, opinion = asked
             outcome: Outcome | BaseException
             try:
-                outcome = try_case(_announced(generate, pipe, ceiling), case, timeout)
+                outcome = try_case(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)
             except Exception as error:
                 outcome = error
             pipe.send(("outcome", outcome, getattr(generate, "note", "")))
@@ -205,7 +207,7 @@ def _announced(generate: Generate, pipe: Connection, ceiling: int | None) -> Gen
         except (MemoryError, RuntimeError) as error:
             if ceiling is None or not _out_of_memory(error):
                 raise
-            raise MemoryLimit("the decoder asked for more memory than a case may take") from None
+            raise MemoryLimit("the decoder asked for more memory than a case may take") from error
         finally:
             pipe.send(("ended",))
 
@@ -240,8 +242,16 @@ def _ceiling(size: int | None) -> Iterator[None]:
 
 
 def _die_with_parent() -> None:
-    """Lead a process group of its own, and be killed when the process that forked it ends, however that ends."""
+    """Lead a process group of its own, and end it when the audit's process ends, however that ends."""
     if hasattr(os, "setsid"):
         os.setsid()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
+    audit = multiprocessing.parent_process()
+    assert audit is not None
+
+    def watch() -> None:
+        audit.join()
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
