@@ -18,7 +18,7 @@ from eqcheck.outcome import Outcome, try_case
 from eqcheck.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
 from eqcheck.runner import HANG, HANGS_TO_GIVE_UP, Runner, runner
 from eqcheck.search import CHUNK, Source
-from eqcheck.settle import Sighting, minimise, repeats
+from eqcheck.settle import Sighting, confirmed, gather, minimise, repeats
 
 __all__ = ["Audit", "Options", "Outcome", "Progress", "ViolationRecord", "audit", "try_case"]
 
@@ -173,9 +173,9 @@ class _UnderWay:
                     continue
                 sighting.outcome, sighting.minimised = smallest, True
             unminimised += not sighting.minimised
-            record = sighting.record()
-            (result.violations if claimed else result.discoveries).append(record)
-            self._store(claimed, record)
+            self._store(claimed, sighting.record())
+            sighting.outcome = confirmed(sighting.outcome, running)
+            gather(result.violations if claimed else result.discoveries, sighting.record())
             del unsettled[key]
             check()
         if unminimised:

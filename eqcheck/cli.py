@@ -1,4 +1,4 @@
-"""The command ``eqcheck``: audit, replay, list."""
+"""The command ``eqcheck``: audit, replay, selfcheck, list."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 _EPILOG = (
-    "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 internal error, 4 usage, "
-    "5 nothing was tested"
+    "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
+    "4 usage, 5 nothing was tested"
 )
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
@@ -95,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(run=_replay)
 
+    check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=_EPILOG)
+    check.add_argument("--cases", type=_positive, default=100, metavar="N", help="cases per known-good decoder (100)")
+    check.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
+    check.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    check.set_defaults(run=_selfcheck)
+
     known = commands.add_parser("list", help="list the decoders that can be named")
     known.set_defaults(run=_list)
     return parser
@@ -104,8 +110,12 @@ def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry, report
     from eqcheck.audit import Options, audit
     from eqcheck.console import progress, summary
+    from eqcheck.selfcheck import short
 
     decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
+    failures = short().failures
+    if failures:
+        return _broken(failures)
     folders = _folders(options.out, decoders)
     cases = options.cases or (None if options.budget else 300)
     asked = Options(
@@ -178,7 +188,7 @@ def _replay(options: argparse.Namespace) -> int:
     isolate = options.isolate or stored.isolated
     limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
     with runner(decoder, limits, 1, isolate, []) as running:
-        outcome = running.try_case(stored.case)
+        outcome = running.try_case(stored.case, opinion=True)
     if outcome.explanation is None:
         print(
             f"FIXED: {decoder.name} is equivalent on this case"
@@ -191,6 +201,24 @@ def _replay(options: argparse.Namespace) -> int:
     if stored.fingerprint not in (None, outcome.fingerprint):
         print(f"The stored violation was {stored.fingerprint}; it fails differently now.")
     return VIOLATION
+
+
+def _selfcheck(options: argparse.Namespace) -> int:
+    from eqcheck.console import progress, selfcheck_table
+    from eqcheck.selfcheck import selfcheck
+
+    with progress(quiet=options.json) as listen:
+        check = selfcheck(options.jobs, options.cases, listen)
+    print(json.dumps(check.to_dict()) if options.json else selfcheck_table(check))
+    return _broken(check.failures) if check.failures else EQUIVALENT
+
+
+def _broken(failures: list[str]) -> int:
+    """Say what is wrong with the checker itself, so that nothing it says of a decoder is taken for true."""
+    print("eqcheck: the self-check failed; this says nothing about any decoder", file=sys.stderr)
+    for failure in failures:
+        print(f"  {failure}", file=sys.stderr)
+    return INTERNAL
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from eqcheck.report import UNCLAIMED_NOTE, beyond_claim, matrix_table, not_taken, percent
 from eqcheck.result import Listener, Progress
+from eqcheck.selfcheck import SelfCheck
 
 _PLAIN_EVERY_S = 5.0
 
@@ -142,3 +143,30 @@ def _finding(finding: Mapping[str, Any], title: str) -> list[str]:
     title += " and a stored one of an earlier audit" if finding["from_corpus"] else ""
     explained = [finding["explanation"], *_last_frames(finding["traceback"])]
     return ["", title, *explained, f"  Reproduce: {finding['reproduce']}"]
+
+
+def selfcheck_table(check: SelfCheck) -> str:
+    """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
+    rows = []
+    for fault in check.faults:
+        caught = [fault.cases_to_catch, f"{fault.seconds:.2f}"] if fault.seconds is not None else ["-", "-"]
+        share = f"{fault.kind_right}/{fault.judged}" if fault.judged else "-"
+        attributed = "yes" if fault.attributed else f"no: {fault.named or 'not caught'}"
+        held = "held back" if fault.held_back else ""
+        rows.append([fault.id, f"{fault.component}/{fault.kind}", *caught, attributed, share, held])
+    headers = ["fault", "declared", "cases", "seconds", "as declared", "of all", ""]
+    right = ("left", "left", "right", "right", "left", "right", "left")
+    good = [[one.name, one.cases, one.violations, one.first or "-"] for one in check.known_good]
+    median, longest = check.seconds()
+    lines = [
+        tabulate(rows, headers=headers, disable_numparse=True, colalign=right),
+        "",
+        tabulate(good, headers=["known good", "cases", "violations", ""]),
+        "",
+        f"{sum(f.caught for f in check.faults)} of {len(check.faults)} faults caught; first catch after "
+        f"{median:.2f} s in the median, {longest:.1f} s at most, on one core",
+    ]
+    for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
+        component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))
+        lines.append(f"named as declared, {what}: component {percent(component)}, kind {percent(kind)}")
+    return "\n".join(lines)

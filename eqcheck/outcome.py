@@ -13,12 +13,16 @@ from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.coverage import exercised
 from eqcheck.harness import run
 from eqcheck.oracle import judge
+from eqcheck.repair import second_opinion
+from eqcheck.rounds import draft_losses
 from eqcheck.verdict import Explanation
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not.
+
+    ``losses`` are what the draft side lost (`eqcheck.rounds.draft_losses`) where the output is right.
 
     ``seconds`` is what decoding and judging took; two outcomes that differ in it alone are equal.
     """
@@ -31,6 +35,7 @@ class Outcome:
     outputs: tuple[tuple[int, ...], ...] | None
     explanation: Explanation | None = None
     traceback: str = ""
+    losses: tuple[tuple[str, int], ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -47,11 +52,15 @@ class Outcome:
         return cls(case, "violation", 0.0, 0.0, frozenset(), None, Explanation("crash", kind, detail=detail))
 
 
-def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:
-    """Decode and judge one case."""
+def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Decode and judge one case; with ``opinion``, try by repair whether its explanation holds."""
     start = time.monotonic()
     done = run(generate, case, timeout)
     verdict = judge(done)
+    explanation = verdict.explanation
+    if opinion and explanation is not None:
+        explanation = second_opinion(generate, done, explanation, timeout)
+    losses = tuple(draft_losses(done).items()) if verdict else ()
     matches = (verdict.exact_match, verdict.prefix_match)
     covered = frozenset(exercised(done))
     return Outcome(
@@ -60,8 +69,9 @@ def try_case(generate: Generate, case: Case, timeout: float | None) -> Outcome:
         *matches,
         covered,
         done.outputs,
-        verdict.explanation,
+        explanation,
         done.failure_text,
+        losses,
         time.monotonic() - start,
     )
 

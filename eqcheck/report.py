@@ -80,6 +80,7 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
         "families": list(audit.families),
         "matrix": _matrix(audit),
         "cache_states": audit.cache_states,
+        "draft_losses": dict(audit.losses),
         "corpus": {
             "replayed": len(audit.replayed),
             "failing": sum(outcome.status == "violation" for outcome in audit.replayed),

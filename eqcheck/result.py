@@ -13,6 +13,7 @@ from eqcheck.contract import CACHE_STATES, Decoder
 from eqcheck.coverage import vacuous
 from eqcheck.isolation import GIB
 from eqcheck.outcome import Outcome
+from eqcheck.rounds import draft_warnings
 from eqcheck.text import render
 from eqcheck.verdict import Explanation, merge
 
@@ -105,6 +106,14 @@ class Audit:
         return dict(sorted(counts.items()))
 
     @property
+    def losses(self) -> Counter[str]:
+        """What the draft side lost in all."""
+        total: Counter[str] = Counter()
+        for outcome in self.claimed:
+            total.update(dict(outcome.losses))
+        return total
+
+    @property
     def cache_states(self) -> dict[str, int | str]:
         """How many cases were of each cache state, or why none was."""
         counts = Counter(outcome.case.cache_state for outcome in self.claimed)
@@ -167,6 +176,7 @@ def stored_violation(audit: Audit, record: ViolationRecord) -> StoredViolation:
 def about_claims(result: Audit) -> list[str]:
     """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
     warnings = vacuous(result.coverage) if result.claimed else []
+    warnings += draft_warnings(result.losses)
     if result.outcomes and not result.claimed:
         warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
     if result.stale:

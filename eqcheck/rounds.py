@@ -18,40 +18,47 @@ _BONUSES_LOST_AT_LEAST = 0.5
 
 
 class Part(NamedTuple):
-    """One row of one target call: the positions ``first`` to ``last`` of a request whose contexts were right.
+    """One request in one target call: its positions ``first`` to ``last`` were asked in their right contexts.
 
-    ``column`` fed the last of them; ``accepted`` of the ``proposed`` draft tokens were.
+    ``call_row`` and ``column`` fed the last of them; ``accepted`` of the ``proposed`` draft tokens were.
     """
 
     call: Call
-    call_row: int
     request: int
     first: int
     last: int
+    call_row: int
     column: int
     accepted: int
     proposed: int
 
 
 def parts(run: Run) -> Iterator[Part]:
-    """The rows of the decoder's target calls in which a right query was seen, in order."""
+    """What each request had in each of the decoder's target calls, in order; it may be in several rows of one."""
     places: dict[int, tuple[int, int]] = {}
     for request, digests in enumerate(run.truth.digests):
         for position, digest in enumerate(digests[-1].tolist()):
             places.setdefault(digest, (request, position))
     known = [len(prompt) for prompt in run.case.prompts]
     for call in run.trace.made(TARGET):
-        for call_row, digests in enumerate(call.digests.tolist()):
+        width = call.tokens.shape[1]
+        found: dict[int, Part] = {}
+        for row, digests in enumerate(call.digests.tolist()):
             exact = [(places[digest], column) for column, digest in enumerate(digests) if digest in places]
             if not exact:
                 continue
             (request, last), column = max(exact, key=lambda one: one[0][1])
             first = min(position for (other, position), _ in exact if other == request)
             accepted = max(0, last - (known[request] - 1))
-            yield Part(
-                call, call_row, request, first, last, column, accepted, accepted + call.tokens.shape[1] - 1 - column
+            part = Part(call, request, first, last, row, column, accepted, accepted + width - 1 - column)
+            other = found.get(request, part)
+            further = max(part, other, key=lambda one: one.last)
+            found[request] = further._replace(
+                first=min(first, other.first), proposed=max(part.proposed, other.proposed)
             )
-            known[request] = max(known[request], last + 2)
+        for request, part in found.items():
+            known[request] = max(known[request], part.last + 2)
+            yield part
 
 
 def draft_losses(run: Run) -> Counter[str]:

@@ -33,8 +33,8 @@ class Runner(Protocol):
     @property
     def note(self) -> str: ...
 
-    def try_case(self, case: Case, timeout: float | None = None) -> Outcome:
-        """One outcome; ``timeout`` instead of the time limit where it is shorter."""
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        """One outcome; ``timeout`` instead of the time limit where it is shorter; ``opinion``: with repair."""
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         """The outcomes of the cases, in order."""
@@ -68,8 +68,8 @@ class InProcess:
     def note(self) -> str:
         return str(getattr(self.generate, "note", ""))
 
-    def try_case(self, case: Case, timeout: float | None = None) -> Outcome:
-        return try_case(self.generate, case, min(timeout or self.timeout, self.timeout))
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        return try_case(self.generate, case, min(timeout or self.timeout, self.timeout), opinion=opinion)
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         return (self.try_case(case) for case in cases if case.family not in self.given_up)
@@ -86,8 +86,8 @@ class Workers:
     def note(self) -> str:
         return next((worker.note for worker in self.workers if worker.note), "")
 
-    def try_case(self, case: Case, timeout: float | None = None) -> Outcome:
-        return self.workers[0].try_case(case, timeout)
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        return self.workers[0].try_case(case, timeout, opinion=opinion)
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         if len(self.workers) == 1:

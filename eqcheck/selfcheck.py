@@ -18,10 +18,10 @@ import torch
 
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
 from eqcheck.oracle import judge
 from eqcheck.repair import second_opinion
+from eqcheck.result import Listener, Progress
 from eqcheck.rounds import draft_losses, draft_warnings
 from eqcheck.search import CHUNK, Source
 from eqcheck.verdict import Explanation
@@ -111,29 +111,30 @@ class SelfCheck:
         }
 
 
-def selfcheck(
-    jobs: int = 1, cases: int = SOUND_CASES, listen: Callable[[int, int], None] = lambda *_: None
-) -> SelfCheck:
-    """Run every known-good decoder on so many cases, and the whole catalogue; ``listen`` gets done and total."""
+def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda event: None) -> SelfCheck:
+    """Run every known-good decoder on so many cases, and the whole catalogue."""
     work: list[Callable[[], FaultResult | KnownGoodResult]] = []
     for name in BUILDS:
         for start in range(0, cases, SOUND_CASES):
             work.append(partial(check_known_good, name, start // CHUNK, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
-    results = []
+    results: list[FaultResult | KnownGoodResult] = []
     for result in _all(work, jobs):
         results.append(result)
-        listen(len(results), len(work))
+        wrong = sum(not one.caught if isinstance(one, FaultResult) else one.violations > 0 for one in results)
+        listen(Progress("selfcheck", len(results), len(work), wrong))
     return _gathered(results)
 
 
 def short() -> SelfCheck:
-    """A few seconds of it: the first fault of each kind and two known-good decoders."""
-    first: dict[tuple[str, str], int] = {}
+    """A few seconds of it: the first fault of each kind, and two known-good decoders."""
+    first: dict[str, int] = {}
     for number, fault in enumerate(FAULTS):
-        if fault.families[0] == "rotary" and fault.cache_states == ("empty",) and not fault.held_back:
-            first.setdefault((fault.component, fault.kind), number)
-    results: list[FaultResult | KnownGoodResult] = [check_fault(number, judged=1) for number in first.values()]
+        if fault.families[0] == "rotary" and fault.cache_states == ("empty",) and fault.component != "crash":
+            first.setdefault(fault.fingerprint, number)
+    results: list[FaultResult | KnownGoodResult] = [
+        check_fault(number, judged=1, opinion=False) for number in first.values()
+    ]
     results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]
     return _gathered(results)
 
@@ -197,8 +198,8 @@ def check_known_good(name: str, chunk: int, count: int) -> KnownGoodResult:
     return KnownGoodResult(name, done, accused + len(warnings), first or "".join(warnings[:1]))
 
 
-def check_fault(number: int, judged: int = JUDGED) -> FaultResult:
-    """Run the fault ``FAULTS[number]`` until so many of its violations are judged."""
+def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> FaultResult:
+    """Run the fault ``FAULTS[number]`` until so many violations are judged; ``opinion``: the first by repair, too."""
     torch.set_num_threads(1)
     fault = FAULTS[number]
     decoder = fault.decoder()
@@ -217,7 +218,8 @@ def check_fault(number: int, judged: int = JUDGED) -> FaultResult:
                 continue
             if caught_at is None:
                 caught_at = count + 1
-                named = _confirmed(generate, done, seen).fingerprint
+                repaired = opinion and seen.component != "draft"
+                named = (second_opinion(generate, done, seen, timeout=20.0) if repaired else seen).fingerprint
             found[seen.fingerprint] += 1
             if found.total() == judged:
                 break
@@ -253,7 +255,3 @@ def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
             component, _, kind = warning.partition(":")[0].partition("/")
             return Explanation(component, kind)
     return explanation
-
-
-def _confirmed(generate: Generate, done: Run, seen: Explanation) -> Explanation:
-    return seen if seen.component == "draft" else second_opinion(generate, done, seen, timeout=20.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eqcheck.case import Case
 from eqcheck.outcome import Outcome
@@ -56,6 +56,23 @@ def repeats(runner: Runner, outcome: Outcome, slowest: float) -> bool:
     """
     soon = max(_HANG_AGAIN_S, 20 * slowest) if outcome.fingerprint == HANG else None
     return all(runner.try_case(outcome.case, soon).repeats(outcome) for _ in range(RERUNS))
+
+
+def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
+    """The outcome with a second opinion: `unattributed`, with both, where repair does not agree with what was read."""
+    if outcome.fingerprint == HANG:
+        return outcome
+    again = runner.try_case(outcome.case, opinion=True)
+    return again if again.outputs == outcome.outputs else outcome
+
+
+def gather(records: list[ViolationRecord], record: ViolationRecord) -> None:
+    """Add a record, or count it with an earlier one of its fingerprint: several can prove `unattributed`."""
+    for number, earlier in enumerate(records):
+        if earlier.fingerprint == record.fingerprint:
+            records[number] = replace(earlier, count=earlier.count + record.count)
+            return
+    records.append(record)
 
 
 def minimise(

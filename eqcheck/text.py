@@ -52,6 +52,8 @@ def render(explanation: Explanation) -> str:
     if explanation.row is None:
         return f"{head}\n  {explanation.detail}"
     lines = [head, *_let(explanation), *_then(explanation), *_however(explanation)]
+    if explanation.repair and explanation.component != "unattributed":
+        lines.append(f"  Repair agrees: {explanation.repair}.")
     if explanation.slots:
         lines += ["", *_picture(explanation.slots)]
     if explanation.consequences:

@@ -19,10 +19,10 @@ class Call:
     """One forward of one model.
 
     ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
-    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv`` holds, per
-    layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out as
-    in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query
-    and ``ranked`` its model's most and second most likely token, of which it takes the second where it ``disagrees``.
+    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv``
+    holds, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out
+    as in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query and ``ranked`` its model's
+    most and second most likely token, of which it takes the second where it ``disagrees``.
     """
 
     number: int
