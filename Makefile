@@ -4,7 +4,7 @@ VENV := .venv
 OLDEST := .venv-4.57
 INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: audit test test-oldest lint bench clean
+.PHONY: audit test test-oldest lint bench comparison clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known
@@ -22,6 +22,9 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -p no:xdist tests/benchmarks
+
+comparison: $(VENV)/.installed
+	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2
 
 clean:
 	rm -rf $(VENV) $(OLDEST)
