@@ -17,7 +17,7 @@ from eqcheck.contract import FAMILIES, Decoder
 from eqcheck.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from eqcheck.result import Audit
+    from eqcheck.audit.result import Audit
 
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 _EPILOG = (
@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from eqcheck import registry, report
+    from eqcheck import registry
+    from eqcheck.audit import report
     from eqcheck.audit import Options, audit
     from eqcheck.console import progress, summary
     from eqcheck.selfcheck import short
@@ -171,9 +172,9 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 def _replay(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.casefile import read_case
-    from eqcheck.isolation import Limits
-    from eqcheck.runner import runner
+    from eqcheck.audit.casefile import read_case
+    from eqcheck.audit.isolation import Limits
+    from eqcheck.audit.runner import runner
     from eqcheck.text import render
 
     stored = read_case(options.case)

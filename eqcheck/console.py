@@ -11,8 +11,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.report import UNCLAIMED_NOTE, beyond_claim, matrix_table, not_taken, percent
-from eqcheck.result import Listener, Progress
+from eqcheck.audit.report import UNCLAIMED_NOTE, beyond_claim, matrix_table, not_taken, percent
+from eqcheck.audit.result import Listener, Progress
 from eqcheck.selfcheck import SelfCheck
 
 _PLAIN_EVERY_S = 5.0

@@ -45,16 +45,16 @@ class Feed(NamedTuple):
     packed: bool
 
     def pads(self) -> Bools:
-        """Which tokens are hidden even from themselves, ``[batch, block]``: what the mask calls a pad."""
+        """Which tokens the mask hides even from themselves, ``[batch, block]``: what it calls a pad."""
         batch, block = self.positions.shape
         if self.family == "recurrent":
             return ~self.absorbed()
-        out = np.zeros((batch, block), np.bool_)
         if self.mask is None:
-            return out
+            return np.zeros((batch, block), np.bool_)
+        if self.mask.dim() == 4:  # which may say anything about slots, but lets a pad see nothing
+            return ~_masked(self.mask, self.slots_fed, batch, self.mask.shape[3], 0).any(axis=-1)
         visible = _masked(self.mask, self.slots_fed, batch, int(self.slots_fed[-1]) + 1, 0)
-        out[:] = ~visible[:, np.arange(block), np.minimum(self.slots_fed, visible.shape[2] - 1)]
-        return out
+        return ~visible[:, np.arange(block), self.slots_fed]
 
     def absorbed(self) -> Bools:
         """Which tokens a recurrent state takes in: a 2-D mask counts for this block alone, and not for one token."""
@@ -82,14 +82,12 @@ class Feed(NamedTuple):
             visible &= index > self.slots_fed[:, None] - WINDOW
         if self.packed:
             visible &= _same_packed_sequence(self.positions)
-        if self.family == "slot-distance":
-            return View(visible, np.broadcast_to(index, (batch, slots)), self._of_block(self.slots_fed))
+        if self.family == "slot-distance":  # a bias by key alone: what shifts all keys of a query changes nothing
+            newest = np.where(visible, index, 0).max(axis=-1)
+            return View(visible, np.broadcast_to(index, (batch, slots)), newest)
         if self.family == "mask-order":
             return View(visible, *self._ranks(batch, slots, four))
         return View(visible, slot_positions, self.positions)
-
-    def _of_block(self, row: Ints) -> Ints:
-        return np.broadcast_to(row, self.positions.shape)
 
     def _ranks(self, batch: int, slots: int, four: bool) -> tuple[Ints, Ints]:
         if four:

@@ -134,7 +134,7 @@ def run(
     timeout: float | None = None,
     repair: Callable[[Trace], Callable[[Call], Fix]] | None = None,
 ) -> Run:
-    """Let a decoder decode a case, on one thread's models and under ``no_grad``; `eqcheck.repair` may step in.
+    """Let a decoder decode a case, on one thread's models and under ``no_grad``; a ``repair`` may step in.
 
     Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
     ``failure``; this function itself raises only for faults of eqcheck and for ``KeyboardInterrupt``.

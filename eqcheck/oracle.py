@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from eqcheck.bookkeeping import ends
+from eqcheck.attribution.bookkeeping import ends
+from eqcheck.attribution.reading import Reader
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import OutputError, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
-from eqcheck.reading import Reader
 from eqcheck.verdict import Explanation, RowVerdict, Verdict, as_int, check_rows, describe
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from eqcheck.attribution.repair import second_opinion
+from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.audit.result import Listener, Progress
+from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.harness import Run, run
 from eqcheck.oracle import judge
-from eqcheck.repair import second_opinion
-from eqcheck.result import Listener, Progress
-from eqcheck.rounds import draft_losses, draft_warnings
-from eqcheck.search import CHUNK, Source
 from eqcheck.verdict import Explanation
 
 MOST_CASES = 400  # a fault not caught by then is missed

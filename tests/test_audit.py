@@ -16,13 +16,13 @@ import torch
 
 from eqcheck import registry
 from eqcheck.audit import Audit, Options, Progress, audit
+from eqcheck.audit.coverage import ESSENTIAL
+from eqcheck.audit.report import to_dict
+from eqcheck.audit.search import CHUNK, Source
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
-from eqcheck.coverage import ESSENTIAL
 from eqcheck.harness import run
 from eqcheck.oracle import judge
-from eqcheck.report import to_dict
-from eqcheck.search import CHUNK, Source
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

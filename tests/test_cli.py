@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from eqcheck import cli, registry, report
+from eqcheck import cli, registry
+from eqcheck.audit import report
+from eqcheck.audit.search import CHUNK
 from eqcheck.case import Case
-from eqcheck.search import CHUNK
 
 DECODERS = """
 import eqcheck

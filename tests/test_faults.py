@@ -9,12 +9,12 @@ from functools import lru_cache
 import pytest
 import torch
 
+from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, Fault, Pair
 from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.harness import run
 from eqcheck.oracle import judge
-from eqcheck.search import Source
 from eqcheck.trace import TARGET
 from eqcheck.verdict import KINDS
 

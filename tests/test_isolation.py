@@ -14,10 +14,10 @@ import pytest
 
 from eqcheck import cli, registry
 from eqcheck.audit import Options, audit
+from eqcheck.audit.isolation import Limits, Worker
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import UsageError
-from eqcheck.isolation import Limits, Worker
 
 DECODERS = '''
 import ctypes, os, signal, sys, time

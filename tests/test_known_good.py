@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eqcheck.attribution.reading import Reader
+from eqcheck.audit.search import Source
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder
 from eqcheck.harness import run
 from eqcheck.oracle import judge
-from eqcheck.reading import Reader
-from eqcheck.search import Source
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
 def test_no_false_alarm(decoder: Decoder) -> None:
     torch.set_num_threads(1)
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
-    for case in (case for chunk in range(3) for case in source.chunk(chunk)):
+    for case in (case for chunk in range(2) for case in source.chunk(chunk)):
         done = run(decoder, case)
         verdict = judge(done)
         assert verdict, f"{verdict.explain()}\n{done.failure_text}"
-        if (decoder.name, case.cache_state) != ("expanded", "wrapped"):  # rows that begin alike, several times each
-            assert Reader(done).unseen() is None
+        assert Reader(done).unseen() is None

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from eqcheck.attribution.repair import Opinion, repair, second_opinion
+from eqcheck.audit.search import Source
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
 from eqcheck.oracle import judge
-from eqcheck.repair import Opinion, repair, second_opinion
-from eqcheck.search import Source
 from eqcheck.verdict import Explanation
 
 CASES = 60

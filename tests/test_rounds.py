@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
+from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.audit.search import Source
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.contract import Decoder
 from eqcheck.harness import run
 from eqcheck.oracle import judge
-from eqcheck.rounds import draft_losses, draft_warnings
-from eqcheck.search import Source
 
 
 def _losses(decoder: Decoder, families: tuple[str, ...]) -> Counter[str]:

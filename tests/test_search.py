@@ -6,11 +6,11 @@ import pytest
 from hypothesis import Phase, Verbosity, given, settings
 from hypothesis import seed as with_seed
 
+from eqcheck.audit.features import features, raggedness, script
+from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, FAMILIES
-from eqcheck.features import features, raggedness, script
 from eqcheck.harness import truth_of
-from eqcheck.search import CHUNK, Source
 
 BOTH = ("rotary", "learned")
 SIDES = ("left", "right")

@@ -53,7 +53,9 @@ BUILDS = {
     "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
     # Its mask is 4-D, which says nothing about order and is taken as it is: the window is part of it.
     "continuous": Build(
-        Continuous, ("rotary", "learned", "window"), ("empty", "wrapped", "prefix", "chunked", "late-rows")
+        Continuous,
+        ("rotary", "learned", "slot-distance", "window"),
+        (*TAKEN, "prefix", "chunked", "late-rows"),
     ),
 }
 

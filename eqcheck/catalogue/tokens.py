@@ -277,7 +277,6 @@ DRAFT = [
         "when all draft tokens agree, none is accepted: the first mismatch is read as place 0",
         EQSPEC,
         "realigned",
-        "expanded",
         rows=1,
     ),
     *plant(

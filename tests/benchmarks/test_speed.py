@@ -12,11 +12,11 @@ import torch
 
 from eqcheck import registry
 from eqcheck.audit import try_case
+from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import FAMILIES, PADDING_SIDES
 from eqcheck.harness import models, truth_of
 from eqcheck.hashing import continue_row
-from eqcheck.search import CHUNK, Source
 
 ROUNDS = 10
 EQSPEC = registry.load("eqspec").function

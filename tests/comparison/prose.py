@@ -42,7 +42,7 @@ SIMPLIFIED = """Simplified against the sources:
   accuracy are not run.
 - EQSPEC: 8 prompts instead of 480. The paper gives E (exact match) and P (mean prefix match) without a threshold;
   as used, a decoder passes down to E = 90 % and P = 95 %, just below the worst results of the paper's own decoders
-  (90.8 % and 95.7 %, at batch 4). At its best every row must match.
+  (90.8 % and 95.7 %, at batch 4); of 8 prompts, that lets none be wrong. At its best every row must match too.
 """
 
 LIMITS = """## What this does not show

@@ -23,12 +23,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from eqcheck.attribution.reading import Reader
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import Violation
 from eqcheck.harness import Run, run, truth_of
 from eqcheck.oracle import judge
-from eqcheck.reading import Reader
 from eqcheck.strategies import VOCAB_SIZE, cases
 from eqcheck.text import render
 

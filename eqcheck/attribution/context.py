@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eqcheck.attribution.labels import Label, Labels, Write
 from eqcheck.families import FED
 from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, WINDOW, Ints, stored_digest
-from eqcheck.labels import Label, Labels, Write
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 

@@ -153,7 +153,7 @@ class Labels:
     def _request_of(self, call: Call, row: int, candidates: list[int], taken: set[int]) -> int:
         """Among requests with the same context, the one whose writes the row holds, else the row's own index."""
         held = [label.request for label in self._held(call, row) if label.what == "token"]
-        return max(candidates, key=lambda r: (r not in taken, held.count(r), candidates.count(r), r == row, -r))
+        return max(candidates, key=lambda r: (candidates.count(r), r not in taken, held.count(r), r == row, -r))
 
     def _held(self, call: Call, row: int) -> list[Label]:
         fields = call.kv[0][0, row, 0]

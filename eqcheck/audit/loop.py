@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
+from eqcheck.audit.corpus import Corpus
+from eqcheck.audit.isolation import Limits
+from eqcheck.audit.outcome import Outcome
+from eqcheck.audit.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
+from eqcheck.audit.runner import HANG, HANGS_TO_GIVE_UP, Runner, runner
+from eqcheck.audit.search import CHUNK, Source
+from eqcheck.audit.settle import Sighting, confirmed, gather, minimise, repeats
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
-from eqcheck.corpus import Corpus
-from eqcheck.isolation import Limits
-from eqcheck.outcome import Outcome, try_case
-from eqcheck.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
-from eqcheck.runner import HANG, HANGS_TO_GIVE_UP, Runner, runner
-from eqcheck.search import CHUNK, Source
-from eqcheck.settle import Sighting, confirmed, gather, minimise, repeats
-
-__all__ = ["Audit", "Options", "Outcome", "Progress", "ViolationRecord", "audit", "try_case"]
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:

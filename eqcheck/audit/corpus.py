@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eqcheck.casefile import TEMPORARY, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.audit.casefile import TEMPORARY, StoredViolation, file_stem, read_case, write_whole
 from eqcheck.errors import UsageError
 
 VERSION = "1"

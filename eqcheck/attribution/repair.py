@@ -16,12 +16,12 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from eqcheck import hashing
+from eqcheck.attribution.labels import Label, Labels, Sequences, Write
 from eqcheck.contract import Generate
 from eqcheck.families import FED
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, WINDOW, Ints, Words
-from eqcheck.labels import Label, Labels, Sequences, Write
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.verdict import Explanation
 

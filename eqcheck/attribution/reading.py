@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.bookkeeping import Known, kind_of
-from eqcheck.context import Context, read
+from eqcheck.attribution.bookkeeping import Known, kind_of
+from eqcheck.attribution.context import Context, read
+from eqcheck.attribution.labels import Label, Labels, Sequences, Write
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
-from eqcheck.labels import Label, Labels, Sequences, Write
 from eqcheck.trace import DRAFT
 from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
 

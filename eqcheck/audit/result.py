@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eqcheck.attribution.rounds import draft_warnings
+from eqcheck.audit.casefile import StoredViolation
+from eqcheck.audit.coverage import vacuous
+from eqcheck.audit.isolation import GIB
+from eqcheck.audit.outcome import Outcome
 from eqcheck.case import Case
-from eqcheck.casefile import StoredViolation
 from eqcheck.contract import CACHE_STATES, Decoder
-from eqcheck.coverage import vacuous
-from eqcheck.isolation import GIB
-from eqcheck.outcome import Outcome
-from eqcheck.rounds import draft_warnings
 from eqcheck.text import render
 from eqcheck.verdict import Explanation, merge
 

@@ -12,11 +12,11 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck import __version__
-from eqcheck.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.audit.coverage import COUNTERS
+from eqcheck.audit.result import Audit, ViolationRecord, stored_violation
 from eqcheck.contract import FAMILIES
-from eqcheck.coverage import COUNTERS
 from eqcheck.errors import UsageError
-from eqcheck.result import Audit, ViolationRecord, stored_violation
 
 __all__ = ["VIOLATION_FORMAT", "StoredViolation", "read_case", "write"]
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from eqcheck import registry
+from eqcheck.audit.outcome import Outcome, set_up, try_case
 from eqcheck.case import Case
 from eqcheck.contract import Generate, Request
-from eqcheck.outcome import Outcome, set_up, try_case
 
 try:
     import resource

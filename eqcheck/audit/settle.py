@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from eqcheck.audit.outcome import Outcome
+from eqcheck.audit.result import ViolationRecord
+from eqcheck.audit.runner import HANG, Runner
+from eqcheck.audit.search import Source
 from eqcheck.case import Case
-from eqcheck.outcome import Outcome
-from eqcheck.result import ViolationRecord
-from eqcheck.runner import HANG, Runner
-from eqcheck.search import Source
 
 RERUNS = 9  # a decoder that is wrong half the time passes for deterministic once in 2**9 = 512
 MINIMISE_S = 60.0  # for one fingerprint

@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from eqcheck.attribution.repair import second_opinion
+from eqcheck.attribution.rounds import draft_losses
+from eqcheck.audit.coverage import exercised
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Generate, Request
-from eqcheck.coverage import exercised
 from eqcheck.harness import run
 from eqcheck.oracle import judge
-from eqcheck.repair import second_opinion
-from eqcheck.rounds import draft_losses
 from eqcheck.verdict import Explanation
 
 
@@ -22,7 +22,7 @@ from eqcheck.verdict import Explanation
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not.
 
-    ``losses`` are what the draft side lost (`eqcheck.rounds.draft_losses`) where the output is right.
+    ``losses`` are what the draft side lost (`eqcheck.attribution.rounds.draft_losses`) where the output is right.
 
     ``seconds`` is what decoding and judging took; two outcomes that differ in it alone are equal.
     """

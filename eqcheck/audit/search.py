@@ -31,9 +31,9 @@ from hypothesis.errors import HypothesisException
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
 
+from eqcheck.audit.features import Feature, features, raggedness, script
 from eqcheck.case import Case
 from eqcheck.contract import TAKEN
-from eqcheck.features import Feature, features, raggedness, script
 from eqcheck.harness import truth_of
 from eqcheck.strategies import cases
 

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import torch
 
+from eqcheck.audit.isolation import Limits, Worker
+from eqcheck.audit.outcome import Outcome, set_up, try_case
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Generate
 from eqcheck.errors import UsageError
-from eqcheck.isolation import Limits, Worker
-from eqcheck.outcome import Outcome, set_up, try_case
 
 _BATCH = 10
 HANG = "crash/hang"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from eqcheck.attribution.rounds import parts
 from eqcheck.harness import Run
-from eqcheck.rounds import parts
 from eqcheck.trace import DRAFT, TARGET
 
 COUNTERS = {
