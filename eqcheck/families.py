@@ -52,7 +52,8 @@ class Feed(NamedTuple):
         if self.mask is None:
             return np.zeros((batch, block), np.bool_)
         if self.mask.dim() == 4:  # which may say anything about slots, but lets a pad see nothing
-            return ~_masked(self.mask, self.slots_fed, batch, self.mask.shape[3], 0).any(axis=-1)
+            seen = _masked(self.mask, self.slots_fed, batch, self.mask.shape[3], 0)
+            return np.asarray(~seen.any(axis=-1))
         visible = _masked(self.mask, self.slots_fed, batch, int(self.slots_fed[-1]) + 1, 0)
         return ~visible[:, np.arange(block), self.slots_fed]
 

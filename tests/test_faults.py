@@ -19,7 +19,7 @@ from eqcheck.trace import TARGET
 from eqcheck.verdict import KINDS
 
 CHUNKS = 6
-ENOUGH = 5  # violations of one fault
+ENOUGH = 4  # violations of one fault
 MISREAD_AT_MOST = 0.04  # a coincidence of tokens can make one fault look like another, about once in a vocabulary
 DRAFT = [fault for fault in FAULTS if fault.component == "draft"]  # these only cost speed
 SEEN_IN_OUTPUT = [fault for fault in FAULTS if fault.component != "draft"]

@@ -14,12 +14,14 @@ from eqcheck.contract import Decoder
 from eqcheck.harness import run
 from eqcheck.oracle import judge
 
+CASES = 30
+
 
 def _losses(decoder: Decoder, families: tuple[str, ...]) -> Counter[str]:
     torch.set_num_threads(1)
     total: Counter[str] = Counter()
     with decoder.running() as generate:
-        for case in Source(4, families, decoder.padding_sides, decoder.cache_states).chunk(0):
+        for case in Source(4, families, decoder.padding_sides, decoder.cache_states).chunk(0, CASES):
             done = run(generate, case)
             assert judge(done), judge(done).explain()
             total += draft_losses(done)

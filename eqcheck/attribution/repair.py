@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -34,11 +33,12 @@ _OTHER_MODEL = Label(-1, -1, "draft model")
 class Opinion:
     """What repair says: the smallest sets of components whose repair ``restores`` the output.
 
-    ``mends`` are the components that alone put the first wrong token right, whatever happens behind it.
+    Where none does, ``mends`` are the smallest sets under which the target answers for the first wrong token as it
+    should and did not before, whatever the decoder makes of that.
     """
 
     restores: tuple[tuple[str, ...], ...]
-    mends: tuple[str, ...]
+    mends: tuple[tuple[str, ...], ...]
 
     def agrees(self, read: Explanation) -> bool:
         """Whether the component that was read is the one, or one of those, that repair names.
@@ -48,13 +48,12 @@ class Opinion:
         if read.component == "bookkeeping":
             return not self.restores and not self.mends
         named = {read.component, "mask"} if read.kind == "stale-entry" else {read.component}
-        return any(named & set(parts) for parts in (*self.restores, self.mends))
+        return any(named & set(parts) for parts in (*self.restores, *self.mends))
 
     def __str__(self) -> str:
-        if self.restores:
-            return "right " + " or ".join(" with ".join(parts) for parts in self.restores) + " restores the output"
-        if self.mends:
-            return "right " + " or ".join(self.mends) + " puts the first wrong token right"
+        for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
+            if sets:
+                return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
         return "no right positions, mask or cache restore the output"
 
 
@@ -74,23 +73,45 @@ def second_opinion(generate: Generate, run: Run, explanation: Explanation, timeo
 
 
 def repair(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Opinion:
-    """Decode again under each repair and see which restores the output, or at least the first wrong token."""
+    """Decode again under each repair and see which restores the output, or at least the target's answer."""
     row, index = explanation.row, explanation.token_index
     assert row is not None
     assert index is not None
-    expected = run.truth.rows[row][: index + 1]
-    mends = []
+    position = len(run.case.prompts[row]) + index - 1
+    answered = _answered(run, _labels(run, run.trace), row, position)
+    mends: list[tuple[str, ...]] = []
     for size in range(1, len(PARTS) + 1):
         found = []
+        mended = []
         for parts in combinations(PARTS, size):
-            again = run_case(generate, run.case, timeout, repair=partial(Repairer, run, parts))
+            repairer = Repairer(run, parts)
+            again = run_case(generate, run.case, timeout, repair=repairer.of)
             if again.outputs == run.truth.rows:
                 found.append(parts)
-            elif size == 1 and again.outputs is not None and again.outputs[row][: index + 1] == expected:
-                mends.append(parts[0])
+            elif not answered and _answered(again, repairer.labels, row, position):
+                mended.append(parts)
         if found:
             return Opinion(tuple(found), ())
+        mends = mends or mended
     return Opinion((), tuple(mends))
+
+
+def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
+    """Whether a query that stood for this token of this row saw exactly its row."""
+    digests = run.truth.digests[row][-1]
+    calls = {call.number: call for call in run.trace.of(TARGET)}
+    return any(
+        calls[number].digests[call_row, column] == digests[position]
+        for (number, call_row, column), _ in labels.queries(row, position)
+        if number in calls
+    )
+
+
+def _labels(run: Run, trace: Trace) -> Labels:
+    """Labels of a trace, for the rows of a run."""
+    case, truth = run.case, run.truth
+    rows = zip(case.prompts, truth.uncut, run.outputs or truth.rows, truth.digests, strict=True)
+    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
 
 
 class Item(NamedTuple):
@@ -105,16 +126,19 @@ class Item(NamedTuple):
 class Repairer:
     """Gives the queries of each target call the right ``parts`` of their context; one per run, called in order."""
 
-    def __init__(self, run: Run, parts: Iterable[str], trace: Trace) -> None:
-        case, truth = run.case, run.truth
+    def __init__(self, run: Run, parts: Iterable[str]) -> None:
         self.parts = frozenset(parts)
-        self.family, self.digests, self.trace = case.family, truth.digests, trace
-        self.stored = [hashing.truncated(digests[0]) for digests in truth.digests]
+        self.family, self.trace = run.case.family, Trace()
+        self.stored = [hashing.truncated(digests[0]) for digests in run.truth.digests]
+        self.labels = _labels(run, self.trace)
         self._drafted = 0
-        rows = zip(case.prompts, truth.uncut, run.outputs or truth.rows, truth.digests, strict=True)
-        self.labels = Labels(Trace(), [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
         # A state or a row of slots that holds the right entries has them at the right distances, too.
         self.renumber = "position" in self.parts or ("cache" in self.parts and self.family not in FED)
+
+    def of(self, trace: Trace) -> Repairer:
+        """Attach to the trace of the run to be repaired."""
+        self.trace = trace
+        return self
 
     def __call__(self, call: Call) -> Fix:
         """The fix of a call that is about to be made, from what it would see unrepaired."""
