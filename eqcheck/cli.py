@@ -108,8 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.audit import report
-    from eqcheck.audit import Options, audit
+    from eqcheck.audit import Options, audit, report
     from eqcheck.console import progress, summary
     from eqcheck.selfcheck import short
 

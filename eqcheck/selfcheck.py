@@ -116,7 +116,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
     work: list[Callable[[], FaultResult | KnownGoodResult]] = []
     for name in BUILDS:
         for start in range(0, cases, SOUND_CASES):
-            work.append(partial(check_known_good, name, start // CHUNK, min(SOUND_CASES, cases - start)))
+            work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
     results: list[FaultResult | KnownGoodResult] = []
     for result in _all(work, jobs):
@@ -126,6 +126,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
     return _gathered(results)
 
 
+@cache
 def short() -> SelfCheck:
     """A few seconds of it: the first fault of each kind, and two known-good decoders."""
     first: dict[str, int] = {}
@@ -168,34 +169,32 @@ def _call(one: Callable[[], FaultResult | KnownGoodResult]) -> FaultResult | Kno
 
 
 @cache
-def _drawn(source: Source, chunk: int) -> tuple[tuple[Case, ...], float]:
-    """The cases of a chunk, and the seconds that drawing one of them took."""
+def _drawn(source: Source, number: int) -> tuple[Case, float]:
+    """A case of a source, and the seconds it took to draw; several are drawn at once, on account of the first."""
     start = time.perf_counter()
-    cases = source.chunk(chunk)
-    return tuple(cases), (time.perf_counter() - start) / len(cases)
+    case = source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK]
+    return case, time.perf_counter() - start
 
 
-def check_known_good(name: str, chunk: int, count: int) -> KnownGoodResult:
-    """Run a known-good decoder on ``count`` cases from a chunk on, over all it claims."""
+def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
+    """Run a known-good decoder on ``count`` cases from the ``start``-th on, over all it claims."""
     torch.set_num_threads(1)
     decoder = BUILDS[name].decoder(name)
     source = Source(1, decoder.families, decoder.padding_sides, decoder.cache_states)
-    done, accused, first = 0, 0, ""
+    accused, first = 0, ""
     losses: Counter[str] = Counter()
     with decoder.running() as generate:
-        while done < count:
-            cases, _ = _drawn(source, chunk + done // CHUNK)
-            for case in cases[: count - done]:
-                finished = run(generate, case)
-                verdict = judge(finished)
-                done += 1
-                if verdict.explanation is not None:
-                    accused += 1
-                    first = first or f"{verdict.explanation.fingerprint} on case {case.id}"
-                else:
-                    losses += draft_losses(finished)
+        for number in range(start, start + count):
+            case, _ = _drawn(source, number)
+            finished = run(generate, case)
+            verdict = judge(finished)
+            if verdict.explanation is not None:
+                accused += 1
+                first = first or f"{verdict.explanation.fingerprint} on case {case.id}"
+            else:
+                losses += draft_losses(finished)
     warnings = draft_warnings(losses)
-    return KnownGoodResult(name, done, accused + len(warnings), first or "".join(warnings[:1]))
+    return KnownGoodResult(name, count, accused + len(warnings), first or "".join(warnings[:1]))
 
 
 def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> FaultResult:
@@ -209,9 +208,9 @@ def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> Faul
     named, caught_at, seconds = "", None, 0.0
     with decoder.running() as generate:
         for count in range(MOST_CASES):
-            cases, drawing = _drawn(source, count // CHUNK)
+            case, drawing = _drawn(source, count)
             start = time.perf_counter()
-            done = run(generate, cases[count % CHUNK], timeout=20.0)
+            done = run(generate, case, timeout=20.0)
             seen = _seen(fault, done, losses)
             seconds += drawing + time.perf_counter() - start if caught_at is None else 0.0
             if seen is None:
