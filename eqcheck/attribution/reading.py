@@ -92,10 +92,10 @@ class Reader:
         right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
-        blamed = blamed or self._asked_loosely(row, position, observed, commit)
-        repeated = (
-            index > 0 and observed == verdict.observed[index - 1] and observed not in self._drafted(row, position)
-        )
+        drafted = observed in self._drafted(row, position)
+        if not (right and drafted):
+            blamed = blamed or self._asked_loosely(row, position, observed, commit)
+        repeated = index > 0 and observed == verdict.observed[index - 1] and not drafted
         if blamed or (wrong and not right and not repeated):
             return self._context_fault(verdict, index, blamed or wrong)
         if right:

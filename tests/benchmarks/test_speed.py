@@ -14,7 +14,7 @@ from eqcheck import registry
 from eqcheck.audit import try_case
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
-from eqcheck.contract import FAMILIES, PADDING_SIDES
+from eqcheck.contract import CLAIMED, PADDING_SIDES
 from eqcheck.harness import models, truth_of
 from eqcheck.hashing import continue_row
 
@@ -25,7 +25,7 @@ EQSPEC = registry.load("eqspec").function
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
     torch.set_num_threads(1)
-    return Source(0, FAMILIES, PADDING_SIDES).chunk(0)
+    return Source(0, CLAIMED, PADDING_SIDES).chunk(0)
 
 
 def _measure(benchmark: Any, work: Any) -> None:
@@ -36,7 +36,7 @@ def _measure(benchmark: Any, work: Any) -> None:
 
 def test_draw_and_case(benchmark: Any) -> None:
     """All an audit does per case: draw, truth, decode, trace, verdict, coverage."""
-    source = Source(0, FAMILIES, PADDING_SIDES)
+    source = Source(0, CLAIMED, PADDING_SIDES)
     _measure(benchmark, lambda: [try_case(EQSPEC, case, None) for case in source.chunk(0)])
 
 
