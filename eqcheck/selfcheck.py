@@ -5,6 +5,7 @@ It runs the catalogue through what an audit does with each case: decode, judge, 
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +31,7 @@ MOST_CASES = 400  # a fault not caught by then is missed
 JUDGED = 12  # cases of each fault whose attribution is scored
 SOUND_CASES = 100
 COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
             work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
     results: list[FaultResult | KnownGoodResult] = []
-    for result in _all(work, jobs):
+    for result in in_processes(work, jobs):
         results.append(result)
         wrong = sum(not one.caught if isinstance(one, FaultResult) else one.violations > 0 for one in results)
         listen(Progress("selfcheck", len(results), len(work), wrong))
@@ -154,17 +156,16 @@ def _gathered(results: list[FaultResult | KnownGoodResult]) -> SelfCheck:
     return SelfCheck(tuple(one for one in results if isinstance(one, FaultResult)), tuple(good.values()))
 
 
-def _all(work: list[Callable[[], FaultResult | KnownGoodResult]], jobs: int) -> Iterator[FaultResult | KnownGoodResult]:
+def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """The results of ``work``, in order, from so many processes."""
     if jobs == 1:
         yield from (one() for one in work)
         return
-    import multiprocessing
-
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_call, work)
 
 
-def _call(one: Callable[[], FaultResult | KnownGoodResult]) -> FaultResult | KnownGoodResult:
+def _call(one: Callable[[], T]) -> T:
     return one()
 
 

@@ -81,10 +81,27 @@ def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
     assert slower == 1
 
 
+@pytest.mark.parametrize(
+    "fault", [fault for fault in SEEN_IN_OUTPUT if fault.kind != "hang"][::12], ids=lambda fault: fault.id
+)
+def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
+    decoder = fault.decoder()
+    source = Source(5, fault.families, decoder.padding_sides, fault.cache_states)
+
+    def fails(case: Case) -> bool:
+        return named(decoder, case) == fault.fingerprint
+
+    small = source.minimise(next(case for case in source.chunk(0) if fails(case)), fails)
+    explanation = judge(run(decoder, small)).explanation
+    assert explanation is not None
+    assert len(small.prompts) == fault.rows
+    assert (explanation.round or 0) <= 3
+
+
 def test_catalogue_is_complete() -> None:
     ids = [fault.id for fault in FAULTS] + [pair.id for pair in PAIRS]
     assert len(ids) == len(set(ids))
-    assert len(FAULTS) >= 66
+    assert len(FAULTS) >= 170
     assert len(PAIRS) >= 8
     assert 3 <= len(FAULTS) / sum(fault.held_back for fault in FAULTS) <= 4
     assert len(BUILDS) >= 7

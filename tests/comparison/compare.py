@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -16,7 +14,7 @@ import transformers
 
 from comparison.methods import AS_USED, METHODS, Setting, agreement, try_on
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.selfcheck import check_fault, check_known_good
+from eqcheck.selfcheck import check_fault, check_known_good, in_processes
 
 FORMAT = "eqcheck-comparison/1"
 COMPARED, DRAFT_SIDE, OTHER_SETUP = "compared", "draft side", "other set-up"
@@ -115,7 +113,7 @@ def compare(jobs: int, faults: Sequence[int], listen: Callable[[int, int], None]
     work += [partial(check_one_build, build) for build in RIGHT]
     work += [partial(check_one_fault, number) for number in faults]
     results = []
-    for result in _all(work, jobs):
+    for result in in_processes(work, jobs):
         results.append(result)
         listen(len(results), len(work))
     return {
@@ -142,15 +140,3 @@ def _described(setting: Setting) -> Found:
     shares = agreement(setting)
     passes = (setting.rule.__doc__ or setting.rule.__name__.replace("_", " ")).strip()
     return asdict(setting) | {"rule": passes, "draft_agreement": [round(share, 3) for share in shares]}
-
-
-def _all(work: list[Callable[[], Found]], jobs: int) -> Iterator[Found]:
-    if jobs == 1:
-        yield from (one() for one in work)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_call, work)
-
-
-def _call(one: Callable[[], Found]) -> Found:
-    return one()
