@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.verdict import KINDS
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
@@ -121,7 +122,7 @@ def decoder(
     as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
     ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``known`` declares
     violations by fingerprint, each with a link; ``note`` is printed in reports.
-    Raises `UsageError` for a padding side, family or cache state that does not exist.
+    Raises `UsageError` for a padding side, family, cache state or kind of violation that does not exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
@@ -133,6 +134,11 @@ def decoder(
         for one in given:
             if one not in allowed:
                 raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
+
+    kinds = [f"{component}/{kind}" for component, some in KINDS.items() for kind in some]
+    for fingerprint in known or ():
+        if fingerprint.partition(":")[0] not in kinds:
+            raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, kinds)}")
 
     def register(function: Any) -> Decoder:
         usable = callable(function)

@@ -87,6 +87,8 @@ def _import_file(path: Path) -> ModuleType:
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what lies beside it
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -51,7 +51,10 @@ def render(explanation: Explanation) -> str:
     head = f"{explanation.fingerprint} - {meaning(explanation.kind)}"
     if explanation.row is None:
         return f"{head}\n  {explanation.detail}"
-    lines = [head, *_let(explanation), *_then(explanation), *_however(explanation)]
+    lines = [head, *_let(explanation)]
+    if explanation.component == "unattributed" and explanation.query and explanation.repair:
+        lines += [f"  Two opinions: {explanation.detail}.", "  What reading saw, and repair does not bear out:"]
+    lines += [*_then(explanation), *_however(explanation)]
     if explanation.repair and explanation.component != "unattributed":
         lines.append(f"  Repair agrees: {explanation.repair}.")
     if explanation.slots:

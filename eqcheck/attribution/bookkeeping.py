@@ -33,11 +33,13 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> tuple[st
     swapped = _swapped_with(verdict, run)
     if swapped is not None:
         return "row-swap", f"the row holds exactly what row {swapped} should hold"
-    ran_on = len(observed) > len(expected) and run.truth.uncut[verdict.row][: len(observed)] == observed
+    uncut = run.truth.uncut[verdict.row]
+    ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
+    ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
         return end
-    token, wanted = observed[index], run.truth.uncut[verdict.row][index:]
+    token, wanted = observed[index], uncut[index:]
     if token in known.drafted:
         return "over-accept", "the emitted token is the draft token that the target rejected"
     if token in known.astray:

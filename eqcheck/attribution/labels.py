@@ -1,8 +1,9 @@
 """Which request, and which token of it, each column of each target call stands for.
 
 Two sources, in this order. A query that saw exactly its row has the digest of its truth, which names request and
-position beyond doubt, whatever the decoder does with rows. A row of a call in which no query is right is
-aligned: the request and start that best explain the entries it holds, by their writers, and the tokens fed.
+position beyond doubt, whatever the decoder does with rows, also where it packs several requests into one. A row of a
+call in which no query is right is aligned: the request and start that best explain the entries it holds, by their
+writers, and the tokens fed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
 from eqcheck.trace import DRAFT, TARGET, Call, Trace
 
@@ -30,12 +32,14 @@ class Label:
 
 
 class Sequences(NamedTuple):
-    """What is known of one request: its prompt, what follows in truth and in the output, its true digests."""
+    """What is known of one request: its prompt, what follows in truth (``needed`` tokens of that) and in the output,
+    its true digests."""
 
     prompt: tuple[int, ...]
     truth: tuple[int, ...]
     emitted: tuple[int, ...]
     digests: Words
+    needed: int
 
     @property
     def wholes(self) -> set[tuple[int, ...]]:
@@ -44,7 +48,10 @@ class Sequences(NamedTuple):
 
 
 class Labels:
-    """The label of every write of every target call; ``rounds[request]`` are the calls in which it took part."""
+    """The label of every write of every target call; ``rounds[request]`` are the calls in which it took part.
+
+    ``packed``: a row of a call was seen to hold several requests.
+    """
 
     def __init__(self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str) -> None:
         self.calls: dict[int, Call] = {}
@@ -52,7 +59,10 @@ class Labels:
         self.rounds: dict[int, list[int]] = defaultdict(list)
         self._requests = requests
         self._pad = pad
+        self.packed = False
         self._reached: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
         self.left = padding_side == "left"
         self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, request in enumerate(requests):
@@ -68,13 +78,15 @@ class Labels:
             self._proposed.update(call.predictions.ravel().tolist())
             return
         self.calls[call.number] = call
+        self._committed.update(self._begun)
         taken: set[int] = set()
         for row in range(len(call.tokens)):
             found = self._label_row(call, row, self._proposed, taken)
-            if found is not None:
-                taken.add(found)
-                if not given:
-                    self.rounds[found].append(call.number)
+            taken.update(found)
+            self.packed |= len(found) > 1
+            for request in found if not given else ():
+                if call.number not in self.rounds[request][-1:]:
+                    self.rounds[request].append(call.number)
         self._proposed = set()
 
     def sequence(self, request: int) -> tuple[int, ...]:
@@ -100,35 +112,69 @@ class Labels:
         """The ordinal, from 1, of a call among those in which the request took part."""
         return sum(number <= call for number in self.rounds[request])
 
-    def _label_row(self, call: Call, row: int, proposed: set[int], taken: set[int]) -> int | None:
+    def _label_row(self, call: Call, row: int, proposed: set[int], taken: set[int]) -> set[int]:
+        """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
         places = [self._places.get(int(digest), []) for digest in call.digests[row]]
-        beyond_doubt = any(place for column, place in enumerate(places) if column >= self._pads(call, row))
-        if beyond_doubt:
-            request = self._request_of(call, row, [r for place in places for r, _ in place], taken)
-            exact = {c: p for c in columns for r, p in places[c] if r == request}
-            first = min(exact)
-            start = exact[first] - first
-        else:
+        if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = self._align(call, row, taken)
             if aligned is None:
                 for column in columns:
                     what = "pad" if self._is_pad(call, row, column, proposed) else "unknown"
                     self.of[call.number, row, column] = Label(-1, -1, what)
-                return None
+                return set()
             request, first, start = aligned
             exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
+            self._label_columns(call, row, columns, request, first, start, exact, proposed)
+            return {request}
+        found: set[int] = set()
+        begin = 0
+        while begin < len(columns):
+            request = self._request_of(call, row, [r for place in places[begin:] for r, _ in place], taken)
+            own = next(c for c in columns[begin:] if any(r == request for r, _ in places[c]))
+            others = self._others(call, row, columns[begin:], places, request)
+            if others and others[0] < own:
+                request = self._request_of(call, row, [r for r, _ in places[others[0]]], taken)
+                others = self._others(call, row, columns[begin:], places, request)
+            end = others[0] if others else len(columns)
+            exact = {c: p for c in columns[begin:end] for r, p in places[c] if r == request}
+            first = min(exact)
+            self._label_columns(call, row, columns[begin:end], request, first, exact[first] - first, exact, proposed)
+            found.add(request)
+            begin = end
+        return found
+
+    def _others(
+        self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], request: int
+    ) -> list[int]:
+        """The columns that belong to another request beyond doubt. A pad that sees itself alone is like the first token
+        of a prompt that begins with the pad id."""
+        found = []
+        for column in columns:
+            theirs = places[column]
+            if theirs and all(r != request for r, _ in theirs) and column >= self._pads(call, row):
+                after = places[column + 1] if column + 1 < len(places) else []
+                if int(call.tokens[row, column]) != self._pad or any(p or (r, p + 1) in after for r, p in theirs):
+                    found.append(column)
+        return found
+
+    def _label_columns(
+        self,
+        call: Call,
+        row: int,
+        columns: range,
+        request: int,
+        first: int,
+        start: int,
+        exact: dict[int, int],
+        proposed: set[int],
+    ) -> None:
+        """Label columns that belong to one request: ``first`` is the first real one, column c feeds ``start + c``."""
         on_path, position = True, start + first - 1
         for column in columns:
             if column < first:
-                what, at = (
-                    ("token", start + column)
-                    if self._is(request, start + column, call, row, column)
-                    else (
-                        "pad",
-                        -1,
-                    )
-                )
+                at = start + column if self._is(request, start + column, call, row, column) else -1
+                what = "pad" if at == -1 else "token"
             elif column in exact:
                 on_path, position = True, exact[column]
                 what, at = "token", position
@@ -148,7 +194,10 @@ class Labels:
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
         reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
         self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
-        return request
+        # A draft is fed behind a token of the row, so the first one of a call is none.
+        prompt = len(self._requests[request].prompt)
+        begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
+        self._begun[request] = max(self._begun.get(request, -1), begins)
 
     def _request_of(self, call: Call, row: int, candidates: list[int], taken: set[int]) -> int:
         """Among requests with the same context, the one whose writes the row holds, else the row's own index."""
@@ -188,8 +237,10 @@ class Labels:
     def _align(self, call: Call, row: int, taken: set[int]) -> tuple[int, int, int] | None:
         """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
 
-        Columns before the first real one must be pads, and a row cannot leave its own prompt. What counts: the
-        entries held that precede the start, those missing, those held twice, the tokens fed, the position ids.
+        Columns before the first real one must be pads, and a row cannot leave its own prompt. A call that asks
+        for nothing new would be of no use to the decoder, and is taken for one only where nothing else fits. What
+        counts then: the entries held that precede the start, those missing, those held twice, the tokens fed, the
+        position ids.
         """
         tokens = call.tokens[row].tolist()
         held: dict[int, set[int]] = defaultdict(set)
@@ -199,7 +250,7 @@ class Labels:
                     held[request].add(label.position)
         self_hidden = _self_hidden(call, row)
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
-        best: tuple[float, int, int, int] | None = None
+        best: tuple[int, float, int, int, int] | None = None
         for request, known in enumerate(self._requests):
             have = held[request]
             for first, token in enumerate(tokens):
@@ -215,11 +266,21 @@ class Labels:
                         )
                         score += (0.1 if in_order else -0.5) * (first - sum(self_hidden[:first]))
                         score -= 4.0 * (request in taken) + 3.0 * self_hidden[first]
-                        if best is None or score > best[0]:
-                            best = (score, request, first, at - first)
+                        last = min(at + len(tokens) - first, len(known.prompt) + known.needed - 1) - 1
+                        ahead = min(1, last - self._committed.get(request, -1))
+                        if best is None or (ahead, score) > best[:2]:
+                            best = (ahead, score, request, first, at - first)
                 if token != self._pad:
                     break
-        return best[1:] if best else None
+        return best[2:] if best else None
+
+
+def labels_of(run: Run, trace: Trace) -> Labels:
+    """Labels of a trace, for the rows of a run."""
+    case, truth = run.case, run.truth
+    outputs = truth.rows if run.outputs is None else run.outputs
+    rows = zip(case.prompts, truth.uncut, outputs, truth.digests, map(len, truth.rows), strict=True)
+    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
 
 
 def _self_hidden(call: Call, row: int) -> list[bool]:

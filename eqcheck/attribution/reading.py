@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import Known, kind_of
 from eqcheck.attribution.context import Context, read
-from eqcheck.attribution.labels import Label, Labels, Sequences, Write
+from eqcheck.attribution.labels import Label, Write, labels_of
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.trace import DRAFT
@@ -31,14 +31,8 @@ class Reader:
         assert run.outputs is not None
         self.run = run
         self.outputs = run.outputs
-        prompts = run.case.prompts
         self.stored = [truncated(digests[0]) for digests in run.truth.digests]
-        self.labels = Labels(
-            run.trace,
-            [Sequences(*row) for row in zip(prompts, run.truth.uncut, run.outputs, run.truth.digests, strict=True)],
-            run.case.pad_token_id,
-            run.case.padding_side,
-        )
+        self.labels = labels_of(run, run.trace)
         self._contexts: dict[Write, Context] = {}
 
     def explain(self) -> Explanation | None:
@@ -96,6 +90,9 @@ class Reader:
         if not (right and drafted):
             blamed = blamed or self._asked_loosely(row, position, observed, commit)
         repeated = index > 0 and observed == verdict.observed[index - 1] and not drafted
+        if self.labels.packed and not right:
+            detail = "the decoder packs several requests into one row of a call: there a wrong context is not read"
+            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
         if blamed or (wrong and not right and not repeated):
             return self._context_fault(verdict, index, blamed or wrong)
         if right:
@@ -241,7 +238,8 @@ class Reader:
     def _drafted(self, row: int, position: int) -> set[int]:
         """The tokens the draft proposed after this token of the row.
 
-        Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next.
+        Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
+        decoder that drafts without the draft model first feeds what it proposes together with the query.
         """
         digest = self.run.truth.digests[row][-1, position]
         proposed = {
@@ -250,12 +248,12 @@ class Reader:
         if proposed:
             return proposed
         anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
-        fed = set()
-        for (number, call_row, column), _ in self.labels.queries(row, position):
+        asked = self.labels.queries(row, position)
+        fed = []
+        for (number, call_row, column), _ in asked if anywhere else asked[:1]:
             tokens = self.labels.calls[number].tokens
-            if column + 1 < tokens.shape[1]:
-                fed.add(int(tokens[call_row, column + 1]))
-        return fed & anywhere
+            fed += tokens[call_row, column + 1 : column + 2].tolist()
+        return {token for token in fed if token in anywhere or not anywhere}
 
     def _known(self, row: int, position: int, number: int) -> Known:
         """What was known around call ``number``: between the row's calls before and after it."""

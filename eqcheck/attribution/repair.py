@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from eqcheck import hashing
-from eqcheck.attribution.labels import Label, Labels, Sequences, Write
+from eqcheck.attribution.labels import Label, Labels, Write, labels_of
 from eqcheck.contract import Generate
 from eqcheck.families import FED
 from eqcheck.harness import Run
@@ -31,10 +31,10 @@ _OTHER_MODEL = Label(-1, -1, "draft model")
 
 @dataclass(frozen=True)
 class Opinion:
-    """What repair says: the smallest sets of components whose repair ``restores`` the output.
+    """What repair says: the sets of components whose repair ``restores`` the output, none of them larger than need be.
 
-    Where none does, ``mends`` are the smallest sets under which the target answers for the first wrong token as it
-    should and did not before, whatever the decoder makes of that.
+    Where none does, ``mends`` are those under which the target answers for the first wrong token as it should and did
+    not before, whatever the decoder makes of that.
     """
 
     restores: tuple[tuple[str, ...], ...]
@@ -43,11 +43,12 @@ class Opinion:
     def agrees(self, read: Explanation) -> bool:
         """Whether the component that was read is the one, or one of those, that repair names.
 
-        A rejected draft token that is seen counts as the cache's, also where hiding it would do.
+        A rejected draft token that is seen, or a token that is seen twice, counts as the cache's, also where hiding it
+        would do.
         """
         if read.component == "bookkeeping":
             return not self.restores and not self.mends
-        named = {read.component, "mask"} if read.kind == "stale-entry" else {read.component}
+        named = {read.component, "mask"} if read.kind in ("stale-entry", "duplicate-entry") else {read.component}
         return any(named & set(parts) for parts in (*self.restores, *self.mends))
 
     def __str__(self) -> str:
@@ -67,7 +68,9 @@ def second_opinion(generate: Generate, run: Run, explanation: Explanation, timeo
     opinion = repair(generate, run, explanation, timeout)
     if opinion.agrees(explanation):
         return replace(explanation, repair=str(opinion))
-    read = "no cause was read" if explanation.component == "unattributed" else f"reading says {explanation.fingerprint}"
+    read = f"reading says {explanation.fingerprint}"
+    if explanation.component == "unattributed":
+        read = f"no cause was read ({explanation.detail})"
     detail = f"{read}, repair says: {opinion}"
     return replace(explanation, component="unattributed", kind="unattributed", detail=detail, repair=str(opinion))
 
@@ -78,22 +81,20 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
     assert row is not None
     assert index is not None
     position = len(run.case.prompts[row]) + index - 1
-    answered = _answered(run, _labels(run, run.trace), row, position)
+    answered = _answered(run, labels_of(run, run.trace), row, position)
+    restores: list[tuple[str, ...]] = []
     mends: list[tuple[str, ...]] = []
     for size in range(1, len(PARTS) + 1):
-        found = []
-        mended = []
         for parts in combinations(PARTS, size):
+            if any(set(parts) > set(smaller) for smaller in restores):
+                continue
             repairer = Repairer(run, parts)
             again = run_case(generate, run.case, timeout, repair=repairer.of)
             if again.outputs == run.truth.rows:
-                found.append(parts)
-            elif not answered and _answered(again, repairer.labels, row, position):
-                mended.append(parts)
-        if found:
-            return Opinion(tuple(found), ())
-        mends = mends or mended
-    return Opinion((), tuple(mends))
+                restores.append(parts)
+            elif not answered and not any(set(parts) > set(smaller) for smaller in mends):
+                mends += [parts] if _answered(again, repairer.labels, row, position) else []
+    return Opinion(tuple(restores), () if restores else tuple(mends))
 
 
 def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
@@ -105,13 +106,6 @@ def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
         for (number, call_row, column), _ in labels.queries(row, position)
         if number in calls
     )
-
-
-def _labels(run: Run, trace: Trace) -> Labels:
-    """Labels of a trace, for the rows of a run."""
-    case, truth = run.case, run.truth
-    rows = zip(case.prompts, truth.uncut, run.outputs or truth.rows, truth.digests, strict=True)
-    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
 
 
 class Item(NamedTuple):
@@ -130,7 +124,7 @@ class Repairer:
         self.parts = frozenset(parts)
         self.family, self.trace = run.case.family, Trace()
         self.stored = [hashing.truncated(digests[0]) for digests in run.truth.digests]
-        self.labels = _labels(run, self.trace)
+        self.labels = labels_of(run, self.trace)
         self._drafted = 0
         # A state or a row of slots that holds the right entries has them at the right distances, too.
         self.renumber = "position" in self.parts or ("cache" in self.parts and self.family not in FED)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from eqcheck.harness import Run, models
 from eqcheck.trace import DRAFT, TARGET, Call
 
-# A decoder that feeds its last tokens again looks like one that lost a bonus, but not every time.
-_BONUSES_LOST_AT_LEAST = 0.5
+_BONUSES_LOST_AT_LEAST = 0.5  # what a decoder loses, it loses every time; less is a coincidence
 
 
 class Part(NamedTuple):
@@ -66,8 +65,8 @@ def draft_losses(run: Run) -> Counter[str]:
 
     ``rounds``: rows of target calls with draft tokens. ``desync``: those in which a draft token was proposed that a
     draft in its right context would not have proposed; ``desync_tokens``: the accepted tokens that this cost.
-    ``full``: rounds in which every row accepted all; ``lost-bonus``: those after which tokens that had been answered
-    for were fed again, ``lost-bonus_tokens`` in all.
+    ``full``: rounds in which every row accepted all; ``lost-bonus``: those after which the draft was asked for
+    tokens that the target had answered for, ``lost-bonus_tokens`` in all.
     """
     found: Counter[str] = Counter()
     drafted = run.trace.made(DRAFT)
@@ -83,7 +82,9 @@ def draft_losses(run: Run) -> Counter[str]:
         earlier = before.get(part.request)
         if earlier and earlier.accepted and all(p.accepted == p.proposed for p in by_call[earlier.call.number]):
             found["full"] += 1
-            if earlier.first < part.first <= earlier.last:  # a decoder that feeds everything again begins at the first
+            again = earlier.first < part.first <= earlier.last  # who feeds everything again begins at the first
+            drafted_after = script.begins(part, earlier.call.number) if again else None
+            if drafted_after is not None and drafted_after <= earlier.last:
                 found["lost-bonus"] += 1
                 found["lost-bonus_tokens"] += earlier.last + 1 - part.first
         before[part.request] = part
@@ -102,6 +103,20 @@ class _Script:
         self.run = run
         self.draft = models(run.case, run.truth)[1]
         self.right = {digest for digests in run.truth.digests for digest in digests[-1].tolist()}
+
+    def begins(self, part: Part, since: int) -> int | None:
+        """The position of the request after which the draft first proposed a token between two target calls.
+
+        That is the last one known to the decoder: a bonus that it kept is among what the draft is given.
+        """
+        places = {digest: at for at, digest in enumerate(self.run.truth.digests[part.request][-1].tolist())}
+        for call in self.run.trace.made(DRAFT):
+            if since < call.number < part.call.number:
+                for digests in call.digests.tolist():
+                    asked = [places[digest] for digest in digests if digest in places]
+                    if asked:
+                        return max(asked)
+        return None
 
     def lost(self, part: Part, since: int) -> int:
         """How many draft tokens more would have been accepted, had the draft seen its row."""

@@ -73,7 +73,7 @@ class _UnderWay:
         for records in (result.violations, result.discoveries, result.doubtful):
             records.sort(key=lambda record: -record.count)
         result.warnings[:0] = [*([decoder.note] if decoder.note else []), *self.notes]
-        result.warnings += [*(self.corpus.warnings if self.corpus else []), *about_claims(result)]
+        result.warnings += [*(dict.fromkeys(self.corpus.warnings) if self.corpus else ()), *about_claims(result)]
 
     def _replay(self, running: Runner, check: Callable[[], None]) -> None:
         """Run the stored cases that are within what was asked."""

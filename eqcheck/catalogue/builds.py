@@ -10,9 +10,10 @@ from typing import Any
 from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.continuous import Continuous
 from eqcheck.catalogue.engine import Engine, Rows
+from eqcheck.catalogue.packed import Packed
 from eqcheck.catalogue.plain import Expanded, OneRow, Uncached
 from eqcheck.catalogue.rows import PerRow, Restored
-from eqcheck.contract import FAMILIES, TAKEN, Decoder, Request, decoder
+from eqcheck.contract import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ BUILDS = {
         ("rotary", "learned", "slot-distance", "window"),
         (*TAKEN, "prefix", "chunked", "late-rows"),
     ),
+    "packed": Build(Packed, CLAIMED),
 }
 
 
