@@ -116,15 +116,19 @@ class BatchCache:
         queries, keys = torch.arange(before, slots)[:, None], torch.arange(slots)
         causal = visible[:, None] & (keys <= queries)
         if self.on("M7-sees-next-draft"):
-            return additive(visible[:, None] & (keys <= queries + 1), self.model)
+            return self._per_query(visible[:, None] & (keys <= queries + 1))
         if self.on("M7-misses-itself"):
-            return additive(causal & ((keys < queries) | (queries == before)), self.model)
+            return self._per_query(causal & ((keys < queries) | (queries == before)))
         if self.on("M10-window-once-per-block"):
-            return additive(causal & (keys > before - self.model.config.sliding_window), self.model)
+            return self._per_query(causal & (keys > before - self.model.config.sliding_window))
         if self.on("K9-spare-slots-visible"):
-            spare = torch.ones((self.batch, width, max(0, self.spare - slots)), dtype=torch.bool)
-            return additive(torch.cat([causal, spare], 2), self.model)
+            return self._per_query(causal, spare=True)
         return visible.long()
+
+    def _per_query(self, visible: torch.Tensor, spare: bool = False) -> torch.Tensor:
+        """A 4-D mask, from ``[batch, block, slots]`` bools and one for all slots that are not used yet."""
+        unused = max(0, self.spare - visible.shape[2])
+        return additive(torch.nn.functional.pad(visible, (0, unused), value=spare), self.model)
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep these rows of the batch, with the first ``lengths`` tokens of each."""
@@ -211,7 +215,8 @@ class HoleyCache(BatchCache):
         if self.on("M6-zeroed-not-masked"):
             zeroed = (self.shown & (self.holds == REJECTED))[:, None, :, None]
             for layer in self.cache.layers:
-                layer.keys, layer.values = layer.keys.masked_fill(zeroed, 0), layer.values.masked_fill(zeroed, 0)
+                for kept in (layer.keys, layer.values):
+                    kept[:, :, : zeroed.shape[2]].masked_fill_(zeroed, 0)
 
 
 class CroppedCache(BatchCache):
