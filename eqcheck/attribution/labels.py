@@ -239,8 +239,8 @@ class Labels:
 
         Columns before the first real one must be pads, and a row cannot leave its own prompt. A call that asks
         for nothing new would be of no use to the decoder, and is taken for one only where nothing else fits. What
-        counts then: the entries held that precede the start, those missing, those held twice, the tokens fed, the
-        position ids.
+        counts then: the entries held that precede the start, those missing, those held twice, the tokens fed,
+        whether they reach the end of the prompt, the position ids.
         """
         tokens = call.tokens[row].tolist()
         held: dict[int, set[int]] = defaultdict(set)
@@ -265,6 +265,7 @@ class Labels:
                             request == row
                         )
                         score += (0.1 if in_order else -0.5) * (first - sum(self_hidden[:first]))
+                        score += 2.0 * (at + len(tokens) - first >= len(known.prompt))
                         score -= 4.0 * (request in taken) + 3.0 * self_hidden[first]
                         last = min(at + len(tokens) - first, len(known.prompt) + known.needed - 1) - 1
                         ahead = min(1, last - self._committed.get(request, -1))
