@@ -112,10 +112,11 @@ class Reader:
         one in the square of the vocabulary for each query.
         """
         token = self.labels.sequence(row)[position]
+        recognised = {write[:2] for write, label in self.labels.of.items() if label.exact and label.request == row}
         found = [
             write
             for write, label in self.labels.of.items()
-            if not label.exact and write[0] <= commit
+            if not label.exact and write[0] <= commit and write[:2] not in recognised
             if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self._predicted(write) == observed
         ]
         for number, call_row, column in found[:1]:
