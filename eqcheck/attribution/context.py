@@ -190,8 +190,8 @@ def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[s
         return "unattributed", "unattributed"
     if label.what == "draft model" or label.request != request:
         return "cache", "wrong-row"
-    if in_own_block and (label.position > at or (label.what == "draft" and label.position == at)):
-        return "mask", "future-visible"  # at the same position: another branch of a tree of drafts
+    if label.position > at and in_own_block:
+        return "mask", "future-visible"
     if label.what == "draft" or label.position > at:
         return "cache", "stale-entry"
     return "cache", "duplicate-entry"

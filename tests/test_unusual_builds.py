@@ -1,0 +1,153 @@
+"""Engines unlike those of the catalogue: no false alarm, no wrong cause, and what cannot be read is not guessed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.audit.search import Source
+from eqcheck.case import Case
+from eqcheck.catalogue.engine import HIDDEN, Engine, Rows
+from eqcheck.catalogue.packed import Packed
+from eqcheck.catalogue.plain import Uncached
+from eqcheck.catalogue.rows import PerRow
+from eqcheck.contract import CLAIMED, Decoder, Request, decoder
+from eqcheck.harness import run
+from eqcheck.oracle import judge
+from eqcheck.text import render
+from eqcheck.verdict import Deviation, Explanation, Query
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def made(engine: type[Engine]) -> Decoder:
+    def generate(target: Any, draft: Any, request: Request) -> Rows:
+        return engine(target, draft, request).decode()
+
+    return decoder(name=engine.__name__)(generate)
+
+
+def named(engine: type[Engine]) -> Counter[str]:
+    cases = Source(4, CLAIMED, ("left",)).chunk(0, 40)
+    explanations = [judge(run(made(engine), case)).explanation for case in cases]
+    return Counter(e.fingerprint for e in explanations if e)
+
+
+class PackedHidesFirst(Packed):
+    """In later rounds the first token that the cache holds is hidden from the row to which it belongs."""
+
+    def begin(self) -> None:
+        super().begin()
+        target = self.target
+
+        def hiding(attention_mask: torch.Tensor, **more: Any) -> Any:
+            if attention_mask.shape[2] < attention_mask.shape[3]:
+                attention_mask[..., 0] = HIDDEN
+            return target(attention_mask=attention_mask, **more)
+
+        self.target = hiding
+
+
+def test_what_one_of_several_packed_rows_saw_is_not_guessed() -> None:
+    assert set(named(PackedHidesFirst)) == {"unattributed/unattributed", "mask/token-hidden"}
+
+
+class LookedUp(Uncached):
+    """Drafts what came before in the row, without the draft model."""
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        return [(self.rows[i] * count)[:count] for i, count in zip(self.active, budget, strict=True)]
+
+
+class LookedUpTakesDraft(LookedUp):
+    """Emits the rejected draft in place of the correction."""
+
+    def altered(self, block: list[int], count: int, proposed: list[int], *_: Any) -> list[int]:
+        return proposed[: count + 1] if count < len(proposed) else block
+
+
+class LookedUpTakesNext(LookedUp):
+    """Takes the correction one column late."""
+
+    def altered(self, block: list[int], count: int, proposed: list[int], wanted: list[int], *_: Any) -> list[int]:
+        return [*block[:-1], wanted[count + 1]] if count < len(proposed) else block
+
+
+@pytest.mark.parametrize(
+    ("engine", "fingerprint"),
+    [
+        (LookedUp, None),
+        (LookedUpTakesDraft, "bookkeeping/over-accept"),
+        (LookedUpTakesNext, "bookkeeping/wrong-correction"),
+    ],
+)
+def test_drafts_without_the_draft_model(engine: type[Engine], fingerprint: str | None) -> None:
+    assert set(named(engine)) == ({fingerprint} if fingerprint else set())
+
+
+class FeedsTwoAgain(PerRow):
+    """Feeds its last two tokens in each round, where one would do."""
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        super().after(going, lengths)
+        for i in self.active:
+            if self.lengths[i] > 1:
+                self.roll_back(i, 1)
+
+
+class DropsBonus(FeedsTwoAgain):
+    def altered(self, block: list[int], count: int, proposed: list[int], *_: Any) -> list[int]:
+        return block[:-1] if proposed and count == len(proposed) else block
+
+
+@pytest.mark.parametrize(("engine", "lost"), [(FeedsTwoAgain, False), (DropsBonus, True)])
+def test_feeding_again_is_no_loss(engine: type[Engine], lost: bool) -> None:
+    losses: Counter[str] = Counter()
+    for case in Source(4, CLAIMED, ("left",)).chunk(0, 40):
+        done = run(made(engine), case)
+        assert judge(done)
+        losses += draft_losses(done)
+    assert losses["full"] > 0
+    assert any(warning.startswith("draft/lost-bonus") for warning in draft_warnings(losses)) == lost
+
+
+def one_more(target: Any, draft: Any, request: Request) -> Rows:
+    """Right, with a token more than the limit."""
+    more = Request(request.prompts, request.max_new_tokens + 1, 1, (), 0, "left")
+    return PerRow(target, draft, more).decode()
+
+
+def test_a_token_too_many_that_is_the_pad_id() -> None:
+    case = Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1)
+    surplus = run(one_more, case).outputs
+    assert surplus is not None
+    explanation = judge(run(one_more, Case(**{**vars(case), "pad_token_id": surplus[0][-1]}))).explanation
+    assert explanation is not None
+    assert explanation.fingerprint == "bookkeeping/over-length"
+
+
+def test_unattributed_shows_both_opinions() -> None:
+    detail = "reading says mask/token-hidden, repair says: right cache restores the output"
+    read = Explanation(
+        component="unattributed",
+        kind="unattributed",
+        row=0,
+        token_index=0,
+        expected=5,
+        observed=7,
+        detail=detail,
+        query=Query(1, 0, 0, 3, 0, 0, 7),
+        deviations=(Deviation("mask", "token-hidden", 0, 0, 0, slot=0, token_position=0),),
+        repair="right cache restores the output",
+    )
+    text = render(read)
+    assert f"Two opinions: {detail}." in text
+    assert text.index("Two opinions") < text.index("repair does not bear out") < text.index("However")
