@@ -1,0 +1,101 @@
+"""The self-check passes as things are, and fails when the checker misses, misnames or invents; an audit then stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eqcheck import cli
+from eqcheck import selfcheck as module
+from eqcheck.harness import Run
+from eqcheck.oracle import Verdict, judge
+from eqcheck.selfcheck import check_fault, check_known_good, in_processes, short
+from eqcheck.verdict import Explanation
+
+FEW = module.FAULTS[::60]
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    short.cache_clear()
+    yield
+    short.cache_clear()
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FAULTS", FEW)
+    monkeypatch.setattr(module, "BUILDS", {"realigned": module.BUILDS["realigned"]})
+
+
+def blind(run: Run) -> Verdict:
+    return replace(judge(run), explanation=None)
+
+
+def misnames(run: Run) -> Verdict:
+    verdict = judge(run)
+    if verdict.explanation is None:
+        return verdict
+    return replace(verdict, explanation=replace(verdict.explanation, component="position", kind="key-position"))
+
+
+def accuses(run: Run) -> Verdict:
+    verdict = judge(run)
+    return replace(verdict, explanation=verdict.explanation or Explanation("mask", "pad-visible"))
+
+
+def test_the_short_form_passes_and_has_every_component() -> None:
+    check = short()
+    assert check.failures == []
+    assert {fault.component for fault in check.faults} == {"position", "mask", "cache", "bookkeeping", "draft"}
+    assert all(fault.caught and fault.attributed for fault in check.faults)
+    assert [good.violations for good in check.known_good] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [(blind, "not caught in 8 cases"), (misnames, "named as declared in"), (accuses, "called a violation: mask")],
+)
+def test_a_broken_checker_is_noticed(
+    broken: Callable[[Run], Verdict], complaint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "judge", broken)
+    monkeypatch.setattr(module, "MOST_CASES", 8)
+    assert any(complaint in failure for failure in short().failures)
+    out = tmp_path / "reports"
+    assert cli.main(["audit", "--adapter", "eqspec", "--cases", "5", "--out", str(out), "--no-corpus"]) == 3
+    assert not list(out.rglob("report.json"))
+
+
+@pytest.mark.usefixtures("_small")
+def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["selfcheck", "--jobs", "1", "--cases", "12"]
+    assert cli.main(arguments) == 0
+    table = capsys.readouterr().out
+    assert f"{len(FEW)} of {len(FEW)} faults caught" in table
+    assert "held back: component" in table
+    assert cli.main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [fault["id"] for fault in data["faults"]] == [fault.id for fault in FEW]
+    assert data["known_good"] == [{"name": "realigned", "cases": 12, "violations": 0, "first": ""}]
+    for fault in data["faults"]:
+        assert fault["id"] in table
+        assert fault["caught"]
+        assert fault["cases_to_catch"] >= 1
+
+
+def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FAULTS", [replace(FEW[0], id="T0-nothing.realigned")])
+    monkeypatch.setattr(module, "MOST_CASES", 3)
+    found = check_fault(0)
+    assert not found.caught
+    assert (found.cases_to_catch, found.seconds, found.judged) == (None, None, 0)
+
+
+def test_known_good_cases_go_on_where_the_last_ended() -> None:
+    assert check_known_good("uncached", 3, 2).cases == 2
+    assert list(in_processes([int, str], 1)) == [0, ""]
