@@ -11,12 +11,13 @@ import pytest
 
 from eqcheck import cli
 from eqcheck import selfcheck as module
+from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.harness import Run
-from eqcheck.oracle import Verdict, judge
+from eqcheck.oracle import judge
 from eqcheck.selfcheck import check_fault, check_known_good, in_processes, short
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, Verdict
 
-FEW = module.FAULTS[::60]
+FEW = FAULTS[::60]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def _forget() -> Iterator[None]:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAULTS", FEW)
-    monkeypatch.setattr(module, "BUILDS", {"realigned": module.BUILDS["realigned"]})
+    monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
 
 
 def blind(run: Run) -> Verdict:

@@ -108,8 +108,7 @@ CACHES = [
         "cache/wrong-row",
         "the rows of the cache come back in another order",
         EQSPEC,
-        "realigned holes",
-        "rolled_back",
+        "realigned holes rolled_back",
     ),
     *plant(
         "K7-caches-exchanged",
@@ -170,7 +169,6 @@ CACHES = [
         "cache/missing-entry",
         "a row that joins a batch in the middle of decoding is taken to be prefilled",
         issue("vllm-project/vllm", 51865),
-        "",
         "continuous",
         rows=3,
     ),
@@ -233,8 +231,7 @@ CACHES = [
         "cache/wrong-row",
         "when a row leaves the batch, the cache keeps the rows' old numbers",
         issue("vllm-project/vllm", 47199),
-        "realigned holes",
-        "rolled_back",
+        "realigned holes rolled_back",
     ),
     *plant(
         "X2-read-in-slot-order",

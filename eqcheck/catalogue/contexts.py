@@ -112,8 +112,7 @@ MASKS = [
         "mask/pad-visible",
         "no mask: pads are attended",
         EQSPEC,
-        "uncached realigned holes",
-        "expanded",
+        "uncached realigned holes expanded",
     ),
     *plant(
         "M3-mask-by-token",
