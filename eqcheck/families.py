@@ -75,7 +75,7 @@ class Feed(NamedTuple):
         if self.family == "recurrent":
             return self._state(written)
         # A sliding cache layer has dropped its oldest slots; a preallocated one has spare slots at its end.
-        dropped = max(0, int(self.slots_fed[-1]) + 1 - slots)
+        dropped = max(0, int(self.slots_fed[-1]) + 1 - slots) if self.family == "window" else 0
         visible = _masked(self.mask, self.slots_fed, batch, slots, dropped)
         index = np.arange(dropped, dropped + slots)
         four = self.mask is not None and self.mask.dim() == 4
