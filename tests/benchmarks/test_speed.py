@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eqcheck import registry
-from eqcheck.audit import try_case
+from eqcheck.audit import search, try_case
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
@@ -29,7 +29,11 @@ def drawn() -> list[Case]:
 
 
 def _measure(benchmark: Any, work: Any) -> None:
-    benchmark.pedantic(work, setup=continue_row.cache_clear, rounds=ROUNDS, warmup_rounds=1)
+    def forget() -> None:
+        continue_row.cache_clear()
+        search._drawing.cache_clear()
+
+    benchmark.pedantic(work, setup=forget, rounds=ROUNDS, warmup_rounds=1)
     if benchmark.stats:
         benchmark.extra_info["cases_per_second"] = round(CHUNK / benchmark.stats.stats.median, 1)
 
