@@ -28,7 +28,7 @@ from eqcheck.oracle import judge
 from eqcheck.verdict import Explanation
 
 MOST_CASES = 400  # a fault not caught by then is missed
-JUDGED = 10  # cases of each fault whose attribution is scored
+JUDGED = 6  # cases of each fault whose attribution is scored
 SOUND_CASES = 100
 COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from eqcheck.contract import Generate
 from eqcheck.families import FED
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, WINDOW, Ints, Words
+from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, WINDOW, Bools, Ints, Words
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.verdict import Explanation
 
@@ -166,25 +166,30 @@ class Repairer:
                 fix.known[row, column] = True
                 if "position" in self.parts:
                     fix.positions[row, column] = label.position
+        whole = _whole(call, row)
         for layer in range(hashing.LAYERS):
             words = hashing.contents(call.kv[layer][:, row : row + 1], call.role)[0]
             for slot, (_, write) in enumerate(held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]
                     words[slot] = hashing.intact_contents(np.array([token]), np.array([digest]) if layer else None)[0]
-            for column, (items, place, label) in contexts.items():
-                fix.digests[layer, row, column] = hashing.attend(
-                    self.family,
-                    layer,
-                    np.array([[self._word(call, row, layer, item, label.request, words) for item in items]], np.uint64),
-                    np.array([[item.place for item in items]], np.int64),
-                    np.ones((1, 1, len(items)), np.bool_),
-                    call.tokens[row : row + 1, column : column + 1],
-                    np.array([[place]], np.int64),
-                    fix.digests[layer - 1, row : row + 1, column : column + 1]
-                    if layer
-                    else np.zeros((1, 1), np.uint64),
-                )[0, 0]
+            columns, longest = list(contexts), max((len(items) for items, _, _ in contexts.values()), default=0)
+            seen = np.zeros((len(columns), longest), np.uint64)
+            places, shown = np.zeros(seen.shape, np.int64), np.zeros(seen.shape, np.bool_)
+            for n, (items, _, label) in enumerate(contexts.values()):
+                seen[n, : len(items)] = [self._word(layer, i, label.request, words, whole[layer]) for i in items]
+                places[n, : len(items)] = [item.place for item in items]
+                shown[n, : len(items)] = True
+            fix.digests[layer, row, columns] = hashing.attend(
+                self.family,
+                layer,
+                seen,
+                places,
+                shown[:, None],
+                call.tokens[row, columns, None],
+                np.array([[place] for _, place, _ in contexts.values()], np.int64).reshape(-1, 1),
+                fix.digests[layer - 1, row, columns, None] if layer else np.zeros((len(columns), 1), np.uint64),
+            )[:, 0]
 
     def _holds(self, fields: Ints) -> tuple[Label, Write]:
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
@@ -260,16 +265,18 @@ class Repairer:
                 kept.append((slot, None))  # for the mask to hide
         return kept + [(None, position) for position in wanted if position not in own]
 
-    def _word(self, call: Call, row: int, layer: int, item: Item, request: int, words: Words) -> np.uint64:
+    def _word(self, layer: int, item: Item, request: int, words: Words, whole: Bools) -> np.uint64:
         """The content of one entry; under a repaired cache what is absent or torn is as it should be."""
-        if item.slot is not None:
-            copies = np.stack([kv[:, row, :, item.slot] for kv in call.kv])  # [layer, K/V, head, width]
-            whole = (copies[..., CALL:] == copies[0, 0, 0, CALL:]).all() and (
-                copies[layer] == copies[layer, 0, 0]
-            ).all()
-            if "cache" not in self.parts or item.position is None or whole:
-                return cast(np.uint64, words[item.slot])
+        if item.slot is not None and ("cache" not in self.parts or item.position is None or whole[item.slot]):
+            return cast(np.uint64, words[item.slot])
         assert item.position is not None
         token = self.labels.sequence(request)[item.position]
         digest = np.array([self.stored[request][item.position]], np.uint64) if layer else None
         return cast(np.uint64, hashing.intact_contents(np.array([token]), digest)[0])
+
+
+def _whole(call: Call, row: int) -> Bools:
+    """Which entries of a row are whole, ``[layer, slots]``: their copies agree, and come from one write."""
+    copies = np.stack([kv[:, row] for kv in call.kv])  # [layer, K/V, head, slots, width]
+    one_write = (copies[..., CALL:] == copies[:1, :1, :1, :, CALL:]).all(axis=(0, 1, 2, 4))
+    return cast(Bools, one_write & (copies == copies[:, :1, :1]).all(axis=(1, 2, 4)))

@@ -11,7 +11,7 @@ BOOKKEEPING = [
         "only the last token of a block is tested for EOS",
         issue("huggingface/transformers", 47912),
         "realigned per_row",
-        "expanded",
+        "expanded packed",
         rows=1,
     ),
     *plant(
@@ -20,6 +20,7 @@ BOOKKEEPING = [
         "the EOS that ends a row is not returned",
         EQSPEC,
         "realigned per_row",
+        "continuous",
         rows=1,
     ),
     *plant(
@@ -54,6 +55,7 @@ BOOKKEEPING = [
         "the limit is tested after a block is committed, and the block is not cut",
         EQSPEC,
         "realigned per_row",
+        "continuous",
         rows=1,
     ),
     *plant(
@@ -78,7 +80,7 @@ BOOKKEEPING = [
         "the correction is taken from the draft",
         EQSPEC,
         "realigned per_row",
-        "expanded",
+        "expanded packed",
         rows=1,
     ),
     *plant(
@@ -96,6 +98,7 @@ BOOKKEEPING = [
         "the first draft token that differs is accepted, and the token after it taken from the target",
         issue("ohdearquant/lattice", 243),
         "realigned holes",
+        "continuous",
         rows=1,
     ),
     *plant(
@@ -104,7 +107,7 @@ BOOKKEEPING = [
         "the last accepted draft token is dropped, the correction or bonus token kept",
         issue("NVIDIA/TensorRT-LLM", 7803),
         "uncached per_row",
-        "holes",
+        "holes continuous",
         rows=1,
     ),
     *plant(
@@ -113,6 +116,7 @@ BOOKKEEPING = [
         "the correction is read from the block's last column",
         issue("NVIDIA/TensorRT-LLM", 15098),
         "realigned per_row",
+        "packed",
         rows=1,
     ),
     *plant(
@@ -137,7 +141,7 @@ BOOKKEEPING = [
         "all draft tokens that agree are counted, not those before the first that does not",
         issue("huggingface/transformers", 28508),
         "realigned per_row",
-        "uncached",
+        "uncached packed",
         rows=1,
     ),
     *plant(
