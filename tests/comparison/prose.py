@@ -55,8 +55,8 @@ LIMITS = """## What this does not show
   thresholds will catch less there and exact tests will raise more false alarms than here.
 - The tests run inside real engines, where they also cover kernels, schedulers and servers that these engines lack.
 - One seed per test; a fault that is missed might be caught with another. No confidence intervals.
-- Low precision is a tiny model in bfloat16 on a CPU: it shows that near-ties do raise false alarms, not how often
-  they do elsewhere.
+- Low precision is a tiny model in bfloat16 on a CPU; how many false alarms near-ties raise there says little about
+  large models and other kernels.
 """
 
 READING = """Of the {compared} faults, {unused} are caught by none of the tests as they are used, and {unseen} by none
