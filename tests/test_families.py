@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from eqcheck.catalogue import known_good
+from eqcheck.catalogue import BUILDS, known_good
 from eqcheck.contract import Request
 from eqcheck.draft import ScriptedDraft
 from eqcheck.hashing import WINDOW
@@ -146,3 +146,4 @@ def test_forgives_what_its_real_architecture_forgives(family: str) -> None:
             real[name] = _right(build, *_real(family))
             hashed[name] = _right(build, *_hash(family))
     assert real == hashed
+    assert all(right for name, right in hashed.items() if family in BUILDS[name].families)

@@ -119,6 +119,14 @@ def test_own_tests_are_skipped_without_an_adapter(pytester: pytest.Pytester) -> 
     result.stdout.fnmatch_lines(["SKIPPED *needs --adapter=SPEC"])
 
 
+@pytest.mark.parametrize("more", [(), ("-n", "2")])
+def test_the_suite_without_an_adapter_is_no_clean_run(more: tuple[str, ...], pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--pyargs", "eqcheck.conformance", *more)
+    assert result.ret != pytest.ExitCode.OK
+    assert result.parseoutcomes().keys() <= {"error", "errors"}
+    result.stdout.fnmatch_lines(["*tests nothing without --adapter=SPEC*"])
+
+
 def test_a_run_without_adapter_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -1,7 +1,7 @@
 """Attribution by repair: a second opinion that does not read causes but tries them.
 
 The decoder decodes the case again while the target gives each query what it should have had: the right positions, the
-right part of the decoder's cache (mask), or the right entries (cache); each alone, then in pairs. What restores
+right part of the decoder's cache (mask), or the right entries (cache); each alone, then together. What restores
 the output is the cause. A fault of bookkeeping is one that no repair restores.
 """
 
@@ -166,6 +166,14 @@ class Repairer:
                 fix.known[row, column] = True
                 if "position" in self.parts:
                     fix.positions[row, column] = label.position
+        columns, longest = list(contexts), max((len(items) for items, _, _ in contexts.values()), default=0)
+        seen = np.zeros((len(columns), longest), np.uint64)
+        key_places, shown = np.zeros(seen.shape, np.int64), np.zeros(seen.shape, np.bool_)
+        for n, (items, _, _) in enumerate(contexts.values()):
+            key_places[n, : len(items)] = [item.place for item in items]
+            shown[n, : len(items)] = True
+        places = np.array([place for _, place, _ in contexts.values()], np.int64)
+        carry = np.zeros(len(columns), np.uint64)
         whole = _whole(call, row)
         for layer in range(hashing.LAYERS):
             words = hashing.contents(call.kv[layer][:, row : row + 1], call.role)[0]
@@ -173,23 +181,12 @@ class Repairer:
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]
                     words[slot] = hashing.intact_contents(np.array([token]), np.array([digest]) if layer else None)[0]
-            columns, longest = list(contexts), max((len(items) for items, _, _ in contexts.values()), default=0)
-            seen = np.zeros((len(columns), longest), np.uint64)
-            places, shown = np.zeros(seen.shape, np.int64), np.zeros(seen.shape, np.bool_)
             for n, (items, _, label) in enumerate(contexts.values()):
                 seen[n, : len(items)] = [self._word(layer, i, label.request, words, whole[layer]) for i in items]
-                places[n, : len(items)] = [item.place for item in items]
-                shown[n, : len(items)] = True
-            fix.digests[layer, row, columns] = hashing.attend(
-                self.family,
-                layer,
-                seen,
-                places,
-                shown[:, None],
-                call.tokens[row, columns, None],
-                np.array([[place] for _, place, _ in contexts.values()], np.int64).reshape(-1, 1),
-                fix.digests[layer - 1, row, columns, None] if layer else np.zeros((len(columns), 1), np.uint64),
-            )[:, 0]
+            tokens = call.tokens[row, columns, None]
+            args = (seen, key_places, shown[:, None], tokens, places[:, None], carry[:, None])
+            carry = hashing.attend(self.family, layer, *args)[:, 0]
+            fix.digests[layer, row, columns] = carry
 
     def _holds(self, fields: Ints) -> tuple[Label, Write]:
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
