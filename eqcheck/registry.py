@@ -27,7 +27,7 @@ def shipped() -> dict[str, str]:
     found: dict[str, str] = {}
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(import_module(package).__path__):
-            if not module.name.startswith("_"):
+            if not module.ispkg:
                 found[module.name] = f"{package}.{module.name}"
     return found
 
@@ -79,6 +79,9 @@ def _import_name(module: str, spec: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"adapter file {path}: there is no such file")
+    for package in _PACKAGES:  # a shipped module may import its neighbours
+        if any(path.parent == Path(folder).resolve() for folder in import_module(package).__path__):
+            return _import_name(f"{package}.{path.stem}", str(path))
     name = f"eqcheck_adapter_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

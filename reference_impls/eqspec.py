@@ -2,21 +2,32 @@
 
 The invariant of every round: a row of content length n has its first n - 1 tokens in the target's cache, each once,
 aligned to the padding side; the newest token is fed with the drafts. Masks and positions follow from row lengths,
-never from token ids, so pads may be any token. The draft keeps a cache of its own in step.
+never from token ids, so pads may be any token. The draft keeps a cache of its own in step. The batch is static: rows
+that finish leave it, and the next prompts wait until all have.
+
+    >>> from eqcheck.hashlm import HashConfig, HashLM
+    >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
+    >>> engine = Eqspec(target, draft, num_draft_tokens=4, batch_size=8)
+    >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)
+    >>> [len(row) for row in outputs], engine.stats.verify_calls
+    ([10, 10], 2)
 
 Works on any Hugging Face causal LM that takes a 2-D ``attention_mask`` and ``position_ids`` and whose cache layers
-hold ``[batch, heads, slots, dim]`` (Llama, Qwen, NeoX, GPT-2, ...).
+hold ``[batch, heads, slots, dim]`` of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral), on any device, in any floating
+dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import DynamicCache
 
 import eqcheck
+
+from .serving import Engine, Row, decode
 
 Rows = list[list[int]]
 
@@ -24,7 +35,7 @@ Rows = list[list[int]]
 class AlignedModel:
     """A causal LM with a cache whose rows are realigned after every round.
 
-    ``lengths[i]`` tokens of row i are cached; between calls they are contiguous on the padding side, and
+    ``lengths[i]`` tokens of row i are cached; between rounds they are contiguous on the padding side, and
     ``self.kept`` ``[batch, slots]`` says which slots hold them.
     """
 
@@ -34,8 +45,8 @@ class AlignedModel:
         self.lengths = [0] * batch
         self.kept = torch.zeros(batch, 0, dtype=torch.bool, device=model.device)
 
-    def feed(self, blocks: Rows) -> list[torch.Tensor]:
-        """Feed each row its block (ragged, may be empty); returns per row the logits ``[len(block), vocab]``."""
+    def feed(self, blocks: Rows) -> Rows:
+        """Feed each row its block (ragged, may be empty); what the model predicts after each of its tokens."""
         width = max(map(len, blocks))
         left = self.side == "left"
         tokens, real, positions = [], [], []
@@ -46,8 +57,7 @@ class AlignedModel:
             real.append([False] * before + [True] * len(block) + [False] * after)
             positions.append([0] * before + list(range(n, n + len(block))) + [0] * after)
         device = self.model.device
-        fed = torch.tensor(real, device=device)  # [batch, width]
-        self.kept = torch.cat([self.kept, fed], dim=1)  # [batch, slots + width]
+        self.kept = torch.cat([self.kept, torch.tensor(real, device=device)], dim=1)  # [batch, slots + width]
         output = self.model(
             input_ids=torch.tensor(tokens, device=device),
             attention_mask=self.kept.long(),
@@ -56,7 +66,8 @@ class AlignedModel:
             use_cache=True,
         )
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
-        return [logits[mask] for logits, mask in zip(output.logits, fed, strict=True)]
+        predicted = output.logits.argmax(-1).tolist()  # [batch, width]
+        return [row[width - len(b) :] if left else row[: len(b)] for row, b in zip(predicted, blocks, strict=True)]
 
     def realign(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep these rows with the first ``lengths[i]`` tokens of each: drop rejected tokens and pads, repad."""
@@ -76,57 +87,82 @@ class AlignedModel:
         self.lengths = list(lengths)
 
 
-@eqcheck.decoder(
-    name="eqspec",
-    padding_sides=("left", "right"),
-    origin="EQSPEC of arXiv 2510.22876, repaired: see the module's docstring",
-)
-@torch.no_grad()
-def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
-    """New tokens of each row, equal to what ``target`` emits for that row alone."""
-    outputs: Rows = [[] for _ in request.prompts]
-    rows = [list(prompt) for prompt in request.prompts]
-    limits = [len(prompt) + request.max_new_tokens for prompt in request.prompts]
-    active = list(range(len(rows)))
-    side, pad = request.padding_side, request.pad_token_id
-    verifier = AlignedModel(target, len(rows), pad, side)
-    drafter = AlignedModel(draft, len(rows), pad, side)
-    while active:
-        # The last place of a row belongs to the correction or bonus token, so K is clamped row by row.
-        budget = [min(request.num_draft_tokens, limits[i] - len(rows[i]) - 1) for i in active]
-        drafts = propose(drafter, [rows[i] for i in active], budget)
-        going, lengths = [], []
-        fed = [rows[i][n:] + d for i, n, d in zip(active, verifier.lengths, drafts, strict=True)]
-        for slot, (i, logits) in enumerate(zip(active, verifier.feed(fed), strict=True)):
-            predicted = logits[-len(drafts[slot]) - 1 :].argmax(-1).tolist()  # one more than drafts: the bonus
-            accepted = leading_matches(drafts[slot], predicted)
-            block = until_eos(predicted[: accepted + 1], request.eos_token_ids)
-            rows[i] += block
-            if block[-1] in request.eos_token_ids or len(rows[i]) == limits[i]:
-                outputs[i] = rows[i][len(request.prompts[i]) :]
-            else:
-                going.append(slot)
-                lengths.append(len(rows[i]) - 1)
-        if not going:
-            break
-        verifier.realign(going, lengths)
+class Eqspec(Engine):
+    """A static batch that is realigned after every round; see the module.
+
+    ``pad_token_id`` (any token) pads the rows on ``padding_side``, ``"left"`` or ``"right"``.
+    """
+
+    windows: ClassVar[bool] = False
+
+    def __init__(
+        self, target: Any, draft: Any, *, pad_token_id: int = 0, padding_side: str = "left", **settings: Any
+    ) -> None:
+        super().__init__(target, draft, **settings)
+        self.pad, self.side = pad_token_id, padding_side
+
+    def begin(self) -> None:
+        self.rows = []
+
+    def room(self) -> int:
+        return 0 if self.rows else self.batch_size
+
+    def join(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.verifier, self.drafter = (
+            AlignedModel(model, len(rows), self.pad, self.side) for model in (self.target, self.draft)
+        )
+        if self.prefill_chunk is not None:
+            self._prefill(self.prefill_chunk)
+
+    def _prefill(self, chunk: int) -> None:
+        """Feed the prompts in pieces, all but their newest token; without this, the first round feeds them."""
+        lengths = [row.cached for row in self.rows]
+        for start in range(0, max(lengths), chunk):
+            for model in (self.verifier, self.drafter):
+                model.feed([row.tokens[:-1][start : start + chunk] for row in self.rows])
+            self.stats.prefill_calls += 1
+        if max(lengths):
+            for model in (self.verifier, self.drafter):
+                model.realign(range(len(lengths)), lengths)
+
+    def round(self) -> list[Row]:
+        rows = self.rows
+        drafts = self._propose([row.budget(self.num_draft_tokens) for row in rows])
+        waiting = [row.tokens[n:] for row, n in zip(rows, self.verifier.lengths, strict=True)]
+        self.stats.verify_calls += 1
+        for row, proposed, predicted in zip(
+            rows, drafts, self.verifier.feed([w + d for w, d in zip(waiting, drafts, strict=True)]), strict=True
+        ):
+            predicted = predicted[-len(proposed) - 1 :]  # one more than drafts: the bonus
+            accepted = leading_matches(proposed, predicted)
+            committed = row.commit(predicted[: accepted + 1])
+            self.stats.count(len(proposed), accepted, committed)
+        going = [i for i, row in enumerate(rows) if not row.finish_reason]
+        self.rows = [rows[i] for i in going]
+        if going:
+            with self.stats.timed("realign", self.target.device):
+                self._realign(going)
+        return rows
+
+    def _propose(self, budgets: Sequence[int]) -> Rows:
+        """Draft ``budgets[i]`` tokens for row i, greedily; rows that have theirs are fed nothing."""
+        drafts: Rows = [[] for _ in self.rows]
+        waiting = [row.tokens[n:] for row, n in zip(self.rows, self.drafter.lengths, strict=True)]
+        while any(len(d) < k for d, k in zip(drafts, budgets, strict=True)):
+            blocks = [w if len(d) < k else [] for w, d, k in zip(waiting, drafts, budgets, strict=True)]
+            for i, predicted in enumerate(self.drafter.feed(blocks)):
+                if predicted:
+                    drafts[i].append(predicted[-1])
+                    waiting[i] = predicted[-1:]
+        return drafts
+
+    def _realign(self, going: list[int]) -> None:
+        lengths = [row.cached for row in self.rows]
+        self.verifier.realign(going, lengths)
         # The draft has not been fed its last token: after full acceptance its cache is one token shorter.
-        drafter.realign(going, [min(drafter.lengths[s], n) for s, n in zip(going, lengths, strict=True)])
-        active = [active[slot] for slot in going]
-    return outputs
-
-
-def propose(drafter: AlignedModel, rows: Rows, budget: Sequence[int]) -> Rows:
-    """Draft ``budget[i]`` tokens for row i, greedily; rows that have theirs are fed nothing."""
-    drafts: Rows = [[] for _ in rows]
-    waiting = [row[n:] for row, n in zip(rows, drafter.lengths, strict=True)]
-    while any(len(d) < k for d, k in zip(drafts, budget, strict=True)):
-        blocks = [w if len(d) < k else [] for w, d, k in zip(waiting, drafts, budget, strict=True)]
-        for i, logits in enumerate(drafter.feed(blocks)):
-            if blocks[i]:
-                drafts[i].append(int(logits[-1].argmax()))
-                waiting[i] = drafts[i][-1:]
-    return drafts
+        self.drafter.realign(going, [min(self.drafter.lengths[i], n) for i, n in zip(going, lengths, strict=True)])
+        self.stats.realignments += 1
 
 
 def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
@@ -137,9 +173,21 @@ def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
     return len(drafts)
 
 
-def until_eos(block: list[int], eos_token_ids: Sequence[int]) -> list[int]:
-    """A block up to and including its first EOS."""
-    for count, token in enumerate(block, start=1):
-        if token in eos_token_ids:
-            return block[:count]
-    return block
+@eqcheck.decoder(
+    name="eqspec",
+    padding_sides=("left", "right"),
+    cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
+    origin="EQSPEC of arXiv 2510.22876, repaired: see the module's docstring",
+)
+def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
+    """New tokens of each row, equal to what ``target`` emits for that row alone."""
+    engine = Eqspec(
+        target,
+        draft,
+        num_draft_tokens=request.num_draft_tokens,
+        batch_size=len(request.prompts),
+        prefill_chunk=request.prefill_chunk,
+        pad_token_id=request.pad_token_id,
+        padding_side=request.padding_side,
+    )
+    return decode(engine, request)

@@ -48,8 +48,9 @@ def parts(run: Run) -> Iterator[Part]:
                 continue
             (request, last), column = max(exact, key=lambda one: one[0][1])
             first = min(position for (other, position), _ in exact if other == request)
-            accepted = max(0, last - (known[request] - 1))
-            part = Part(call, request, first, last, row, column, accepted, accepted + width - 1 - column)
+            accepted = last - (known[request] - 1)  # below 0 in a prefill, which has no draft tokens
+            proposed = accepted + width - 1 - column if accepted >= 0 else 0
+            part = Part(call, request, first, last, row, column, max(0, accepted), proposed)
             other = found.get(request, part)
             further = max(part, other, key=lambda one: one.last)
             found[request] = further._replace(

@@ -1,0 +1,63 @@
+"""Ragged: batch speculative decoding without realignment.
+
+Every row of the caches has a write offset of its own. A round writes each row's newest token and its drafts behind the
+row's tokens, wherever that is, and a rejected draft is simply overwritten by the next round: there is nothing to
+unpad, append and repad. Masks and positions follow from the offsets. So a row may join or leave between any two
+rounds (continuous batching).
+
+    >>> from eqcheck.hashlm import HashConfig, HashLM
+    >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
+    >>> engine = Ragged(target, draft, num_draft_tokens=4, batch_size=8)
+    >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)
+    >>> [len(row) for row in outputs], engine.stats.verify_calls
+    ([10, 10], 2)
+
+Works on causal LMs of ``transformers`` that take ``position_ids`` and a 4-D ``attention_mask`` and keep keys and values
+of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral, Mistral with its window), on any device, in any floating dtype.
+
+Memory: in either model, keys and values of at most ``4 * rows * (longest row + num_draft_tokens + 1)`` slots, where rows
+are those in flight (`serving.row_cache.WASTE`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import eqcheck
+
+from .serving import Engine, Pool, Row, decode, speculate
+
+
+class Ragged(Engine):
+    """One write offset per row, no realignment; see the module."""
+
+    def begin(self) -> None:
+        self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
+        self.rows = self.pool.rows
+
+    def room(self) -> int:
+        return self.batch_size - len(self.rows)
+
+    def join(self, rows: list[Row]) -> None:
+        self.stats.prefill_calls += self.pool.join(rows)
+
+    def round(self) -> list[Row]:
+        took_part = list(self.rows)
+        self.pool.fit()
+        speculate(self.pool.target, self.pool.draft, took_part, self.num_draft_tokens, self.stats)
+        self.stats.verify_calls += 1
+        self.pool.drop_finished()
+        return took_part
+
+
+@eqcheck.decoder(
+    name="ragged",
+    padding_sides=("left", "right"),
+    families=("rotary", "learned", "window"),
+    cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
+    origin="one write offset per row, no realignment: see the module's docstring",
+)
+def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
+    """New tokens of each row, two rows at a time, so that rows join and leave."""
+    k, chunk = request.num_draft_tokens, request.prefill_chunk
+    return decode(Ragged(target, draft, num_draft_tokens=k, batch_size=2, prefill_chunk=chunk), request)

@@ -1,0 +1,35 @@
+"""What the three engines share: one calling convention, and caches with one write offset per row.
+
+requests   Prompt, Update, Row: what goes in, what comes out, what an engine keeps of it
+engine     Engine: `generate` for a list of prompts, `stream` for prompts as they arrive
+checks     what an engine refuses, and the words it says it with
+stats      what an engine did, counted and timed
+row_cache  RowModel: a causal LM whose cache rows are written each at its own offset
+pool       Pool: the rows in flight in two such models; rows join and leave
+rounds     speculate: one round of draft, verify and commit over them
+decoder    decode: an engine as a decoder of eqcheck
+"""
+
+from .checks import OutOfMemory, Unsupported
+from .decoder import decode
+from .engine import Engine
+from .pool import Pool
+from .requests import Prompt, PromptError, Row, Update
+from .rounds import speculate
+from .row_cache import RowModel
+from .stats import Stats
+
+__all__ = [
+    "Engine",
+    "OutOfMemory",
+    "Pool",
+    "Prompt",
+    "PromptError",
+    "Row",
+    "RowModel",
+    "Stats",
+    "Unsupported",
+    "Update",
+    "decode",
+    "speculate",
+]

@@ -1,0 +1,30 @@
+"""An engine as a decoder of eqcheck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import eqcheck
+
+from .engine import Engine
+from .requests import Prompt
+
+
+def decode(engine: Engine, request: eqcheck.Request) -> list[list[int]]:
+    """Decode a request; a row that arrives late joins after as many target calls as the request says."""
+    outputs: list[list[int]] = [[] for _ in request.prompts]
+    for update in engine.stream(_arriving(engine, request)):
+        if update.error:
+            raise update.error
+        outputs[update.id] += update.token_ids
+    return outputs
+
+
+def _arriving(engine: Engine, request: eqcheck.Request) -> Iterator[Prompt | None]:
+    arrivals = request.arrivals or (0,) * len(request.prompts)
+    for i in sorted(range(len(arrivals)), key=lambda row: arrivals[row]):
+        # With no rows left no target call will ever come: there is nobody to wait for.
+        while engine.rows and engine.stats.target_calls < arrivals[i]:
+            yield None
+        yield Prompt(request.prompts[i], request.max_new_tokens, request.eos_token_ids, id=i)

@@ -1,0 +1,145 @@
+"""The calling convention of the engines, and the loop around their rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from .checks import at_least_one, check_model, check_pair, check_prompt, explain_memory, max_positions
+from .requests import Prompt, PromptError, Row, Update
+from .stats import Stats
+
+
+class Engine:
+    """A batch speculative decoder of a target and a draft, both causal LMs of ``transformers``, greedy.
+
+    At most ``batch_size`` rows are verified in one forward, each with up to ``num_draft_tokens`` draft tokens.
+    ``tokenizers``, the target's and the draft's, are compared if given. ``prefill_chunk`` bounds how many tokens of
+    a prompt one forward takes. An engine decodes one `generate` or `stream` at a time.
+
+    Raises `Unsupported` for models it cannot be right for and for numbers below 1.
+    """
+
+    windows: ClassVar[bool] = True  # whether it is right for models with a sliding window
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        *,
+        num_draft_tokens: int = 4,
+        batch_size: int = 8,
+        prefill_chunk: int | None = None,
+        tokenizers: Sequence[Any] = (),
+    ) -> None:
+        check_pair(target, draft, tokenizers)
+        for name, model in (("target", target), ("draft", draft)):
+            check_model(name, model, windows=self.windows)
+        self.target, self.draft = target, draft
+        self.num_draft_tokens = at_least_one("num_draft_tokens", num_draft_tokens)
+        self.batch_size = at_least_one("batch_size", batch_size)
+        self.prefill_chunk = prefill_chunk and at_least_one("prefill_chunk", prefill_chunk)
+        self.stats = Stats()
+        self.rows: list[Row] = []
+        self._streaming = False
+
+    # What an engine is made of:
+
+    def begin(self) -> None:
+        """Empty caches."""
+        raise NotImplementedError
+
+    def room(self) -> int:
+        """How many more rows could join now."""
+        raise NotImplementedError
+
+    def join(self, rows: list[Row]) -> None:
+        """Take in rows, at most `room` many."""
+        raise NotImplementedError
+
+    def round(self) -> list[Row]:
+        """Draft, verify and commit for some of ``self.rows``; drop those that finished; say which took part."""
+        raise NotImplementedError
+
+    # What a caller uses:
+
+    def generate(
+        self, prompts: Sequence[Prompt | Sequence[int]], *, max_new_tokens: int = 64, stop_token_ids: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """New tokens of each prompt, in the order given, equal to what the target emits for it alone.
+
+        A plain list of token ids gets the limit and stop ids given here; a `Prompt` has its own. A row ends with its
+        stop id, which is included. Raises `PromptError` before anything is decoded.
+        """
+        asked = [p if isinstance(p, Prompt) else Prompt(p, max_new_tokens, stop_token_ids) for p in prompts]
+        numbered = [Prompt(p.token_ids, p.max_new_tokens, p.stop_token_ids, i) for i, p in enumerate(asked)]
+        for prompt in numbered:
+            self._check(prompt)
+        outputs: list[list[int]] = [[] for _ in numbered]
+        for update in self.stream(numbered):
+            outputs[update.id] += update.token_ids
+        return outputs
+
+    def stream(self, prompts: Iterable[Prompt | None]) -> Iterator[Update]:
+        """Take prompts as they come and yield tokens as they are committed.
+
+        ``None`` says that nothing has arrived yet: the engine goes on with the rows it has and asks again after
+        the next round (with no rows at once, so let the iterator wait then). No more is taken than fits. A prompt that
+        cannot be decoded is answered with an update that carries the error; the others go on.
+        """
+        if self._streaming:
+            raise RuntimeError(
+                "this engine is decoding another stream; finish or close that one, or make a second engine"
+            )
+        self._streaming = True
+        self.stats, self.rows = Stats(), []
+        self.begin()
+        try:
+            yield from self._decode(iter(prompts))
+        finally:
+            self._streaming = False
+            self.rows = []
+            self.begin()
+
+    def _decode(self, arriving: Iterator[Prompt | None]) -> Iterator[Update]:
+        open_ = True
+        while open_ or self.rows:
+            joining: list[Row] = []
+            while open_ and len(joining) < self.room():
+                try:
+                    prompt = next(arriving)
+                except StopIteration:
+                    open_ = False
+                    break
+                if prompt is None:
+                    break
+                try:
+                    self._check(prompt)
+                except PromptError as error:
+                    yield Update(prompt.id, [], "error", error)
+                    continue
+                joining.append(Row(prompt))
+            if not joining and not self.rows:
+                continue
+            began = time.perf_counter()
+            updates = self._step(joining)
+            self.stats.seconds["total"] += time.perf_counter() - began
+            yield from updates
+
+    @torch.no_grad()
+    def _step(self, joining: list[Row]) -> list[Update]:
+        live = self.rows + joining
+        slots = max(len(row.tokens) for row in live) + self.num_draft_tokens + 1
+        with explain_memory((self.target, self.draft), len(live), slots):
+            if joining:
+                self.join(joining)
+            done = self.round()
+        self.stats.rounds += 1
+        return [row.update() for row in done]
+
+    def _check(self, prompt: Prompt) -> None:
+        positions = min(max_positions(self.target), max_positions(self.draft))
+        check_prompt(prompt, self.target.config.get_text_config().vocab_size, positions)

@@ -1,0 +1,53 @@
+"""One round over caches with a write offset per row: draft, verify, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .requests import Row
+from .row_cache import RowModel
+from .stats import Stats
+
+
+def speculate(target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_tokens: int, stats: Stats) -> None:
+    """Draft, verify and commit for all rows at once; row i is in cache row i.
+
+    Invariant, before and after: the first ``row.cached`` slots of the target's cache hold all tokens of the row but
+    the newest, the first ``row.cached - row.behind`` of the draft's hold the same. What lies behind is overwritten
+    before anything sees it.
+    """
+    budgets = [row.budget(num_draft_tokens) for row in rows]
+    k = max(budgets)
+    newest = torch.tensor([row.tokens[-1:] for row in rows], device=target.device)  # [rows, 1]
+    drafts = propose(draft, rows, k) if k else newest[:, :0]  # [rows, k]
+    logits = target.feed(torch.cat([newest, drafts], dim=1), [row.cached for row in rows])
+    predicted = logits.argmax(-1)  # [rows, k + 1]
+    matches = (predicted[:, :k] == drafts).long().cumprod(1).sum(1)  # [rows]
+    answers = torch.cat([matches[:, None], predicted], dim=1).tolist()
+    for row, budget, (count, *tokens) in zip(rows, budgets, answers, strict=True):
+        accepted = min(count, budget)
+        committed = row.commit(tokens[: accepted + 1])
+        # The draft was not fed its last token: after full acceptance its cache is one token shorter.
+        row.behind = int(committed == k + 1)
+        stats.count(budget, accepted, committed)
+
+
+def propose(draft: RowModel, rows: Sequence[Row], k: int) -> torch.Tensor:
+    """``k`` greedy draft tokens for each row, ``[rows, k]``.
+
+    If the draft's cache is behind in any row, all feed as many tokens again: equally long rows stay so. Where a row has
+    fewer, what stands in its surplus columns is overwritten by its first draft tokens.
+    """
+    behind = max(row.behind for row in rows)
+    starts = [max(0, row.cached - behind) for row in rows]
+    waiting = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
+    block = torch.tensor([tokens + [0] * (behind + 1 - len(tokens)) for tokens in waiting], device=draft.device)
+    logits = draft.feed(block, starts)  # [rows, behind + 1, vocab]
+    last = torch.tensor([[len(tokens) - 1] for tokens in waiting], device=draft.device)
+    drafts = [logits.argmax(-1).gather(1, last)]  # k times [rows, 1]
+    for step in range(k - 1):
+        logits = draft.feed(drafts[-1], [len(row.tokens) + step for row in rows])
+        drafts.append(logits.argmax(-1))
+    return torch.cat(drafts, dim=1)

@@ -1,0 +1,163 @@
+"""A causal LM whose cache rows are written each at its own offset: token j of a row is in slot j of its cache row.
+
+Nothing is ever moved within a row. A rejected draft token stays where it is until the row's next block overwrites it,
+and until then no query sees it: it lies behind every query of its row. Where the rows of a forward are equally long,
+the model's own causal mask says exactly that; where they differ, a mask per row does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from .checks import max_positions, window_of
+
+ROOM = 1.5  # rows and slots are allocated with so much room,
+WASTE = 4  # and given back when they are more than so many times what is needed
+
+
+class Plan:
+    """Where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
+
+    first = 0
+    start = 0  # the greatest offset
+    slots: torch.Tensor | None = None  # [rows, block], where each token goes, if offsets differ
+    width = 0
+    capacity = (0, 0)  # rows and slots allocated
+
+
+class RowLayer(DynamicLayer):  # type: ignore[misc]
+    """K and V ``[rows, heads, slots, dim]`` of one layer, preallocated; zero where nothing was written."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.keys, self.values = (self.zeros(states) for states in (key_states, value_states))
+
+    def zeros(self, like: torch.Tensor) -> torch.Tensor:
+        rows, slots = self.plan.capacity
+        return like.new_zeros(rows, like.shape[1], slots, like.shape[3])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, memory: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        plan = self.plan
+        rows = memory[plan.first : plan.first + len(states)]
+        if plan.slots is None:
+            rows[:, :, plan.start : plan.width] = states
+        else:
+            rows.scatter_(2, plan.slots[:, None, :, None].expand_as(states), states)
+        return rows[:, :, : plan.width]
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.plan.start
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self.plan.width, 0
+
+    def resize(self) -> None:
+        if self.is_initialized:
+            for name in ("keys", "values"):
+                old = getattr(self, name)
+                new = self.zeros(old)
+                rows, slots = min(old.shape[0], new.shape[0]), min(old.shape[2], new.shape[2])
+                new[:rows, :, :slots] = old[:rows, :, :slots]
+                setattr(self, name, new)
+
+
+class RowModel:
+    """A causal LM and its cache rows; which row holds what, and how many slots of it are valid, the engine knows.
+
+    Memory: at most ``WASTE`` times ``rows * slots`` of the last `fit`, times `bytes_per_slot`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.device = model.device
+        self.window, self.last_position = window_of(model), max_positions(model) - 1
+        self.plan = Plan()
+        layers = model.config.get_text_config().num_hidden_layers
+        self.cache = Cache(layers=[RowLayer(self.plan) for _ in range(layers)])
+        self.calls = 0
+
+    def fit(self, rows: int, slots: int) -> None:
+        """Have room for so many rows and slots and not much more; what lies within is kept."""
+        have = self.plan.capacity
+        if rows > have[0] or slots > have[1] or have[0] * have[1] > WASTE * rows * slots:
+            self.plan.capacity = (int(rows * ROOM), int(slots * ROOM))
+            for layer in self.cache.layers:
+                layer.resize()
+
+    def feed(self, ids: torch.Tensor, offsets: Sequence[int], first: int = 0, logits_to_keep: int = 0) -> torch.Tensor:
+        """Write block i of ``ids`` ``[rows, block]`` into cache row ``first + i`` from slot ``offsets[i]`` on.
+
+        Returns logits ``[rows, block or logits_to_keep, vocab]``. Call `fit` first.
+        """
+        plan, block = self.plan, ids.shape[1]
+        plan.first, plan.start = first, max(offsets)
+        plan.width = plan.start + block
+        columns = torch.arange(block, device=self.device)
+        same = min(offsets) == plan.start
+        places = (columns + plan.start)[None] if same else torch.tensor(offsets, device=self.device)[:, None] + columns
+        plan.slots = None if same else places
+        self.calls += 1
+        output = self.model(
+            input_ids=ids,
+            attention_mask=None if same else self._mask(places),
+            # Only surplus columns, whose logits nobody reads, can lie beyond the model's last position.
+            position_ids=places.clamp(max=self.last_position).expand(len(ids), -1),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=logits_to_keep,
+        )
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _mask(self, places: torch.Tensor) -> torch.Tensor:
+        """What is added to the scores, ``[rows, 1, block, width]``: a query sees its own row up to itself."""
+        keys, queries = torch.arange(self.plan.width, device=self.device), places[:, None, :, None]
+        hidden = keys > queries
+        if self.window is not None:
+            hidden |= keys <= queries - self.window
+        scores = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
+        return scores.masked_fill_(hidden, torch.finfo(self.model.dtype).min)
+
+    def copy_row(self, source: int, destination: int, length: int) -> None:
+        """Give the first ``length`` slots of one row to another row."""
+        for layer in self.cache.layers:
+            for memory in (layer.keys, layer.values):
+                memory[destination, :, :length] = memory[source, :, :length]
+
+    def gather(self, rows: torch.Tensor, width: int) -> RowModel:
+        """A copy of these rows ``[n]``, ``width`` slots each, as a model of its own."""
+        group = RowModel(self.model)
+        group.plan.capacity = (len(rows), width)
+        for mine, copy in zip(self.cache.layers, group.cache.layers, strict=True):
+            if mine.is_initialized:
+                copy.lazy_initialization(mine.keys[:0, :, :0], mine.values[:0, :, :0])
+                copy.keys = mine.keys[:, :, :width].index_select(0, rows)
+                copy.values = mine.values[:, :, :width].index_select(0, rows)
+        return group
+
+    def scatter(self, rows: torch.Tensor, group: RowModel, slots: torch.Tensor) -> None:
+        """Take over from a gathered group what it wrote at ``slots`` ``[n, block]``."""
+        index = torch.arange(len(rows), device=self.device)[:, None]
+        for mine, copy in zip(self.cache.layers, group.cache.layers, strict=True):
+            if not copy.is_initialized:  # nothing was drafted
+                continue
+            if not mine.is_initialized:
+                mine.lazy_initialization(copy.keys, copy.values)
+            mine.keys[rows[:, None], :, slots] = copy.keys[index, :, slots]
+            mine.values[rows[:, None], :, slots] = copy.values[index, :, slots]
