@@ -1,4 +1,4 @@
-"""The command ``eqcheck``: audit, replay, selfcheck, list."""
+"""The command ``eqcheck``: audit, replay, selfcheck, bench, list."""
 
 from __future__ import annotations
 
@@ -100,6 +100,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
     check.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     check.set_defaults(run=_selfcheck)
+
+    bench = commands.add_parser("bench", help="time the decoders on a small real pair, and verify what they emit")
+    bench.add_argument(
+        "--adapter", action="append", metavar="SPEC", help="as for audit; without it every shipped decoder"
+    )
+    bench.add_argument(
+        "--quick", action="store_true", help="a few minutes instead of an hour: two batch sizes, once each"
+    )
+    bench.add_argument("--out", type=Path, default=Path("reports/bench"), metavar="DIR", help="(reports/bench)")
+    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    bench.set_defaults(run=_bench)
 
     known = commands.add_parser("list", help="list the decoders that can be named")
     known.set_defaults(run=_list)
@@ -213,6 +224,25 @@ def _selfcheck(options: argparse.Namespace) -> int:
     return _broken(check.failures) if check.failures else EQUIVALENT
 
 
+def _bench(options: argparse.Namespace) -> int:
+    from eqcheck import registry
+    from eqcheck.bench import report
+    from eqcheck.bench.run import FULL, QUICK, bench
+
+    decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
+    _writable(options.out)
+    quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
+    with quiet:
+        found = bench(decoders, QUICK if options.quick else FULL, lambda text: print(text, file=sys.stderr))
+        written = report.write(found, options.out)
+    print(
+        json.dumps(found.to_dict())
+        if options.json
+        else f"{report.tables(found)}\n\nWritten: {', '.join(written)} in {options.out}"
+    )
+    return EQUIVALENT if any(row["verified"] for row in found.results) else NOTHING
+
+
 def _broken(failures: list[str]) -> int:
     """Say what is wrong with the checker itself, so that nothing it says of a decoder is taken for true."""
     print("eqcheck: the self-check failed; this says nothing about any decoder", file=sys.stderr)
@@ -247,12 +277,17 @@ def _folders(out: Path, decoders: list[Decoder]) -> list[Path]:
             raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
-    try:
-        for name in names:
-            (out / name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot write there: {error}") from error
+    for name in names:
+        _writable(out / name)
     return [out / name for name in names]
+
+
+def _writable(folder: Path) -> None:
+    """Make the folder; `UsageError` when that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot write there: {error}") from error
 
 
 def _positive(text: str) -> int:

@@ -63,7 +63,8 @@ class Decoder:
     """A registered decoder; calling it decodes one request.
 
     ``function`` is the decorated function, or a class whose instances are called and which may have ``open()``
-    and ``close()``. ``known`` maps fingerprints of known violations to links. ``spec`` is how to name it again.
+    and ``close()``. ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known
+    violations to links. ``spec`` is how to name it again.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Decoder:
     origin: str = ""
     version: str = ""
     note: str = ""
+    engine: Any = None
     spec: str = ""
 
     def __call__(self, target: Any, draft: Any, request: Request) -> Any:
@@ -109,6 +111,7 @@ def decoder(
     origin: str = "",
     version: str = "",
     note: str = "",
+    engine: Any = None,
 ) -> Callable[[Any], Decoder]:
     """Register a function (or a class with ``__call__``) as a decoder.
 
@@ -121,7 +124,10 @@ def decoder(
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
     as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
     ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``known`` declares
-    violations by fingerprint, each with a link; ``note`` is printed in reports.
+    violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
+    times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
+    batch_size=)``, it returns something with the ``generate``, ``stream`` and ``stats`` of
+    `eqcheck.reference_impls.serving.Engine`.
     Raises `UsageError` for a padding side, family, cache state or kind of violation that does not exist.
     """
     for given, allowed, what in (
@@ -156,6 +162,7 @@ def decoder(
             origin=origin,
             version=version,
             note=note,
+            engine=engine,
         )
 
     return register

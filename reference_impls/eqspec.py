@@ -13,8 +13,8 @@ that finish leave it, and the next prompts wait until all have.
     ([10, 10], 2)
 
 Works on any Hugging Face causal LM that takes a 2-D ``attention_mask`` and ``position_ids`` and whose cache layers
-hold ``[batch, heads, slots, dim]`` of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral), on any device, in any floating
-dtype.
+hold ``[batch, heads, slots, dim]`` of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral), on any device, in any
+floating dtype.
 """
 
 from __future__ import annotations
@@ -178,6 +178,7 @@ def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
     padding_sides=("left", "right"),
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="EQSPEC of arXiv 2510.22876, repaired: see the module's docstring",
+    engine=Eqspec,
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
     """New tokens of each row, equal to what ``target`` emits for that row alone."""

@@ -3,22 +3,23 @@
 More rows are in flight than one forward takes. Each round picks its rows from the pool:
 
 1. as many equally long rows as fill the batch, if there are so many;
-2. else the greatest number of equally long rows, if it is at least half of what could take part;
-3. else the rows that have waited longest. They differ in length and are *realigned*: brought to one width.
+2. else the greatest number of equally long rows, if it is more than half of what could take part;
+3. else the rows of the last round, which are together already, if none has finished;
+4. else the row that has waited longest and those nearest to it in length. They are *realigned*: brought to one width.
 
-Equally long rows need no padding and no mask of their own. When rows finish, the pool is filled up, so the batch does not
-run dry while prompts wait. Ageing: once a row has waited for ``patience`` rounds, waiting time alone decides, so every row
-takes part at the latest in round ``patience + ceil(pool / batch_size)`` after its last.
+Equally long rows need no padding and no mask of their own. When rows finish, the pool is filled up, so the batch does
+not run dry while prompts wait. Ageing: once a row has waited for ``patience`` rounds, waiting time alone decides, so
+every row takes part at the latest in round ``patience + ceil(pool / batch_size)`` after its last.
 
-The pool's caches have a write offset per row: a group is formed by one gather per layer, and what a round writes is put
-back by one scatter. Realigning differs from that by a mask.
+The pool's caches have a write offset per row: a group is formed by one gather per layer, and what its rounds wrote is
+put back by one scatter when the group changes. Realigning differs from that by a mask.
 
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Exspec(target, draft, num_draft_tokens=4, batch_size=2)
     >>> outputs = engine.generate([[3, 1, 4], [1, 5], [2, 7, 1], [8, 2]], max_new_tokens=10)
-    >>> [len(row) for row in outputs], engine.stats.verify_calls, engine.stats.grouping_rate
-    ([10, 10, 10, 10], 4, 1.0)
+    >>> [len(row) for row in outputs], engine.stats.verify_calls
+    ([10, 10, 10, 10], 4)
 
 Works on the models that `ragged` works on. Memory: as there, with the pool's rows as those in flight, and the copy of a
 group.
@@ -27,15 +28,48 @@ group.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import eqcheck
 
-from .serving import Engine, Pool, Row, decode, speculate
+from .serving import Engine, Pool, Row, RowModel, decode, speculate
 
 POOL = 4  # batches in the pool
+AHEAD = 4  # rounds for which a group has room when it is formed
+
+
+class Group:
+    """Copies of some of the pool's cache rows, in which they are decoded; what they write is put back by `close`."""
+
+    def __init__(self, pool: Pool, rows: Sequence[Row]) -> None:
+        self.pool, self.rows = pool, list(rows)
+        place = {id(row): i for i, row in enumerate(pool.rows)}
+        self.index = torch.tensor([place[id(row)] for row in rows], device=pool.target.device)
+        self.starts = [row.cached - row.behind for row in rows]  # nothing before these will be written
+        width = self._width() + AHEAD * pool.block
+        self.models: list[RowModel] = [model.gather(self.index, width) for model in pool.models]
+
+    def _width(self) -> int:
+        return max(len(row.tokens) for row in self.rows) + self.pool.block
+
+    def fit(self) -> None:
+        """Have room for one more round."""
+        for model in self.models:
+            model.fit(len(self.rows), self._width())
+
+    def close(self) -> None:
+        """Put back what was written of the rows' tokens."""
+        self.pool.fit()
+        written = [range(start, row.cached) for row, start in zip(self.rows, self.starts, strict=True)]
+        slots = torch.tensor([slot for some in written for slot in some], device=self.index.device)
+        source = torch.arange(len(written), device=slots.device).repeat_interleave(
+            torch.tensor([len(some) for some in written], device=slots.device)
+        )
+        for model, copy in zip(self.pool.models, self.models, strict=True):
+            model.scatter(copy, source, self.index[source], slots)
 
 
 class Exspec(Engine):
@@ -44,10 +78,11 @@ class Exspec(Engine):
     def begin(self) -> None:
         self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
         self.rows = self.pool.rows
+        self.group: Group | None = None
         self.patience = 2 * POOL
 
     def room(self) -> int:
-        return POOL * self.batch_size - len(self.rows)
+        return min(self.batch_size, POOL * self.batch_size - len(self.rows))
 
     def join(self, rows: list[Row]) -> None:
         for row in rows:
@@ -55,46 +90,47 @@ class Exspec(Engine):
         self.stats.prefill_calls += self.pool.join(rows)
 
     def round(self) -> list[Row]:
-        group = self.choose()
-        if len({row.cached for row in group}) == 1:
-            self.stats.grouped += 1
-            self._decode_group(group, "group")
-        else:
-            self.stats.realignments += 1
-            self._decode_group(group, "realign")
-        for row in group:
+        rows = self.choose()
+        equal = len({row.cached for row in rows}) == 1
+        self.stats.grouped += equal
+        if self.group is None or rows != self.group.rows:
+            with self.stats.timed("group" if equal else "realign", self.target.device):
+                self._regroup(rows)
+            self.stats.realignments += not equal
+        assert self.group is not None
+        self.group.fit()
+        target, draft = self.group.models
+        speculate(target, draft, rows, self.num_draft_tokens, self.stats)
+        self.stats.verify_calls += 1
+        for row in rows:
             row.waiting_since = self.stats.rounds + 1
-        self.pool.drop_finished()
-        return group
+        if any(row.finish_reason for row in rows):
+            with self.stats.timed("group" if equal else "realign", self.target.device):
+                self.group.close()
+            self.group = None
+            self.pool.drop_finished()
+        return rows
 
     def choose(self) -> list[Row]:
         """The rows of the next round."""
         by_waiting = sorted(self.rows, key=lambda row: row.waiting_since)
-        longest_waiting = by_waiting[: self.batch_size]
-        if self.stats.rounds - by_waiting[0].waiting_since >= self.patience:
-            return longest_waiting
+        oldest, size = by_waiting[0], min(self.batch_size, len(by_waiting))
+        if self.stats.rounds - oldest.waiting_since >= self.patience:
+            return by_waiting[:size]
         by_length: dict[int, list[Row]] = defaultdict(list)
         for row in by_waiting:
             by_length[row.cached].append(row)
         best = max(by_length.values(), key=len)
-        return best[: self.batch_size] if 2 * len(best) >= len(longest_waiting) else longest_waiting
+        if 2 * len(best) > size:
+            return best[:size]
+        if self.group is not None:
+            return self.group.rows
+        return sorted(by_waiting, key=lambda row: abs(row.cached - oldest.cached))[:size]
 
-    def _decode_group(self, group: list[Row], what: str) -> None:
-        """Copy the rows' caches together, decode a round, put back what it wrote."""
-        place = {id(row): i for i, row in enumerate(self.rows)}
-        device = self.pool.target.device
-        index = torch.tensor([place[id(row)] for row in group], device=device)
-        self.pool.fit()
-        width = max(len(row.tokens) for row in group) + self.num_draft_tokens + 1
-        written = torch.tensor([[row.cached - row.behind] for row in group], device=device)
-        written = written + torch.arange(max(row.behind for row in group) + self.num_draft_tokens + 1, device=device)
-        with self.stats.timed(what, device):
-            copies = [model.gather(index, width) for model in self.pool.models]
-        speculate(copies[0], copies[1], group, self.num_draft_tokens, self.stats)
-        self.stats.verify_calls += 1
-        with self.stats.timed(what, device):
-            for model, copy in zip(self.pool.models, copies, strict=True):
-                model.scatter(index, copy, written)
+    def _regroup(self, rows: list[Row]) -> None:
+        if self.group is not None:
+            self.group.close()
+        self.group = Group(self.pool, rows)
 
 
 @eqcheck.decoder(
@@ -103,6 +139,7 @@ class Exspec(Engine):
     families=("rotary", "learned", "window"),
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="EXSPEC of arXiv 2510.22876, repaired: see the module's docstring",
+    engine=Exspec,
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time out of a pool of eight."""

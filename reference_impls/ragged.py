@@ -15,8 +15,8 @@ rounds (continuous batching).
 Works on causal LMs of ``transformers`` that take ``position_ids`` and a 4-D ``attention_mask`` and keep keys and values
 of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral, Mistral with its window), on any device, in any floating dtype.
 
-Memory: in either model, keys and values of at most ``4 * rows * (longest row + num_draft_tokens + 1)`` slots, where rows
-are those in flight (`serving.row_cache.WASTE`).
+Memory: in either model, keys and values of at most ``4 * rows * (longest row + num_draft_tokens + 1)`` slots, where
+rows are those in flight (`serving.row_cache.WASTE`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Ragged(Engine):
     families=("rotary", "learned", "window"),
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="one write offset per row, no realignment: see the module's docstring",
+    engine=Ragged,
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time, so that rows join and leave."""

@@ -41,7 +41,7 @@ class Engine:
         self.target, self.draft = target, draft
         self.num_draft_tokens = at_least_one("num_draft_tokens", num_draft_tokens)
         self.batch_size = at_least_one("batch_size", batch_size)
-        self.prefill_chunk = prefill_chunk and at_least_one("prefill_chunk", prefill_chunk)
+        self.prefill_chunk = None if prefill_chunk is None else at_least_one("prefill_chunk", prefill_chunk)
         self.stats = Stats()
         self.rows: list[Row] = []
         self._streaming = False

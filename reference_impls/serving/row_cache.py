@@ -95,8 +95,13 @@ class RowModel:
     def fit(self, rows: int, slots: int) -> None:
         """Have room for so many rows and slots and not much more; what lies within is kept."""
         have = self.plan.capacity
-        if rows > have[0] or slots > have[1] or have[0] * have[1] > WASTE * rows * slots:
-            self.plan.capacity = (int(rows * ROOM), int(slots * ROOM))
+        wasteful = have[0] * have[1] > WASTE * rows * slots
+        want = tuple(
+            old if need <= old and not wasteful else int(need * ROOM)
+            for need, old in zip((rows, slots), have, strict=True)
+        )
+        if want != have:
+            self.plan.capacity = (want[0], want[1])
             for layer in self.cache.layers:
                 layer.resize()
 
@@ -141,9 +146,9 @@ class RowModel:
                 memory[destination, :, :length] = memory[source, :, :length]
 
     def gather(self, rows: torch.Tensor, width: int) -> RowModel:
-        """A copy of these rows ``[n]``, ``width`` slots each, as a model of its own."""
+        """A copy of these rows ``[n]`` with ``width`` slots each, as a model of its own."""
         group = RowModel(self.model)
-        group.plan.capacity = (len(rows), width)
+        group.plan.capacity = (len(rows), min(width, self.plan.capacity[1]))
         for mine, copy in zip(self.cache.layers, group.cache.layers, strict=True):
             if mine.is_initialized:
                 copy.lazy_initialization(mine.keys[:0, :, :0], mine.values[:0, :, :0])
@@ -151,13 +156,12 @@ class RowModel:
                 copy.values = mine.values[:, :, :width].index_select(0, rows)
         return group
 
-    def scatter(self, rows: torch.Tensor, group: RowModel, slots: torch.Tensor) -> None:
-        """Take over from a gathered group what it wrote at ``slots`` ``[n, block]``."""
-        index = torch.arange(len(rows), device=self.device)[:, None]
+    def scatter(self, group: RowModel, source: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Take over from a gathered group its row ``source[i]`` at ``slots[i]`` into row ``rows[i]``, for all i."""
         for mine, copy in zip(self.cache.layers, group.cache.layers, strict=True):
             if not copy.is_initialized:  # nothing was drafted
                 continue
             if not mine.is_initialized:
                 mine.lazy_initialization(copy.keys, copy.values)
-            mine.keys[rows[:, None], :, slots] = copy.keys[index, :, slots]
-            mine.values[rows[:, None], :, slots] = copy.values[index, :, slots]
+            mine.keys[rows, :, slots] = copy.keys[source, :, slots]
+            mine.values[rows, :, slots] = copy.values[source, :, slots]

@@ -1,0 +1,104 @@
+"""A draft that costs what a real draft costs and is accepted as often as one says.
+
+It runs the real draft's layers, and then proposes the target's true next token where a table of contexts says so. It
+never knows which row it is in: an extra cache layer carries the token and the position of every entry, through whatever
+the engine does to its cache, and the last few tokens that a query sees identify its context.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import one_hot
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+MEMORY = 8  # tokens that identify a context
+_BASE = 256  # numbers are kept as two digits, which every floating dtype holds exactly
+_FACTOR = 0x9E3779B1
+
+
+class DictatedDraft(LlamaForCausalLM):
+    """A Llama that proposes what a table says; make it with `dictated`."""
+
+    def teach(self, rows: Sequence[Sequence[int]], starts: Sequence[int], acceptance: float, seed: int) -> None:
+        """Agree with ``rows`` (prompts and true outputs, which begin at ``starts``) at this rate per token."""
+        table: dict[int, int] = {}
+        for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            right = np.random.default_rng((seed, number)).random(len(row)) < acceptance
+            tokens = torch.tensor(row)
+            at = torch.arange(start - 1, len(row) - 1)
+            recent = torch.stack([torch.where(at >= j, tokens[(at - j).clamp(min=0)], 0) for j in range(MEMORY)], -1)
+            for key, place in zip(_hash(recent, at).tolist(), at.tolist(), strict=True):
+                wrong = (row[place + 1] + 1) % self.config.vocab_size
+                table.setdefault(key, row[place + 1] if right[place + 1] else wrong)
+        keys = sorted(table)
+        self._keys = torch.tensor(keys, device=self.device)
+        self._next = torch.tensor([table[key] for key in keys], device=self.device)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As a Llama's, the logits replaced by the table's proposals."""
+        if position_ids is None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(past, past + input_ids.shape[1], device=self.device)[None]
+        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, **kwargs)
+        positions = position_ids.expand_as(input_ids)
+        tokens, places = self._remember(output.past_key_values, input_ids, positions)
+        if attention_mask is not None and attention_mask.dim() == 2:  # a 4-D mask hides only what comes later
+            places = places.masked_fill(attention_mask == 0, -MEMORY)
+        recent = _recent(tokens, places, positions)
+        found = torch.searchsorted(self._keys, keys := _hash(recent, positions)).clamp(max=len(self._keys) - 1)
+        proposed = torch.where(self._keys[found] == keys, self._next[found], 0)
+        output.logits = one_hot(proposed, self.config.vocab_size).to(self.dtype)
+        return output
+
+    def _remember(self, cache: Any, tokens: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write tokens and positions into the extra cache layer; what it holds of all slots, ``[rows, slots]`` each."""
+        if cache is None:
+            return tokens, places
+        fields = torch.stack([tokens // _BASE, tokens % _BASE, places // _BASE, places % _BASE], -1)
+        shape = (len(tokens), self.config.num_key_value_heads, tokens.shape[1], self.config.head_dim)
+        entry = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        entry[..., :4] = fields[:, None].to(self.dtype)
+        held, _ = cache.update(entry, entry, self.config.num_hidden_layers - 1)
+        digits = held[:, 0, :, :4].long()
+        return digits[..., 0] * _BASE + digits[..., 1], digits[..., 2] * _BASE + digits[..., 3]
+
+
+def dictated(draft: LlamaForCausalLM) -> DictatedDraft:
+    """A draft with these weights that can be taught what to propose."""
+    model: DictatedDraft = DictatedDraft(copy.deepcopy(draft.config))
+    model.load_state_dict(draft.state_dict())
+    model.to(device=draft.device, dtype=draft.dtype)
+    model.config.num_hidden_layers += 1  # of the cache; the model has as many layers as before
+    model.generation_config = draft.generation_config
+    model.eval()
+    return model
+
+
+def _recent(tokens: torch.Tensor, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The last tokens up to each query by position, ``[rows, block, MEMORY]``; 0 where there is none."""
+    recent = [
+        ((positions[..., None] - j == places[:, None]) * tokens[:, None]).amax(-1)  # over [rows, block, slots]
+        for j in range(MEMORY)
+    ]
+    return torch.stack(recent, -1)
+
+
+def _hash(recent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """One int64 per context, ``[...]``, of its tokens ``[..., MEMORY]`` and position ``[...]``."""
+    total = positions.clone()
+    for j in range(MEMORY):
+        total = (total * _FACTOR + recent[..., j] + 1) & 0x7FFFFFFFFFFFFFFF
+    return total

@@ -1,0 +1,162 @@
+"""One engine on one workload, timed: throughput, where the time goes, memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqcheck.contract import Decoder, Generate, Request
+
+Rows = list[list[int]]
+
+
+class Clock:
+    """How long the forwards of target and draft took, in seconds, and how many there were."""
+
+    def __init__(self) -> None:
+        self.seconds = {"verify": 0.0, "draft": 0.0}
+        self.calls = {"verify": 0, "draft": 0}
+
+    @contextmanager
+    def watching(self, target: Any, draft: Any) -> Iterator[None]:
+        """Time every forward of the two while the block runs."""
+        models = {"verify": target, "draft": draft}
+        try:
+            for name, model in models.items():
+                model.forward = self._timed(name, model.forward, model.device)
+            yield
+        finally:
+            for model in models.values():
+                vars(model).pop("forward", None)
+
+    def _timed(self, name: str, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = now(device)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.seconds[name] += now(device) - began
+                self.calls[name] += 1
+
+        return timed
+
+
+def now(device: torch.device) -> float:
+    """The time, when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def greedy(target: Any, draft: Any, request: Request) -> Rows:
+    """Plain decoding of a batch by ``transformers``' own ``generate``: no draft."""
+    width = max(map(len, request.prompts))
+    gaps = [width - len(prompt) for prompt in request.prompts]
+    pad = request.pad_token_id
+    ids = torch.tensor([[pad] * gap + prompt for gap, prompt in zip(gaps, request.prompts, strict=True)])
+    mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps])
+    output = target.generate(
+        ids.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=request.max_new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=pad,
+    )
+    rows: Rows = output[:, width:].tolist()
+    return rows
+
+
+class Timed:
+    """An engine at a batch size: a decoder's ``engine`` where it has one, else the decoder batch by batch."""
+
+    def __init__(self, decoder: Decoder, generate: Generate, target: Any, draft: Any, k: int, batch: int) -> None:
+        self.generate, self.models, self.k, self.batch = generate, (target, draft), k, batch
+        self.engine = (
+            decoder.engine(target, draft, num_draft_tokens=k, batch_size=batch) if decoder.engine is not None else None
+        )
+
+    def __call__(self, prompts: Sequence[list[int]], max_new_tokens: int) -> Rows:
+        """New tokens of each prompt."""
+        if self.engine is not None:
+            rows: Rows = self.engine.generate(prompts, max_new_tokens=max_new_tokens)
+            return rows
+        outputs: Rows = []
+        for start in range(0, len(prompts), self.batch):
+            some = [list(prompt) for prompt in prompts[start : start + self.batch]]
+            request = Request(some, max_new_tokens, self.k, (), 0, "left")
+            with torch.no_grad():
+                outputs += self.generate(*self.models, request)
+        return outputs
+
+    def measure(self, prompts: Sequence[list[int]], max_new_tokens: int) -> tuple[dict[str, Any], Rows]:
+        """Decode once and say how fast: tokens a second, shares of the time, counts, memory."""
+        target, draft = self.models
+        clock = Clock()
+        memory = Memory(target.device)
+        with clock.watching(target, draft):
+            began = now(target.device)
+            outputs = self(prompts, max_new_tokens)
+            total = now(target.device) - began
+        tokens = sum(map(len, outputs))
+        found: dict[str, Any] = {
+            "tokens": tokens,
+            "seconds": round(total, 4),
+            "tokens_per_second": round(tokens / total, 2),
+            "peak_memory_mb": memory.peak(),
+        }
+        stats = self.engine.stats if self.engine is not None else None
+        realign = stats.seconds["realign"] if stats else 0.0
+        shares = {**clock.seconds, "realign": realign}
+        shares["other"] = total - sum(shares.values())
+        found |= {f"{name}_share": round(seconds / total, 4) for name, seconds in shares.items()}
+        found |= {f"{name}_calls": count for name, count in clock.calls.items()}
+        if stats:
+            found |= {
+                "tokens_per_verify": round(stats.tokens_per_verify, 3),
+                "accepted_share": round(stats.acceptance, 4),
+                "grouping_rate": round(stats.grouping_rate, 4),
+                "realignments": stats.realignments,
+                "group_share": round(stats.seconds["group"] / total, 4),
+            }
+        else:
+            found["realign_share"] = None  # part of "other": only an engine can tell
+        return found, outputs
+
+
+class Memory:
+    """The most memory in use beyond what was in use at the start, in MB: of the GPU, or of this process on Linux."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device) / 2**20
+            return
+        try:
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # begins the high-water mark anew
+        except OSError:
+            self.before = float("nan")
+        else:
+            self.before = _high_water()
+
+    def peak(self) -> float | None:
+        if self.device.type == "cuda":
+            return round(torch.cuda.max_memory_allocated(self.device) / 2**20 - self.before, 1)
+        return None if self.before != self.before else round(_high_water() - self.before, 1)
+
+
+def _high_water() -> float:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 2**10

@@ -1,0 +1,182 @@
+"""What a benchmark found, as JSON, as tables and as plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from eqcheck.bench.run import Results
+
+Row = dict[str, Any]
+SHARES = ("draft", "verify", "realign", "other")
+COLOURS = {"draft": "#9ecae1", "verify": "#3182bd", "realign": "#e6550d", "other": "#bdbdbd"}
+
+
+def write(found: Results, folder: Path) -> list[str]:
+    """``bench.json``, ``README.md`` and, where matplotlib is installed, plots; the names of what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+    pictures = plots(found, folder)
+    shown = "\n\n".join(f"![{name}]({name})" for name in pictures)
+    machine = ", ".join(f"{key} {value}" for key, value in found.machine.items())
+    text = f"# Benchmark\n\n{machine}.\n\n{shown}\n\n{tables(found, 'github')}\n"
+    (folder / "README.md").write_text(text)
+    return ["bench.json", "README.md", *pictures]
+
+
+def tables(found: Results, style: str = "simple") -> str:
+    """Throughput by batch size, where the time goes, latency under arrivals, notes."""
+    parts = []
+    for lengths in found.plan.lengths:
+        for acceptance in found.plan.acceptances:
+            rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, acceptance)]
+            title = f"Tokens a second (and times batch 1), {lengths} prompts, acceptance {_rate(acceptance)}"
+            parts.append(_table(title, _throughput(rows, found.plan.batches), style))
+    batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
+    for lengths in found.plan.lengths:
+        rows = [
+            r
+            for r in found.results
+            if (r["batch"], r["lengths"], r["acceptance"]) == (batch, lengths, found.plan.acceptances[0])
+            and r["verified"]
+        ]
+        title = (
+            f"Where the time goes at batch {batch}, {lengths} prompts, acceptance {_rate(found.plan.acceptances[0])}"
+        )
+        parts.append(_table(title, [_anatomy(row) for row in rows], style))
+    if found.arrivals:
+        title = "Seconds from arrival to last token under Poisson arrivals, acceptance real"
+        parts.append(_table(title, [_latency(row) for row in found.arrivals], style))
+    parts += [f"Note: {note}." for note in found.notes]
+    return "\n\n".join(parts)
+
+
+def _rate(acceptance: float | None) -> str:
+    return "of the real draft" if acceptance is None else f"dictated {acceptance}"
+
+
+def _table(title: str, rows: Sequence[Row], style: str) -> str:
+    body = tabulate(rows, headers="keys", tablefmt=style, disable_numparse=True, stralign="right")
+    return f"**{title}**\n\n{body}" if style == "github" else f"{title}\n\n{body}"
+
+
+def _throughput(rows: Sequence[Row], batches: Sequence[int]) -> list[Row]:
+    found = []
+    for name in dict.fromkeys(row["engine"] for row in rows):
+        mine = {row["batch"]: row for row in rows if row["engine"] == name}
+        first = mine.get(1, {}).get("tokens_per_second")
+        line: Row = {"engine": name}
+        for batch in batches:
+            row = mine.get(batch)
+            if row is None:
+                line[f"batch {batch}"] = "-"
+            elif not row["verified"]:
+                line[f"batch {batch}"] = "wrong"
+            else:
+                speed = row["tokens_per_second"]
+                line[f"batch {batch}"] = f"{speed:.0f}" + (f" ({speed / first:.1f}x)" if first and batch > 1 else "")
+        found.append(line)
+    return found
+
+
+def _anatomy(row: Row) -> Row:
+    shares = {name: _percent(row[f"{name}_share"]) for name in SHARES}
+    memory = row["peak_memory_mb"]
+    return {
+        "engine": row["engine"],
+        **shares,
+        "accepted": _percent(row.get("accepted_share")),
+        "tokens/verify": f"{row['tokens_per_verify']:.2f}" if "tokens_per_verify" in row else "",
+        "grouping rate": _percent(row.get("grouping_rate")),
+        "peak memory": "" if memory is None else f"{memory:.0f} MB",
+    }
+
+
+def _latency(row: Row) -> Row:
+    shown = {f"P{p}": f"{row[f'p{p}_s']:.2f}" if row["verified"] else "wrong" for p in (50, 99)}
+    keys = ("engine", "lengths", "batch", "arrivals_per_second")
+    return {**{key.replace("_", " "): row[key] for key in keys}, **shown}
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def plots(found: Results, folder: Path) -> list[str]:
+    """Throughput over batch size, and where the time goes; no plots where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        found.note("no plots: matplotlib is not installed (pip install 'eqcheck[bench]')")
+        return []
+    matplotlib.use("Agg")
+    return [_plot_throughput(found, folder), _plot_shares(found, folder)]
+
+
+def _plot_throughput(found: Results, folder: Path) -> str:
+    import matplotlib.pyplot as plt
+
+    plan = found.plan
+    figure, axes = plt.subplots(
+        len(plan.lengths),
+        len(plan.acceptances),
+        figsize=(3.4 * len(plan.acceptances), 3 * len(plan.lengths)),
+        squeeze=False,
+        sharey=True,
+    )
+    names = list(dict.fromkeys(row["engine"] for row in found.results if row["verified"]))
+    for i, lengths in enumerate(plan.lengths):
+        for j, acceptance in enumerate(plan.acceptances):
+            axis = axes[i][j]
+            for number, name in enumerate(names):
+                rows = [
+                    r
+                    for r in found.results
+                    if r["verified"] and (r["engine"], r["lengths"], r["acceptance"]) == (name, lengths, acceptance)
+                ]
+                at, speeds = [r["batch"] for r in rows], [r["tokens_per_second"] for r in rows]
+                axis.plot(at, speeds, marker="o", markersize=4, color=f"C{number}", label=name)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(plan.batches, [str(batch) for batch in plan.batches])
+            axis.set_title(f"{lengths}, {_rate(acceptance)}", fontsize=9)
+            axis.grid(alpha=0.3)
+            axis.set_ylim(bottom=0)
+        axes[i][0].set_ylabel("tokens a second")
+    for axis in axes[-1]:
+        axis.set_xlabel("batch size")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(folder / "throughput.png", dpi=110)
+    plt.close(figure)
+    return "throughput.png"
+
+
+def _plot_shares(found: Results, folder: Path) -> str:
+    import matplotlib.pyplot as plt
+
+    batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
+    figure, axes = plt.subplots(1, len(found.plan.lengths), figsize=(4.2 * len(found.plan.lengths), 2.6), squeeze=False)
+    for axis, lengths in zip(axes[0], found.plan.lengths, strict=True):
+        wanted = (batch, lengths, found.plan.acceptances[0])
+        rows = [r for r in found.results if r["verified"] and (r["batch"], r["lengths"], r["acceptance"]) == wanted]
+        names = [row["engine"] for row in rows]
+        left = [0.0] * len(rows)
+        for share in SHARES:
+            # Milliseconds a token, so that the bars' lengths compare.
+            cost = [1000 * (row[f"{share}_share"] or 0) / row["tokens_per_second"] for row in rows]
+            axis.barh(names, cost, left=left, color=COLOURS[share], label=share)
+            left = [a + b for a, b in zip(left, cost, strict=True)]
+        axis.invert_yaxis()
+        axis.set_title(f"batch {batch}, {lengths} prompts, real draft", fontsize=9)
+        axis.set_xlabel("milliseconds a token")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.savefig(folder / "shares.png", dpi=110)
+    plt.close(figure)
+    return "shares.png"

@@ -1,0 +1,212 @@
+"""The whole benchmark: every engine on every workload, side by side, each output verified."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from eqcheck import __version__, pair
+from eqcheck.bench.arrivals import latencies
+from eqcheck.bench.measure import Timed, greedy
+from eqcheck.bench.workload import LENGTHS, Workload
+from eqcheck.contract import Decoder, Generate
+from eqcheck.pair.train import corpus
+
+FORMAT = "eqcheck-bench/1"
+GREEDY = Decoder("greedy", greedy, origin="transformers' own generate() of a padded batch, without a draft")
+LOAD = 0.6  # arrivals, as a share of the prompts a second that the slowest engine with a stream gets through
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. ``acceptances`` are rates per draft token; None is the pair's own draft."""
+
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    lengths: tuple[str, ...] = LENGTHS
+    acceptances: tuple[float | None, ...] = (None, 0.5, 0.7, 0.9)
+    num_draft_tokens: int = 4
+    max_new_tokens: int = 64
+    prompts_per_row: int = 4  # as many prompts as four full batches,
+    least_prompts: int = 16  # and never fewer than these
+    repeats: int = 3
+    arrival_batch: int = 8
+    arrival_prompts: int = 100
+
+
+FULL = Plan()
+QUICK = Plan(
+    batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts_per_row=2, least_prompts=4, repeats=1,
+    arrival_prompts=16,
+)  # fmt: skip
+
+
+@dataclass
+class _Engine:
+    """A decoder that is set up, and the batch size from which it is not measured."""
+
+    decoder: Decoder
+    generate: Generate
+    up_to: float = float("inf")
+
+
+Engines = dict[str, _Engine]
+Listen = Callable[[str], None]
+
+
+@dataclass
+class Results:
+    """What was measured: a row per engine and configuration, and the latencies under arrivals."""
+
+    plan: Plan
+    machine: dict[str, Any]
+    results: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Something to be told, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def reject(self, engine: _Engine, batch: int, lengths: str, acceptance: float | None, wrong: str) -> None:
+        """The engine's output is wrong: its speed is not shown, and from this batch size on it is not measured."""
+        name = engine.decoder.name
+        engine.up_to = batch
+        config = {"engine": name, "batch": batch, "lengths": lengths, "acceptance": acceptance}
+        self.results.append({**config, "tokens_per_second": None, "realign_share": None, "verified": False})
+        self.note(f"{name} emits wrong tokens from batch {batch} on ({wrong}); that is not timed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "format": FORMAT,
+            "machine": self.machine,
+            "plan": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.plan).items()},
+            "results": self.results,
+            "arrivals": self.arrivals,
+            "notes": self.notes,
+        }
+
+
+def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
+    """Measure plain decoding and these decoders. A decoder with a wrong output is not measured any further."""
+    torch.manual_seed(0)
+    text = corpus()[1]
+    models = pair.load()
+    found = Results(plan, machine(models.target.device))
+    with ExitStack() as stack:
+        engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
+        for lengths in plan.lengths:
+            count = max(plan.least_prompts, plan.prompts_per_row * max(plan.batches))
+            workload = Workload(models, text, lengths, count, plan.max_new_tokens)
+            for acceptance in plan.acceptances:
+                _measure(found, engines, workload, acceptance, listen)
+                if acceptance is None:
+                    _arrivals(found, engines, workload, listen)
+            if workload.ties:
+                found.note(f"{workload.ties} outputs differ in a near-tie only ({lengths} prompts)")
+    return found
+
+
+def _measure(found: Results, engines: Engines, workload: Workload, acceptance: float | None, listen: Listen) -> None:
+    """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
+    plan, draft = found.plan, workload.draft(acceptance)
+    for batch in plan.batches:
+        prompts = workload.prompts[: max(plan.least_prompts, plan.prompts_per_row * batch)]
+        timed: dict[str, Timed] = {}
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for name, engine in engines.items():
+            if batch >= engine.up_to or (name == GREEDY.name and acceptance is not plan.acceptances[0]):
+                continue
+            timed[name] = Timed(
+                engine.decoder, engine.generate, workload.pair.target, draft, plan.num_draft_tokens, batch
+            )
+            wrong = workload.wrong(timed[name](prompts[:batch], plan.max_new_tokens))  # it is warm now, too
+            if note := getattr(engine.generate, "note", ""):
+                found.note(note)
+                engine.up_to = 2
+            elif wrong:
+                found.reject(engine, batch, workload.lengths, acceptance, wrong)
+            if batch < engine.up_to:
+                runs[name] = []
+        for turn in range(plan.repeats):
+            for name in list(runs):
+                listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
+                row, outputs = timed[name].measure(prompts, plan.max_new_tokens)
+                runs[name].append(row)
+                if wrong := workload.wrong(outputs):
+                    found.reject(engines[name], batch, workload.lengths, acceptance, wrong)
+                    del runs[name]
+        for name, rows in runs.items():
+            middle = sorted(rows, key=lambda row: float(row["tokens_per_second"]))[len(rows) // 2]
+            config = {"engine": name, "batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
+            found.results.append({**config, **middle, "verified": True})
+
+
+def _arrivals(found: Results, engines: Engines, workload: Workload, listen: Listen) -> None:
+    """Engines that take prompts as they come, at one rate: a share of what the slowest of them gets through."""
+    plan = found.plan
+    speeds = {
+        row["engine"]: row["tokens_per_second"]
+        for row in found.results
+        if row["verified"]
+        and (row["batch"], row["lengths"], row["acceptance"]) == (plan.arrival_batch, workload.lengths, None)
+        and engines[row["engine"]].decoder.engine is not None
+    }
+    if not speeds:
+        return
+    rate = LOAD * min(speeds.values()) / plan.max_new_tokens
+    prompts = [workload.prompts[i % len(workload.prompts)] for i in range(plan.arrival_prompts)]
+    for name in speeds:
+        listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second: {name}")
+        engine = engines[name].decoder.engine(
+            workload.pair.target,
+            workload.pair.draft,
+            num_draft_tokens=plan.num_draft_tokens,
+            batch_size=plan.arrival_batch,
+        )
+        seconds, outputs = latencies(engine, prompts, plan.max_new_tokens, rate)
+        wrong = workload.wrong(outputs[: len(workload.prompts)])
+        p50, p99 = np.percentile(seconds, [50, 99]).round(3).tolist()
+        found.arrivals.append(
+            {
+                "engine": name,
+                "batch": plan.arrival_batch,
+                "lengths": workload.lengths,
+                "arrivals_per_second": round(rate, 3),
+                "p50_s": None if wrong else p50,
+                "p99_s": None if wrong else p99,
+                "verified": not wrong,
+            }
+        )
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpu = next(
+        (line.partition(": ")[2] for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "eqcheck": __version__,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
