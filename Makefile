@@ -7,7 +7,7 @@ INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constr
 .PHONY: audit test test-oldest lint bench comparison clean
 
 audit: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --allow-known
+	$(VENV)/bin/eqcheck audit --allow-known --pair
 
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 2

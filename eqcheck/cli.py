@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--case-memory", type=_bytes, default=2**31, metavar="2G", help="a case's memory, isolated (2G)")
     audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
+    audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     audit.set_defaults(run=_audit)
 
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry
     from eqcheck.audit import Options, audit, report
+    from eqcheck.audit.on_pair import on_pair
     from eqcheck.console import progress, summary
     from eqcheck.selfcheck import short
 
@@ -146,6 +148,8 @@ def _audit(options: argparse.Namespace) -> int:
     with quiet, progress(quiet=options.json) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
             results.append(audit(decoder, asked, listen))
+            if options.pair and "rotary" in decoder.families and not results[-1].interrupted:
+                results[-1].on_pair = on_pair(decoder)
             reports.append(report.write(results[-1], folder))
             if results[-1].interrupted:
                 break
@@ -160,6 +164,9 @@ def _exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
     if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
+        return VIOLATION
+    allowed = [allow_known and bool(result.violations) for result in results]
+    if any(r.on_pair and r.on_pair.wrong and not known for r, known in zip(results, allowed, strict=True)):
         return VIOLATION
     if not any(result.claimed for result in results):
         return NOTHING

@@ -123,6 +123,9 @@ def _details(report: Mapping[str, Any], folder: str) -> list[str]:
         lines.append(f"{name}: {corpus['replayed']} stored cases replayed, {corpus['failing']} fail")
     if not_taken(report):
         lines.append(f"{name}: {not_taken(report)}")
+    if on_pair := report["real_pair"]:
+        lines.append(f"{name}: on trained models {on_pair['equivalent']} of {on_pair['rows']} rows are the target's")
+        lines += ["", on_pair["first"]] if on_pair["first"] and not report["violations"] else []
     lines += [f"{name}: WARNING {warning}" for warning in report["warnings"]]
     run = report["cases"]["run"]
     for violation in report["violations"]:

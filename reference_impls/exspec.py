@@ -62,7 +62,6 @@ class Group:
 
     def close(self) -> None:
         """Put back what was written of the rows' tokens."""
-        self.pool.fit()
         written = [range(start, row.cached) for row, start in zip(self.rows, self.starts, strict=True)]
         slots = torch.tensor([slot for some in written for slot in some], device=self.index.device)
         source = torch.arange(len(written), device=slots.device).repeat_interleave(
@@ -90,6 +89,7 @@ class Exspec(Engine):
         self.stats.prefill_calls += self.pool.join(rows)
 
     def round(self) -> list[Row]:
+        self.pool.fit()
         rows = self.choose()
         equal = len({row.cached for row in rows}) == 1
         self.stats.grouped += equal

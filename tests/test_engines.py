@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import KINDS, VOCABULARY, noisy, tiny
 
 from eqcheck.oracle import Oracle
-from tiny import KINDS, VOCABULARY, noisy, tiny
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())
@@ -109,7 +109,7 @@ def worst_gap(target: Any, given: list[list[int]], outputs: list[list[int]]) -> 
         with torch.no_grad():
             logits = exact(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        gaps.append(((logits.amax(1) - chosen) / logits.std(1)).max().item())
+        gaps.append(float(((logits.amax(1) - chosen) / logits.std(1)).max()))
     return max(gaps)
 
 

@@ -14,7 +14,7 @@ from eqcheck import registry
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.errors import UsageError
 
-SHIPPED = ["bsp", "dsd", "eqspec", "hf_pr", "transformers"]
+SHIPPED = ["bsp", "dsd", "eqspec", "exspec", "hf_pr", "ragged", "transformers"]
 ONE = """
 import eqcheck
 

@@ -85,6 +85,7 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
             "replayed": len(audit.replayed),
             "failing": sum(outcome.status == "violation" for outcome in audit.replayed),
         },
+        "real_pair": audit.on_pair.to_dict() if audit.on_pair else None,
         "stale": audit.stale,
         "interrupted": audit.interrupted,
         "isolated": audit.options.isolate,
@@ -148,6 +149,14 @@ def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
         "(means over rows: rows equal in full; leading equal tokens as a share of the row).",
         "",
     ]
+    if audit.on_pair:
+        lines += [
+            f"On the shipped pair of trained models, in float64, {audit.on_pair.equivalent} of "
+            f"{audit.on_pair.rows} rows "
+            "are what the target emits alone.",
+            "",
+        ]
+        lines += [f"    {line}" for line in audit.on_pair.first.splitlines()] + [""] if audit.on_pair.first else []
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
     lines += ["## Families", "", matrix_table([report], tablefmt="github"), ""]

@@ -11,6 +11,7 @@ from eqcheck.attribution.rounds import draft_warnings
 from eqcheck.audit.casefile import StoredViolation
 from eqcheck.audit.coverage import vacuous
 from eqcheck.audit.isolation import GIB
+from eqcheck.audit.on_pair import OnPair
 from eqcheck.audit.outcome import Outcome
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
@@ -66,6 +67,7 @@ class Audit:
 
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``violations`` are of families the
     decoder claims, ``discoveries`` of others; ``doubtful`` are those of both when answers prove not to repeat.
+    ``on_pair`` is what the decoder did on trained models, where that was asked.
     """
 
     decoder: Decoder
@@ -79,6 +81,7 @@ class Audit:
     warnings: list[str] = field(default_factory=list)
     elapsed: float = 0.0
     interrupted: bool = False
+    on_pair: OnPair | None = None
 
     @property
     def claimed(self) -> list[Outcome]:
@@ -93,7 +96,7 @@ class Audit:
     @property
     def verdict(self) -> str:
         """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
-        if self.violations:
+        if self.violations or (self.on_pair and self.on_pair.wrong):
             return "violation"
         unasked = self.claimed and not self.coverage.get("target_called")
         statuses = ["inconclusive"] if self.doubtful or self.interrupted or unasked else []

@@ -45,8 +45,10 @@ class Workload:
         for number, prompt in enumerate(self.prompts):
             by_size.setdefault(len(prompt), []).append(number)
         for size, numbers in by_size.items():
+            given = torch.tensor([self.prompts[number] for number in numbers], device=self.pair.target.device)
             ids = self.pair.target.generate(
-                torch.tensor([self.prompts[number] for number in numbers], device=self.pair.target.device),
+                given,
+                attention_mask=torch.ones_like(given),  # else it takes tokens that equal the pad for pads
                 max_new_tokens=self.max_new_tokens,
                 do_sample=False,
                 eos_token_id=None,

@@ -1,0 +1,200 @@
+"""The benchmark: what it times is verified, what it dictates is kept, and what is wrong is not shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import noisy, tiny
+
+from eqcheck import cli, registry
+from eqcheck.bench import run as bench_run
+from eqcheck.bench.arrivals import latencies
+from eqcheck.bench.measure import Clock, Timed
+from eqcheck.bench.report import tables, write
+from eqcheck.bench.run import Plan, bench
+from eqcheck.bench.workload import Workload
+from eqcheck.contract import Decoder
+from eqcheck.pair import Pair
+
+TEXT = torch.randint(0, 67, (4000,), generator=torch.Generator().manual_seed(0))
+ENGINES = ("eqspec", "exspec", "ragged")
+NEW = 12
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def models() -> Pair:
+    target = tiny("llama", dtype=torch.float32, max_position_embeddings=512)
+    return Pair(target, noisy(target))
+
+
+@pytest.fixture(scope="module")
+def workload(models: Pair) -> Workload:
+    return Workload(models, TEXT, "mixed", 9, NEW)
+
+
+def timed(name: str, workload: Workload, acceptance: float | None, batch: int = 4) -> Timed:
+    decoder = registry.load(name)
+    return Timed(decoder, decoder.function, workload.pair.target, workload.draft(acceptance), 3, batch)
+
+
+def test_prompts_are_the_same_every_time_and_mixed(models: Pair, workload: Workload) -> None:
+    again = Workload(models, TEXT, "mixed", 9, NEW)
+    assert again.prompts == workload.prompts
+    lengths = [len(prompt) for prompt in workload.prompts]
+    assert 16 <= min(lengths) < 40
+    assert 120 < max(lengths) <= 256
+    assert {len(prompt) for prompt in Workload(models, TEXT, "uniform", 9, NEW).prompts} == {64}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
+def test_acceptance_is_what_was_dictated_in_every_engine(workload: Workload, rate: float) -> None:
+    """The draft finds its place in every kind of cache: engines of different build accept the same tokens."""
+    found = {}
+    for name in ENGINES:
+        row, outputs = timed(name, workload, rate).measure(workload.prompts, NEW)
+        assert workload.wrong(outputs) == ""
+        found[name] = row["accepted_share"]
+    assert len(set(found.values())) == 1, found
+    expected = sum(rate**n for n in (1, 2, 3)) / 3
+    assert found["ragged"] == pytest.approx(expected, abs=0.12 if 0 < rate < 1 else 0)
+
+
+def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = timed("eqspec", workload, 1.0).measure(workload.prompts, NEW)[0]["accepted_share"]
+    module = __import__("importlib").import_module("eqcheck.reference_impls.eqspec")
+    realign = module.AlignedModel.realign
+
+    def shifted(self: Any, rows: Any, lengths: Any) -> None:
+        realign(self, rows, lengths)
+        if self.model is not workload.pair.target:
+            for layer in self.cache.layers:
+                layer.keys = layer.keys.roll(1, dims=2)
+
+    monkeypatch.setattr(module.AlignedModel, "realign", shifted)
+    assert timed("eqspec", workload, 1.0).measure(workload.prompts, NEW)[0]["accepted_share"] < right
+
+
+def test_wrong_outputs_are_found(workload: Workload) -> None:
+    truth = [list(row) for row in workload.truth]
+    assert workload.wrong(truth) == ""
+    truth[2][5] = (truth[2][5] + 1) % 67
+    assert workload.wrong(truth).startswith("prompt 2: ")
+    short = [list(row) for row in workload.truth]
+    short[1].pop()
+    assert workload.wrong(short) == "prompt 1: bookkeeping/premature-stop"
+
+
+def test_near_ties_are_told_from_wrong_tokens() -> None:
+    """Two tokens with the same weights are equally good everywhere; taking the second is a tie, a third is wrong."""
+    target = tiny("llama", dtype=torch.float32)
+    with torch.no_grad():
+        target.lm_head.weight[66] = target.lm_head.weight[5]
+        target.model.embed_tokens.weight[66] = target.model.embed_tokens.weight[5]
+        target.lm_head.weight[5] *= 3
+        target.lm_head.weight[66] *= 3
+    workload = Workload(Pair(target, target), TEXT, "uniform", 6, NEW)
+    number, row = next((i, row) for i, row in enumerate(workload.truth) if 5 in row)
+    outputs = [list(row) for row in workload.truth]
+    outputs[number][row.index(5)] = 66
+    assert workload.wrong(outputs) == ""
+    assert workload.ties == 1
+    outputs[number][row.index(5)] = 7
+    assert workload.wrong(outputs) != ""
+
+
+def test_shares_are_of_one_whole(workload: Workload) -> None:
+    for name in (*ENGINES, "hf_pr"):
+        row, _ = timed(name, workload, 0.6, batch=1).measure(workload.prompts[:2], NEW)
+        shares = [row[f"{part}_share"] or 0.0 for part in ("draft", "verify", "realign", "other")]
+        assert sum(shares) == pytest.approx(1, abs=1e-3)
+        assert min(shares) >= 0
+        assert row["verify_calls"] > 0
+        assert row["draft_calls"] > row["verify_calls"]
+    assert "forward" not in vars(workload.pair.target), "the clock must leave the model as it was"
+    clock = Clock()
+    with pytest.raises(KeyError), clock.watching(workload.pair.target, workload.pair.draft):
+        raise KeyError
+    assert "forward" not in vars(workload.pair.target)
+
+
+def test_latency_counts_from_arrival(workload: Workload) -> None:
+    for name in ENGINES:
+        engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
+        seconds, outputs = latencies(engine, workload.prompts, NEW, rate=200.0)
+        assert workload.wrong(outputs) == ""
+        assert all(second > 0 for second in seconds)
+        assert max(seconds) > 2 * min(seconds), "all came at once: nobody waited for a place"
+
+
+def _last_token_wrong(target: Any, draft: Any, request: Any) -> Any:
+    rows = registry.load("eqspec").function(target, draft, request)
+    return [[*row[:-1], (row[-1] + 1) % 67] if len(rows) > 1 else row for row in rows]
+
+
+@pytest.fixture
+def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr("eqcheck.pair.load", lambda: models)
+    monkeypatch.setattr(bench_run, "corpus", lambda: (None, TEXT))
+    return Plan(
+        batches=(1, 2),
+        acceptances=(None, 0.7),
+        num_draft_tokens=3,
+        max_new_tokens=8,
+        prompts_per_row=2,
+        least_prompts=2,
+        repeats=1,
+        arrival_batch=2,
+        arrival_prompts=4,
+    )
+
+
+def test_bench(small: Plan, tmp_path: Path) -> None:
+    """Speeds of right tokens are shown, those of wrong ones are not, and a decoder of one row is timed with one."""
+    decoders = [registry.load("ragged"), registry.load("transformers"), Decoder("off", _last_token_wrong)]
+    told: list[str] = []
+    found = bench(decoders, small, told.append)
+    written = write(found, tmp_path)
+    stored = json.loads((tmp_path / "bench.json").read_text())
+    assert stored["format"] == "eqcheck-bench/1"
+    rows = {(r["engine"], r["batch"], r["lengths"], r["acceptance"]): r for r in stored["results"]}
+    for key in ("engine", "batch", "lengths", "acceptance", "tokens_per_second", "realign_share", "verified"):
+        assert all(key in row for row in stored["results"])
+    assert rows["ragged", 2, "mixed", 0.7]["verified"]
+    assert rows["ragged", 2, "mixed", 0.7]["tokens_per_second"] > 0
+    assert rows["off", 1, "uniform", None]["verified"]
+    assert (
+        rows["off", 2, "uniform", None] | {"tokens_per_second": None, "verified": False}
+        == rows["off", 2, "uniform", None]
+    )
+    assert ("off", 2, "mixed", None) not in rows
+    assert ("transformers", 1, "mixed", 0.7) in rows
+    assert ("transformers", 2, "mixed", 0.7) not in rows
+    assert ("greedy", 2, "mixed", None) in rows
+    assert {row["engine"] for row in stored["arrivals"]} == {"ragged"}
+    assert all(row["verified"] and 0 < row["p50_s"] <= row["p99_s"] for row in stored["arrivals"])
+    text = tables(found)
+    assert "wrong" in text
+    assert "off emits wrong tokens from batch 2 on" in text
+    for name in ("throughput.png", "shares.png"):
+        assert name in written
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(bench_run, "QUICK", small)
+    command = ["bench", "--quick", "--adapter", "ragged", "--out", str(tmp_path / "out"), "--json"]
+    assert cli.main(command) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert {row["engine"] for row in out["results"]} == {"greedy", "ragged"}
+    (tmp_path / "file").write_text("")
+    assert cli.main(["bench", "--out", str(tmp_path / "file")]) == 4
+    assert "cannot write there" in capsys.readouterr().err
