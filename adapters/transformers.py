@@ -57,6 +57,7 @@ class AssistedGeneration:
         pads = [width - len(prompt) for prompt in prompts]
         draft.generation_config.num_assistant_tokens = request.num_draft_tokens
         draft.generation_config.num_assistant_tokens_schedule = "constant"
+        draft.generation_config.assistant_confidence_threshold = 0.0  # else it drafts fewer where it is in doubt
         output = target.generate(
             torch.tensor([[request.pad_token_id] * n + p for n, p in zip(pads, prompts, strict=True)]),
             attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in pads]),

@@ -80,9 +80,7 @@ class AlignedModel:
         order = order[:, order.shape[1] - width :] if self.side == "left" else order[:, :width]
         index = torch.tensor(list(rows), device=kept.device)[:, None]
         for layer in self.cache.layers:
-            # [batch, heads, slots, dim] -> [rows, width, heads, dim] -> [rows, heads, width, dim]
-            layer.keys = layer.keys[index, :, order].transpose(1, 2)
-            layer.values = layer.values[index, :, order].transpose(1, 2)
+            layer.keys, layer.values = (select(states, index, order) for states in (layer.keys, layer.values))
         self.kept = kept.gather(1, order)
         self.lengths = list(lengths)
 
@@ -102,16 +100,19 @@ class Eqspec(Engine):
         self.pad, self.side = pad_token_id, padding_side
 
     def begin(self) -> None:
-        self.rows = []
+        self._align([])
 
     def room(self) -> int:
         return 0 if self.rows else self.batch_size
 
-    def join(self, rows: list[Row]) -> None:
+    def _align(self, rows: list[Row]) -> None:
         self.rows = rows
         self.verifier, self.drafter = (
             AlignedModel(model, len(rows), self.pad, self.side) for model in (self.target, self.draft)
         )
+
+    def join(self, rows: list[Row]) -> None:
+        self._align(rows)
         if self.prefill_chunk is not None:
             self._prefill(self.prefill_chunk)
 
@@ -163,6 +164,14 @@ class Eqspec(Engine):
         # The draft has not been fed its last token: after full acceptance its cache is one token shorter.
         self.drafter.realign(going, [min(self.drafter.lengths[i], n) for i, n in zip(going, lengths, strict=True)])
         self.stats.realignments += 1
+
+
+def select(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Of ``[batch, heads, slots, dim]`` these rows ``[rows, 1]``, and of each these slots ``[rows, width]``."""
+    _, heads, count, dim = states.shape
+    head = torch.arange(heads, device=states.device)[:, None]  # [heads, 1]
+    flat = (rows[..., None] * heads + head) * count + slots[:, None]  # [rows, heads, width]
+    return states.reshape(-1, dim).index_select(0, flat.flatten()).view(*flat.shape, dim)
 
 
 def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:

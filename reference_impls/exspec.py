@@ -3,13 +3,13 @@
 More rows are in flight than one forward takes. Each round picks its rows from the pool:
 
 1. as many equally long rows as fill the batch, if there are so many;
-2. else the greatest number of equally long rows, if it is more than half of what could take part;
+2. else the greatest number of equally long rows, if it is two or more and at least half of what could take part;
 3. else the rows of the last round, which are together already, if none has finished;
 4. else the row that has waited longest and those nearest to it in length. They are *realigned*: brought to one width.
 
 Equally long rows need no padding and no mask of their own. When rows finish, the pool is filled up, so the batch does
 not run dry while prompts wait. Ageing: once a row has waited for ``patience`` rounds, waiting time alone decides, so
-every row takes part at the latest in round ``patience + ceil(pool / batch_size)`` after its last.
+every row takes part at the latest ``patience + ceil(pool / batch_size)`` rounds after its last.
 
 The pool's caches have a write offset per row: a group is formed by one gather per layer, and what its rounds wrote is
 put back by one scatter when the group changes. Realigning differs from that by a mask.
@@ -44,8 +44,8 @@ AHEAD = 4  # rounds for which a group has room when it is formed
 class Group:
     """Copies of some of the pool's cache rows, in which they are decoded; what they write is put back by `close`."""
 
-    def __init__(self, pool: Pool, rows: Sequence[Row]) -> None:
-        self.pool, self.rows = pool, list(rows)
+    def __init__(self, pool: Pool, rows: Sequence[Row], formed_by: str) -> None:
+        self.pool, self.rows, self.formed_by = pool, list(rows), formed_by
         place = {id(row): i for i, row in enumerate(pool.rows)}
         self.index = torch.tensor([place[id(row)] for row in rows], device=pool.target.device)
         self.starts = [row.cached - row.behind for row in rows]  # nothing before these will be written
@@ -78,7 +78,7 @@ class Exspec(Engine):
         self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
         self.rows = self.pool.rows
         self.group: Group | None = None
-        self.patience = 2 * POOL
+        self.patience = 4 * POOL
 
     def room(self) -> int:
         return min(self.batch_size, POOL * self.batch_size - len(self.rows))
@@ -89,15 +89,15 @@ class Exspec(Engine):
         self.stats.prefill_calls += self.pool.join(rows)
 
     def round(self) -> list[Row]:
-        self.pool.fit()
         rows = self.choose()
         equal = len({row.cached for row in rows}) == 1
-        self.stats.grouped += equal
+        self.stats.batched += len(rows) > 1
+        self.stats.grouped += equal and len(rows) > 1
         if self.group is None or rows != self.group.rows:
+            self._close()
             with self.stats.timed("group" if equal else "realign", self.target.device):
-                self._regroup(rows)
+                self.group = Group(self.pool, rows, "group" if equal else "realign")
             self.stats.realignments += not equal
-        assert self.group is not None
         self.group.fit()
         target, draft = self.group.models
         speculate(target, draft, rows, self.num_draft_tokens, self.stats)
@@ -105,9 +105,7 @@ class Exspec(Engine):
         for row in rows:
             row.waiting_since = self.stats.rounds + 1
         if any(row.finish_reason for row in rows):
-            with self.stats.timed("group" if equal else "realign", self.target.device):
-                self.group.close()
-            self.group = None
+            self._close()
             self.pool.drop_finished()
         return rows
 
@@ -121,16 +119,18 @@ class Exspec(Engine):
         for row in by_waiting:
             by_length[row.cached].append(row)
         best = max(by_length.values(), key=len)
-        if 2 * len(best) > size:
+        if 2 * len(best) >= size and (len(best) > 1 or size == 1):
             return best[:size]
         if self.group is not None:
             return self.group.rows
         return sorted(by_waiting, key=lambda row: abs(row.cached - oldest.cached))[:size]
 
-    def _regroup(self, rows: list[Row]) -> None:
+    def _close(self) -> None:
         if self.group is not None:
-            self.group.close()
-        self.group = Group(self.pool, rows)
+            with self.stats.timed(self.group.formed_by, self.target.device):
+                self.pool.fit()
+                self.group.close()
+            self.group = None
 
 
 @eqcheck.decoder(

@@ -16,7 +16,7 @@ Works on causal LMs of ``transformers`` that take ``position_ids`` and a 4-D ``a
 of every token (Llama, Qwen3, GPT-2, GPT-NeoX, Mixtral, Mistral with its window), on any device, in any floating dtype.
 
 Memory: in either model, keys and values of at most ``4 * rows * (longest row + num_draft_tokens + 1)`` slots, where
-rows are those in flight (`serving.row_cache.WASTE`).
+rows are those in flight (`serving.row_cache.WASTE`); a row much longer than the others makes room for each of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Ragged(Engine):
 
     def round(self) -> list[Row]:
         took_part = list(self.rows)
-        self.pool.fit()
         speculate(self.pool.target, self.pool.draft, took_part, self.num_draft_tokens, self.stats)
         self.stats.verify_calls += 1
         self.pool.drop_finished()

@@ -114,7 +114,7 @@ def test_near_ties_are_told_from_wrong_tokens() -> None:
 def test_shares_are_of_one_whole(workload: Workload) -> None:
     for name in (*ENGINES, "hf_pr"):
         row, _ = timed(name, workload, 0.6, batch=1).measure(workload.prompts[:2], NEW)
-        shares = [row[f"{part}_share"] or 0.0 for part in ("draft", "verify", "realign", "other")]
+        shares = [row[f"{part}_share"] or 0.0 for part in ("draft", "verify", "realign", "group", "other")]
         assert sum(shares) == pytest.approx(1, abs=1e-3)
         assert min(shares) >= 0
         assert row["verify_calls"] > 0
@@ -149,8 +149,7 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
         acceptances=(None, 0.7),
         num_draft_tokens=3,
         max_new_tokens=8,
-        prompts_per_row=2,
-        least_prompts=2,
+        prompts=4,
         repeats=1,
         arrival_batch=2,
         arrival_prompts=4,

@@ -270,7 +270,7 @@ def test_list_names_every_shipped_decoder(capsys: Printed) -> None:
     assert eqcheck("list") == 0
     printed = capsys.readouterr().out
     lines = {line.split()[0]: line for line in printed.splitlines()[2:]}
-    assert set(lines) >= {"bsp", "dsd", "eqspec", "hf_pr", "transformers"}
+    assert set(lines) >= {"bsp", "dsd", "eqspec", "exspec", "hf_pr", "ragged", "transformers"}
     assert SHORT in lines["hf_pr"]
     assert "left, right" in lines["eqspec"]
 

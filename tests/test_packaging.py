@@ -45,7 +45,16 @@ def _python(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProce
 def test_wheel_has_all_and_only_its_packages(site: Path) -> None:
     tops = {path.name for path in site.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
     assert tops - {"bin", "__pycache__"} == {"eqcheck", "adapters"}
-    for part in ("adapters/hf_pr.py", "reference_impls/eqspec.py", "conformance/test_laws.py", "py.typed"):
+    for part in (
+        "adapters/hf_pr.py",
+        "reference_impls/eqspec.py",
+        "reference_impls/serving/engine.py",
+        "conformance/test_laws.py",
+        "pair/target/model.safetensors",
+        "pair/draft/config.json",
+        "pair/training.json",
+        "py.typed",
+    ):
         assert (site / "eqcheck" / part).exists()
 
 
@@ -53,11 +62,11 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     code = "import adapters, eqcheck; print(adapters.OWNER, eqcheck.__file__, *eqcheck.names())"
     done = _python(site, tmp_path, "-c", code)
     assert done.stdout.startswith(f"somebody else {site}"), done.stdout + done.stderr
-    assert done.stdout.split()[-5:] == ["bsp", "dsd", "eqspec", "hf_pr", "transformers"]
+    assert done.stdout.split()[-7:] == ["bsp", "dsd", "eqspec", "exspec", "hf_pr", "ragged", "transformers"]
 
 
 def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
-    done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "eqspec", "--cases", "20")
+    done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "ragged", "--cases", "20", "--pair")
     assert done.returncode == 0, done.stdout + done.stderr
     done = _python(site, tmp_path, "-m", "pytest", "--adapter=hf_pr", "--eqcheck-cases=10", "-k", "solo")
     assert done.returncode == 1, done.stdout + done.stderr

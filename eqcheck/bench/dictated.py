@@ -1,4 +1,4 @@
-"""A draft that costs what a real draft costs and is accepted as often as one says.
+"""A draft that costs about what a real draft costs and is accepted as often as one says.
 
 It runs the real draft's layers, and then proposes the target's true next token where a table of contexts says so. It
 never knows which row it is in: an extra cache layer carries the token and the position of every entry, through whatever
@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import one_hot
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 MEMORY = 8  # tokens that identify a context
+ANSWERED = 16  # of a longer block only so many last tokens are answered: nobody drafts in the middle of a prompt
+SURE = 30.0
 _BASE = 256  # numbers are kept as two digits, which every floating dtype holds exactly
-_FACTOR = 0x9E3779B1
+_FACTOR = 0x1E3779B97F4A7C15
+_FACTORS = torch.from_numpy(np.random.default_rng(7).integers(1 << 62, size=MEMORY))
 
 
 class DictatedDraft(LlamaForCausalLM):
@@ -32,7 +34,8 @@ class DictatedDraft(LlamaForCausalLM):
             right = np.random.default_rng((seed, number)).random(len(row)) < acceptance
             tokens = torch.tensor(row)
             at = torch.arange(start - 1, len(row) - 1)
-            recent = torch.stack([torch.where(at >= j, tokens[(at - j).clamp(min=0)], 0) for j in range(MEMORY)], -1)
+            back = at[:, None] - torch.arange(MEMORY)
+            recent = torch.where(back >= 0, tokens[back.clamp(min=0)], 0)
             for key, place in zip(_hash(recent, at).tolist(), at.tolist(), strict=True):
                 wrong = (row[place + 1] + 1) % self.config.vocab_size
                 table.setdefault(key, row[place + 1] if right[place + 1] else wrong)
@@ -48,7 +51,7 @@ class DictatedDraft(LlamaForCausalLM):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As a Llama's, the logits replaced by the table's proposals."""
+        """As a Llama's, the logits replaced by the table's proposals; of a long block only after its last tokens."""
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(past, past + input_ids.shape[1], device=self.device)[None]
@@ -57,10 +60,13 @@ class DictatedDraft(LlamaForCausalLM):
         tokens, places = self._remember(output.past_key_values, input_ids, positions)
         if attention_mask is not None and attention_mask.dim() == 2:  # a 4-D mask hides only what comes later
             places = places.masked_fill(attention_mask == 0, -MEMORY)
-        recent = _recent(tokens, places, positions)
-        found = torch.searchsorted(self._keys, keys := _hash(recent, positions)).clamp(max=len(self._keys) - 1)
+        asked = positions[:, -ANSWERED:]
+        keys = _hash(_recent(tokens, places, asked), asked)
+        found = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
         proposed = torch.where(self._keys[found] == keys, self._next[found], 0)
-        output.logits = one_hot(proposed, self.config.vocab_size).to(self.dtype)
+        answers = output.logits[:, -proposed.shape[1] :]
+        # So far above the rest that an engine that asks how sure the draft is finds it sure.
+        answers.zero_().scatter_(2, proposed[:, -answers.shape[1] :, None], SURE)
         return output
 
     def _remember(self, cache: Any, tokens: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,11 +74,9 @@ class DictatedDraft(LlamaForCausalLM):
         if cache is None:
             return tokens, places
         fields = torch.stack([tokens // _BASE, tokens % _BASE, places // _BASE, places % _BASE], -1)
-        shape = (len(tokens), self.config.num_key_value_heads, tokens.shape[1], self.config.head_dim)
-        entry = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        entry[..., :4] = fields[:, None].to(self.dtype)
+        entry = fields[:, None].to(self.dtype)  # [rows, 1 head, block, 4]
         held, _ = cache.update(entry, entry, self.config.num_hidden_layers - 1)
-        digits = held[:, 0, :, :4].long()
+        digits = held[:, 0].long()
         return digits[..., 0] * _BASE + digits[..., 1], digits[..., 2] * _BASE + digits[..., 3]
 
 
@@ -89,16 +93,11 @@ def dictated(draft: LlamaForCausalLM) -> DictatedDraft:
 
 def _recent(tokens: torch.Tensor, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The last tokens up to each query by position, ``[rows, block, MEMORY]``; 0 where there is none."""
-    recent = [
-        ((positions[..., None] - j == places[:, None]) * tokens[:, None]).amax(-1)  # over [rows, block, slots]
-        for j in range(MEMORY)
-    ]
-    return torch.stack(recent, -1)
+    wanted = positions[..., None] - torch.arange(MEMORY, device=tokens.device)  # [rows, block, MEMORY]
+    there = wanted[..., None] == places[:, None, None]  # [rows, block, MEMORY, slots]
+    return (there * tokens[:, None, None]).amax(-1)
 
 
 def _hash(recent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One int64 per context, ``[...]``, of its tokens ``[..., MEMORY]`` and position ``[...]``."""
-    total = positions.clone()
-    for j in range(MEMORY):
-        total = (total * _FACTOR + recent[..., j] + 1) & 0x7FFFFFFFFFFFFFFF
-    return total
+    """One int64 per context, ``[...]``, of its tokens ``[..., MEMORY]`` and position ``[...]``; it wraps around."""
+    return (recent * _FACTORS.to(recent.device)).sum(-1) + positions * _FACTOR

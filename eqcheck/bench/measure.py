@@ -115,8 +115,8 @@ class Timed:
             "peak_memory_mb": memory.peak(),
         }
         stats = self.engine.stats if self.engine is not None else None
-        realign = stats.seconds["realign"] if stats else 0.0
-        shares = {**clock.seconds, "realign": realign}
+        moved = stats.seconds if stats else {"realign": 0.0, "group": 0.0}
+        shares = {**clock.seconds, "realign": moved["realign"], "group": moved["group"]}
         shares["other"] = total - sum(shares.values())
         found |= {f"{name}_share": round(seconds / total, 4) for name, seconds in shares.items()}
         found |= {f"{name}_calls": count for name, count in clock.calls.items()}
@@ -124,9 +124,9 @@ class Timed:
             found |= {
                 "tokens_per_verify": round(stats.tokens_per_verify, 3),
                 "accepted_share": round(stats.acceptance, 4),
-                "grouping_rate": round(stats.grouping_rate, 4),
+                "grouping_rate": None if stats.grouping_rate is None else round(stats.grouping_rate, 4),
                 "realignments": stats.realignments,
-                "group_share": round(stats.seconds["group"] / total, 4),
+                "prefill_calls": stats.prefill_calls,
             }
         else:
             found["realign_share"] = None  # part of "other": only an engine can tell

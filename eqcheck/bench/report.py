@@ -12,8 +12,8 @@ from tabulate import tabulate
 from eqcheck.bench.run import Results
 
 Row = dict[str, Any]
-SHARES = ("draft", "verify", "realign", "other")
-COLOURS = {"draft": "#9ecae1", "verify": "#3182bd", "realign": "#e6550d", "other": "#bdbdbd"}
+SHARES = ("draft", "verify", "realign", "group", "other")
+COLOURS = {"draft": "#9ecae1", "verify": "#3182bd", "realign": "#e6550d", "group": "#fdae6b", "other": "#bdbdbd"}
 
 
 def write(found: Results, folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def _anatomy(row: Row) -> Row:
 
 def _latency(row: Row) -> Row:
     shown = {f"P{p}": f"{row[f'p{p}_s']:.2f}" if row["verified"] else "wrong" for p in (50, 99)}
-    keys = ("engine", "lengths", "batch", "arrivals_per_second")
+    keys = ("engine", "lengths", "batch", "arrivals", "arrivals_per_second")
     return {**{key.replace("_", " "): row[key] for key in keys}, **shown}
 
 

@@ -33,19 +33,15 @@ class Plan:
     lengths: tuple[str, ...] = LENGTHS
     acceptances: tuple[float | None, ...] = (None, 0.5, 0.7, 0.9)
     num_draft_tokens: int = 4
-    max_new_tokens: int = 64
-    prompts_per_row: int = 4  # as many prompts as four full batches,
-    least_prompts: int = 16  # and never fewer than these
-    repeats: int = 3
+    max_new_tokens: int = 48
+    prompts: int = 48
+    repeats: int = 1
     arrival_batch: int = 8
     arrival_prompts: int = 100
 
 
 FULL = Plan()
-QUICK = Plan(
-    batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts_per_row=2, least_prompts=4, repeats=1,
-    arrival_prompts=16,
-)  # fmt: skip
+QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts=16, arrival_prompts=16)
 
 
 @dataclass
@@ -105,8 +101,7 @@ def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
     with ExitStack() as stack:
         engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
         for lengths in plan.lengths:
-            count = max(plan.least_prompts, plan.prompts_per_row * max(plan.batches))
-            workload = Workload(models, text, lengths, count, plan.max_new_tokens)
+            workload = Workload(models, text, lengths, plan.prompts, plan.max_new_tokens)
             for acceptance in plan.acceptances:
                 _measure(found, engines, workload, acceptance, listen)
                 if acceptance is None:
@@ -120,7 +115,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
     plan, draft = found.plan, workload.draft(acceptance)
     for batch in plan.batches:
-        prompts = workload.prompts[: max(plan.least_prompts, plan.prompts_per_row * batch)]
+        prompts = workload.prompts
         timed: dict[str, Timed] = {}
         runs: dict[str, list[dict[str, Any]]] = {}
         for name, engine in engines.items():
@@ -129,7 +124,8 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
             timed[name] = Timed(
                 engine.decoder, engine.generate, workload.pair.target, draft, plan.num_draft_tokens, batch
             )
-            wrong = workload.wrong(timed[name](prompts[:batch], plan.max_new_tokens))  # it is warm now, too
+            first = prompts[:batch]
+            wrong = workload.wrong_of(first, timed[name](first, plan.max_new_tokens))  # it is warm now, too
             if note := getattr(engine.generate, "note", ""):
                 found.note(note)
                 engine.up_to = 2
@@ -174,13 +170,14 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             batch_size=plan.arrival_batch,
         )
         seconds, outputs = latencies(engine, prompts, plan.max_new_tokens, rate)
-        wrong = workload.wrong(outputs[: len(workload.prompts)])
+        wrong = workload.wrong_of(prompts, outputs)
         p50, p99 = np.percentile(seconds, [50, 99]).round(3).tolist()
         found.arrivals.append(
             {
                 "engine": name,
                 "batch": plan.arrival_batch,
                 "lengths": workload.lengths,
+                "arrivals": len(prompts),
                 "arrivals_per_second": round(rate, 3),
                 "p50_s": None if wrong else p50,
                 "p99_s": None if wrong else p99,

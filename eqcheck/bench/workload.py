@@ -70,8 +70,14 @@ class Workload:
         return draft
 
     def wrong(self, outputs: Sequence[Sequence[int]]) -> str:
-        """What is wrong with the outputs of the first prompts; empty if the oracle finds them to be the target's."""
-        for number, (prompt, output) in enumerate(zip(self.prompts, outputs, strict=False)):
+        """What is wrong with the outputs of all prompts; empty if the oracle finds them to be the target's."""
+        return self.wrong_of(self.prompts, outputs)
+
+    def wrong_of(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> str:
+        """What is wrong with the outputs of these prompts."""
+        if len(outputs) != len(prompts):
+            return f"{len(outputs)} outputs for {len(prompts)} prompts"
+        for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             row = (*prompt, -1, *output)
             if row in self._verified:
                 continue

@@ -89,7 +89,7 @@ def train() -> None:
     optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     curve: list[dict[str, float]] = []
     for step, ids in enumerate(blocks(training, torch.Generator().manual_seed(SEED))):
-        if step % 200 == 0:
+        if step % 200 == 0 or step == STEPS:
             curve.append({"step": step, **held_out_loss(target, draft, held)})
             print(curve[-1], flush=True)
         if step == STEPS:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from .requests import Prompt, PromptError
 
 NO_LIMIT = 2**31
+ATTENTION = ("eager", "sdpa", "None")
 
 
 class Unsupported(ValueError):
@@ -64,6 +64,10 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
     """
     config = model.config.get_text_config()
     kind = f"{name}: {type(model).__name__}"
+    if getattr(model, "training", False):
+        raise Unsupported(
+            f"{kind} is in training mode, in which dropout makes every answer another; call {name}.eval()"
+        )
     if getattr(model.config, "is_encoder_decoder", False):
         raise Unsupported(f"{kind} is an encoder-decoder; expected a causal LM")
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -77,6 +81,13 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
         raise Unsupported(f"{kind} mixes {' and '.join(sorted(kinds))} layers, which need two masks; expected one kind")
     if window_of(model) is not None and not windows:
         raise Unsupported(f"{kind} attends to a sliding window; use ragged or exspec, whose masks keep to it")
+    if oddity := position_oddity(config):
+        raise Unsupported(f"{kind} has {oddity}, so what a row sees depends on the rows beside it; expected none")
+    if str(getattr(config, "_attn_implementation", None)) not in ATTENTION:
+        raise Unsupported(
+            f"{kind} attends with {config._attn_implementation}; expected one of {', '.join(map(str, ATTENTION))}, "
+            "which take a mask per row: load it with attn_implementation='sdpa'"
+        )
     takes = inspect.signature(model.forward).parameters
     if "position_ids" not in takes or "past_key_values" not in takes:
         raise Unsupported(
@@ -88,14 +99,22 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
 def window_of(model: Any) -> int | None:
     """How many tokens a query of the model sees, or None for all."""
     config = model.config.get_text_config()
-    if getattr(config, "use_sliding_window", True) is False or "full_attention" in (config_layers(config)):
+    if getattr(config, "use_sliding_window", True) is False or "full_attention" in (
+        getattr(config, "layer_types", None) or ()
+    ):
         return None
     window: int | None = getattr(config, "sliding_window", None)
     return window
 
 
-def config_layers(config: Any) -> Sequence[str]:
-    return getattr(config, "layer_types", None) or ()
+def position_oddity(config: Any) -> str:
+    """What makes a model place tokens by batch or slots instead of ``position_ids``; empty if nothing does."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if (rope.get("rope_type") or rope.get("type")) == "longrope":
+        return "'longrope' positions, whose frequencies change with the longest row of a batch"
+    if getattr(config, "attention_types", None):
+        return "causal masks of its own, by slot"
+    return "ALiBi biases, by slot" if getattr(config, "alibi", False) else ""
 
 
 def max_positions(model: Any) -> int:
@@ -107,8 +126,11 @@ def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
     """`PromptError` for a prompt that is empty, too long, of unknown tokens or without a limit."""
     name = "prompt" if prompt.id is None else f"prompt {prompt.id!r}"
     tokens = prompt.token_ids
-    if isinstance(tokens, str | bytes) or not len(tokens):
-        raise PromptError(f"{name}: expected at least one token id, got {tokens!r}")
+    for what, ids in (("token_ids", tokens), ("stop_token_ids", prompt.stop_token_ids)):
+        if not isinstance(ids, Sequence | Set) or isinstance(ids, str | bytes):
+            raise PromptError(f"{name}: {what}: expected a sequence of token ids, got {ids!r}")
+    if not len(tokens):
+        raise PromptError(f"{name}: expected at least one token id, got none")
     for token in [*tokens, *prompt.stop_token_ids]:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise PromptError(f"{name}: expected token ids 0..{vocab_size - 1}, got {token!r}")
@@ -122,23 +144,31 @@ def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
         )
 
 
-@contextmanager
-def explain_memory(models: Sequence[Any], rows: int, slots: int) -> Iterator[None]:
-    """Turn a failed allocation into `OutOfMemory` with what would fit."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        out = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
-        if not out:
-            raise
-        need = rows * slots * sum(map(bytes_per_slot, models))
-        free = free_memory(models[0].device)
-        fits = max(0, int(rows * free / need))
-        raise OutOfMemory(
-            f"out of memory: {rows} rows of {slots} slots need {need / 2**20:.0f} MiB of keys and values, "
-            f"{free / 2**20:.0f} MiB are free; "
-            + (f"a batch_size of {fits} would fit" if fits else "not even one row would fit; shorten the prompts")
-        ) from error
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def what_fits(models: Sequence[Any], batch_size: int, rows: int, slots: int, room: float) -> str:
+    """What to tell when memory ran out with so many rows in flight; to be asked when all caches are gone.
+
+    Caches take up to ``room`` times what rows and slots need.
+    """
+    per_row = slots * room * sum(map(bytes_per_slot, models))
+    free = free_memory(models[0].device)
+    fits = int(free / (per_row * -(-rows // batch_size)))
+    if fits >= batch_size:
+        advice = (
+            f"they are not what is too large, but a forward of {batch_size} rows: lower batch_size or prefill_chunk"
+        )
+    elif fits:
+        advice = f"a batch_size of {fits} would fit"
+    else:
+        advice = "not even a batch_size of 1 would fit: shorten the prompts"
+    return (
+        f"out of memory at batch_size {batch_size}: keys and values of {rows} rows in flight, {slots} slots each, take "
+        f"up to {rows * per_row / 2**20:.3g} MiB where {free / 2**20:.3g} MiB are free; {advice}"
+    )
 
 
 def bytes_per_slot(model: Any) -> int:

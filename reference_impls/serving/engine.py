@@ -8,8 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from .checks import at_least_one, check_model, check_pair, check_prompt, explain_memory, max_positions
+from .checks import (
+    OutOfMemory,
+    at_least_one,
+    check_model,
+    check_pair,
+    check_prompt,
+    is_out_of_memory,
+    max_positions,
+    what_fits,
+)
 from .requests import Prompt, PromptError, Row, Update
+from .row_cache import ROOM
 from .stats import Stats
 
 
@@ -133,10 +143,16 @@ class Engine:
     def _step(self, joining: list[Row]) -> list[Update]:
         live = self.rows + joining
         slots = max(len(row.tokens) for row in live) + self.num_draft_tokens + 1
-        with explain_memory((self.target, self.draft), len(live), slots):
+        try:
             if joining:
                 self.join(joining)
             done = self.round()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.begin()
+            told = what_fits((self.target, self.draft), self.batch_size, len(live), slots, ROOM**2)
+            raise OutOfMemory(told) from error
         self.stats.rounds += 1
         return [row.update() for row in done]
 

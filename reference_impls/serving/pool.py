@@ -19,12 +19,11 @@ class Pool:
         self.rows: list[Row] = []
         self.block, self.chunk = num_draft_tokens + 1, chunk
 
-    def fit(self) -> int:
-        """Have room for the next round, and not much more than that; the slots it needs."""
-        slots = max(len(row.tokens) for row in self.rows) + self.block
+    def fit(self) -> None:
+        """Have room for the next round, and not much more than that."""
+        slots = max((len(row.tokens) for row in self.rows), default=0) + self.block
         for model in self.models:
             model.fit(len(self.rows), slots)
-        return slots
 
     def join(self, joining: list[Row]) -> int:
         """Cache all tokens but the newest of rows that join; how many forwards of the target that took.
@@ -36,7 +35,7 @@ class Pool:
         self.rows += joining
         self.fit()
         longest = max(row.cached for row in joining)
-        padded = [row.tokens[:-1] + [0] * (longest - row.cached) for row in joining]
+        padded = [row.tokens[:-1] + row.tokens[-1:] * (longest - row.cached) for row in joining]
         ids = torch.tensor(padded, dtype=torch.long, device=self.target.device)  # [rows, longest]
         step = self.chunk or max(longest, 1)
         starts = range(0, longest, step)
@@ -54,3 +53,4 @@ class Pool:
                     self.rows[place] = last
                     for model in self.models:
                         model.copy_row(len(self.rows), place, last.cached)
+        self.fit()

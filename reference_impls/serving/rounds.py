@@ -43,7 +43,7 @@ def propose(draft: RowModel, rows: Sequence[Row], k: int) -> torch.Tensor:
     behind = max(row.behind for row in rows)
     starts = [max(0, row.cached - behind) for row in rows]
     waiting = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
-    block = torch.tensor([tokens + [0] * (behind + 1 - len(tokens)) for tokens in waiting], device=draft.device)
+    block = torch.tensor([tokens + tokens[-1:] * (behind + 1 - len(tokens)) for tokens in waiting], device=draft.device)
     logits = draft.feed(block, starts)  # [rows, behind + 1, vocab]
     last = torch.tensor([[len(tokens) - 1] for tokens in waiting], device=draft.device)
     drafts = [logits.argmax(-1).gather(1, last)]  # k times [rows, 1]

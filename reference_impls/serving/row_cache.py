@@ -80,7 +80,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
 class RowModel:
     """A causal LM and its cache rows; which row holds what, and how many slots of it are valid, the engine knows.
 
-    Memory: at most ``WASTE`` times ``rows * slots`` of the last `fit`, times `bytes_per_slot`.
+    Memory: keys and values of at most ``WASTE`` times ``rows * slots`` of the last `fit`; while it resizes, one layer's
+    old ones beside.
     """
 
     def __init__(self, model: Any) -> None:
@@ -90,18 +91,15 @@ class RowModel:
         self.plan = Plan()
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[RowLayer(self.plan) for _ in range(layers)])
-        self.calls = 0
 
     def fit(self, rows: int, slots: int) -> None:
         """Have room for so many rows and slots and not much more; what lies within is kept."""
         have = self.plan.capacity
-        wasteful = have[0] * have[1] > WASTE * rows * slots
-        want = tuple(
-            old if need <= old and not wasteful else int(need * ROOM)
-            for need, old in zip((rows, slots), have, strict=True)
-        )
-        if want != have:
-            self.plan.capacity = (want[0], want[1])
+        grown = [old if need <= old else int(need * ROOM) for need, old in zip((rows, slots), have, strict=True)]
+        if grown[0] * grown[1] > WASTE * rows * slots:
+            grown = [int(rows * ROOM), int(slots * ROOM)]
+        if tuple(grown) != have:
+            self.plan.capacity = (grown[0], grown[1])
             for layer in self.cache.layers:
                 layer.resize()
 
@@ -117,7 +115,6 @@ class RowModel:
         same = min(offsets) == plan.start
         places = (columns + plan.start)[None] if same else torch.tensor(offsets, device=self.device)[:, None] + columns
         plan.slots = None if same else places
-        self.calls += 1
         output = self.model(
             input_ids=ids,
             attention_mask=None if same else self._mask(places),

@@ -15,10 +15,11 @@ class Stats:
     """What an engine did since its last `generate` or `stream` began.
 
     ``tokens`` were committed; of ``drafted`` draft tokens that were verified, ``accepted`` were accepted, in
-    ``verify_calls`` forwards of the target beside ``prefill_calls``. ``grouped`` counts the rounds whose rows were
-    equally long as they were, ``realignments`` those that had to bring rows together. ``seconds`` is the time it
-    took to gather and put back equally long rows (``group``), to do so for others or to realign (``realign``), and all
-    time between taking prompts and handing out tokens (``total``).
+    ``verify_calls`` forwards of the target beside ``prefill_calls``. Of an engine that forms groups, ``batched`` counts
+    the rounds of several rows, ``grouped`` those of them whose rows were equally long as they were. ``realignments``
+    counts how often rows of different lengths were brought to one width. ``seconds`` is the time it took to gather and
+    put back equally long rows (``group``), to do so for others or to realign (``realign``), and all time between
+    taking prompts and handing out tokens (``total``).
     """
 
     rounds: int = 0
@@ -27,6 +28,7 @@ class Stats:
     accepted: int = 0
     verify_calls: int = 0
     prefill_calls: int = 0
+    batched: int = 0
     grouped: int = 0
     realignments: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"group": 0.0, "realign": 0.0, "total": 0.0})
@@ -51,9 +53,9 @@ class Stats:
         return self.accepted / max(1, self.drafted)
 
     @property
-    def grouping_rate(self) -> float:
-        """The share of rounds whose rows were equally long without being realigned."""
-        return self.grouped / max(1, self.rounds)
+    def grouping_rate(self) -> float | None:
+        """The share of rounds of several rows in which these were equally long; None without such rounds."""
+        return self.grouped / self.batched if self.batched else None
 
     @property
     def realign_share(self) -> float:
