@@ -68,6 +68,15 @@ def test_acceptance_is_what_was_dictated_in_every_engine(workload: Workload, rat
     assert found["ragged"] == pytest.approx(expected, abs=0.12 if 0 < rate < 1 else 0)
 
 
+def test_the_library_drafts_as_many_tokens_as_the_others(workload: Workload) -> None:
+    decoder = registry.load("transformers")
+    with decoder.running() as generate:
+        one = Timed(decoder, generate, workload.pair.target, workload.draft(1.0), 3, 1)
+        row, _ = one.measure(workload.prompts[:3], NEW)
+    assert row["verify_calls"] == 3 * 3
+    assert row["draft_calls"] >= 2.5 * row["verify_calls"]
+
+
 def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     right = timed("eqspec", workload, 1.0).measure(workload.prompts, NEW)[0]["accepted_share"]
     module = __import__("importlib").import_module("eqcheck.reference_impls.eqspec")
@@ -88,6 +97,8 @@ def test_wrong_outputs_are_found(workload: Workload) -> None:
     assert workload.wrong(truth) == ""
     truth[2][5] = (truth[2][5] + 1) % 67
     assert workload.wrong(truth).startswith("prompt 2: ")
+    assert workload.wrong(workload.truth[:-1]) == "8 outputs for 9 prompts"
+    assert workload.wrong([]) == "0 outputs for 9 prompts"
     short = [list(row) for row in workload.truth]
     short[1].pop()
     assert workload.wrong(short) == "prompt 1: bookkeeping/premature-stop"

@@ -19,6 +19,13 @@ ENGINES = {
 }
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 NEW = 14
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +153,10 @@ def test_models_that_are_refused(name: str) -> None:
     assert "cannot be rolled back" in refusal(tiny("mamba2"), target)
     assert "mixes full_attention and sliding_attention layers" in refusal(target, tiny("gemma2"))
     assert "takes no position_ids" in refusal(tiny("bloom"), target)
+    assert "'longrope' positions" in refusal(tiny("llama", rope_scaling=LONGROPE), target)
+    assert "masks of its own" in refusal(tiny("gpt_neo"), target)
+    assert "ALiBi" in refusal(tiny("falcon", alibi=True), target)
+    assert "is in training mode" in refusal(tiny("llama").train(), target)
     if name == "eqspec":
         assert "use ragged or exspec" in refusal(tiny("mistral"), target)
 
@@ -165,7 +176,9 @@ def test_prompts_that_are_refused(name: str) -> None:
         ([], "expected at least one token id"),
         ([1, 67], r"expected token ids 0..66, got 67"),
         ([1, True], r"expected token ids 0..66, got True"),
-        ("text", "expected at least one token id, got 'text'"),
+        ("text", "token_ids: expected a sequence of token ids, got 'text'"),
+        (serving.Prompt(None), "token_ids: expected a sequence of token ids, got None"),
+        (serving.Prompt([1], 4, 5), "stop_token_ids: expected a sequence of token ids, got 5"),
         ([1] * 90, r"90 tokens and 14 new ones are more than the 96 positions .* shorten the prompt to 82 tokens"),
         (serving.Prompt([1], 0), "expected max_new_tokens of at least 1, got 0"),
         (serving.Prompt([1], 4, (99,)), r"expected token ids 0..66, got 99"),
@@ -181,21 +194,38 @@ def test_prompts_that_are_refused(name: str) -> None:
 def test_out_of_memory_says_what_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny("llama")
     engine = ENGINES[name](target, target, batch_size=4)
-    monkeypatch.setattr("eqcheck.reference_impls.serving.checks.free_memory", lambda device: 40_000)
-    forward = target.forward
+    per_row = 16 * 2.25 * 2 * 2 * (2 * 2 * 8) * 8  # slots, room, models, layers, K and V of two heads, bytes
+    free = 0.0
+    monkeypatch.setattr("eqcheck.reference_impls.serving.checks.free_memory", lambda device: int(free))
 
     def full(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(target, "forward", full)
-    with pytest.raises(serving.OutOfMemory, match=r"4 rows of 16 slots need 0 MiB .* a batch_size of 2 would fit"):
-        engine.generate([[1] * 11] * 4, max_new_tokens=4)
-    monkeypatch.setattr(target, "forward", forward)
+    def told() -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "forward", full)
+            with pytest.raises(serving.OutOfMemory) as caught:
+                engine.generate([[1] * 11] * 4, max_new_tokens=4)
+        assert "batch_size 4: keys and values of 4 rows in flight, 16 slots each" in str(caught.value)
+        return str(caught.value)
+
+    free = 2.5 * per_row
+    assert told().endswith("a batch_size of 2 would fit")
+    free = 0.5 * per_row
+    assert told().endswith("not even a batch_size of 1 would fit: shorten the prompts")
+    free = 1000 * per_row
+    assert told().endswith("but a forward of 4 rows: lower batch_size or prefill_chunk")
     assert len(engine.generate([[1] * 11] * 4, max_new_tokens=4)) == 4, "an engine is usable after a failure"
 
 
-def test_out_of_memory_for_real() -> None:
-    """A pool that no machine can hold is refused by the allocator, and told as such."""
+def test_out_of_memory_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the allocator says when there is no memory is understood; another error is not taken for it."""
     target = tiny("llama", dtype=torch.float32)
-    with pytest.raises(serving.OutOfMemory, match="would fit"), serving.checks.explain_memory((target, target), 8, 64):
-        torch.zeros(2**50)
+    engine = ENGINES["ragged"](target, target)
+    monkeypatch.setattr(target, "forward", lambda **_: torch.zeros(2**50))
+    with pytest.raises(serving.OutOfMemory):
+        engine.generate([[1, 2]], max_new_tokens=2)
+    monkeypatch.setattr(target, "forward", lambda **_: torch.zeros(2).view(3))
+    with pytest.raises(RuntimeError, match="shape") as caught:
+        engine.generate([[1, 2]], max_new_tokens=2)
+    assert not isinstance(caught.value, MemoryError)

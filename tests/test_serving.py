@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from tiny import noisy, tiny
 
 from eqcheck import registry
@@ -142,7 +143,7 @@ def test_no_row_of_exspec_starves(batch_size: int) -> None:
     twins = [serving.Prompt([i], 60) for i in range(batch_size)]
     others = [serving.Prompt([9] * (2 + i), 20) for i in range(3 * batch_size)]
     engine = ENGINES["exspec"](TARGET, draft(1.0), num_draft_tokens=1, batch_size=batch_size)
-    bound = 2 * MODULES["exspec"].POOL + 4  # patience, and the batches of a pool
+    bound = 5 * MODULES["exspec"].POOL - 1  # passed over while patience and the batches of a pool last
     assert 4 < longest_wait(engine, [*twins, *others]) <= bound
     engine = ENGINES["exspec"](TARGET, draft(1.0), num_draft_tokens=1, batch_size=batch_size)
     begin = engine.begin
@@ -162,6 +163,9 @@ def test_exspec_groups_equally_long_rows() -> None:
     assert engine.stats.realignments == 0
     assert engine.stats.seconds["realign"] == 0.0
     assert engine.stats.tokens_per_verify == 8.0
+    engine.generate([[1]], max_new_tokens=12)
+    alone = engine.stats
+    assert alone.grouping_rate is None, "a row alone is no group"
     engine.generate([[1], [3, 4], [5, 6, 1], [7, 8, 9, 2]], max_new_tokens=12)
     assert engine.stats.grouping_rate < 1.0
     assert engine.stats.realignments > 0
@@ -169,27 +173,55 @@ def test_exspec_groups_equally_long_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["exspec", "ragged"])
-def test_memory_stays_within_its_bound(name: str) -> None:
-    """Slots allocated are at most so many times rows in flight by longest row, also when long rows have left."""
-    target = tiny("llama")
+def test_memory_stays_within_its_bound(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every forward and between rounds: at most so many slots as the bound says, for the rows in flight."""
     k = 3
-    engine = ENGINES[name](target, noisy(target), num_draft_tokens=k, batch_size=4)
-    asked = [serving.Prompt([5] * (1 + 11 * (i % 5)), 1 + 7 * (i % 4)) for i in range(20)]
-    ratios = []
-    decode = engine.round
+    target = tiny("llama")
+    long_then_short = [serving.Prompt([5] * 80, 4), *(serving.Prompt([6] * (1 + i % 3), 3) for i in range(24))]
+    mixed = [serving.Prompt([5] * (1 + 11 * (i % 5)), 1 + 7 * (i % 4)) for i in range(20)]
+    feed = serving.RowModel.feed
+    for asked in (long_then_short, mixed):
+        engine = ENGINES[name](target, noisy(target), num_draft_tokens=k, batch_size=4)
+        ratios: list[float] = []
 
-    def watched() -> Any:
-        rows = list(engine.rows)
-        done = decode()
-        need = len(rows) * (max(len(row.tokens) for row in rows) + k + 1)
-        for model in engine.pool.models:
-            held = max(layer.keys.shape[0] * layer.keys.shape[2] for layer in model.cache.layers)
-            ratios.append(held / need)
-        return done
+        def look(engine: Any = engine, ratios: list[float] = ratios) -> None:
+            pool = engine.pool
+            need = len(pool.rows) * (max((len(row.tokens) for row in pool.rows), default=0) + k + 1)
+            ratios.extend(
+                layer.keys.shape[0] * layer.keys.shape[2] / need if need else layer.keys.numel()
+                for model in pool.models
+                for layer in model.cache.layers
+                if layer.is_initialized
+            )
 
-    engine.round = watched
-    list(engine.stream(asked))
-    assert 1 < max(ratios) <= 4
+        def watched(self: Any, *args: Any, look: Any = look, **kwargs: Any) -> Any:
+            look()
+            return feed(self, *args, **kwargs)
+
+        monkeypatch.setattr(serving.RowModel, "feed", watched)
+        for _ in engine.stream(asked):
+            look()
+        assert 1 < max(ratios) <= 4
+        assert engine.pool.rows == []
+
+
+def test_fit_keeps_what_lies_within_and_its_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = serving.RowModel(tiny("llama"))
+    model.fit(1, 1)
+    model.feed(torch.tensor([[5]]), [0])
+    layer = model.cache.layers[0]
+    first = layer.keys[0, :, 0].clone()
+    for _ in range(300):
+        rows, slots = (int(n) for n in torch.randint(1, 60, (2,), generator=generator))
+        model.fit(rows, slots)
+        have = layer.keys.shape[0], layer.keys.shape[2]
+        assert have[0] >= rows
+        assert have[1] >= slots
+        assert have[0] * have[1] <= 4 * rows * slots
+        assert torch.equal(layer.keys[0, :, 0], first)
+    model.fit(0, 4)
+    assert layer.keys.numel() == 0
 
 
 def test_stats_count_what_happened() -> None:

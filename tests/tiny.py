@@ -27,6 +27,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mamba2": {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 16, "num_heads": 4, "state_size": 16},
+    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "falcon": {},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 8},
 }
 KINDS = ("llama", "qwen3", "gpt2", "gpt_neox", "mixtral")
@@ -35,7 +37,7 @@ KINDS = ("llama", "qwen3", "gpt2", "gpt_neox", "mixtral")
 def tiny(kind: str, seed: int = 1, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     """A model of this architecture with random weights."""
     torch.manual_seed(seed)
-    generic = {} if kind in ("gpt2", "bloom", "mamba2") else _GENERIC
+    generic = {} if kind in ("gpt2", "gpt_neo", "bloom", "mamba2") else _GENERIC
     config = CONFIG_MAPPING[kind](**{**_SIZES, **generic, **_OWN[kind], **changes})
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"  # the default of transformers 5 has no float64
