@@ -265,9 +265,19 @@ def test_a_prefill_is_no_round_of_draft_tokens() -> None:
         padding_side="right",
         family="learned",
     )
-    losses = draft_losses(run(registry.load("ragged").function, case))
-    assert losses["rounds"] > 0
-    assert losses["desync"] == 0
+    one_token = Case(
+        prompts=((96, 120), (27, 48, 76), (67,), (67, 3, 80)),
+        max_new_tokens=6,
+        num_draft_tokens=2,
+        accepts=((), (), (1,), (2,)),
+        eos_token_ids=(44,),
+        pad_token_id=44,
+        family="window",
+    )
+    for name, given in (("ragged", case), ("exspec", one_token)):
+        losses = draft_losses(run(registry.load(name).function, given))
+        assert losses["rounds"] > 0
+        assert losses["desync"] == 0
 
 
 def test_engines_join_and_leave_in_an_audit() -> None:

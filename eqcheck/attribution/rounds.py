@@ -91,7 +91,9 @@ def draft_losses(run: Run) -> Counter[str]:
         before[part.request] = part
         if part.proposed:
             found["rounds"] += 1
-            lost = script.lost(part, earlier.call.number if earlier else 0)
+            # What others were proposed before this request was there is none of its own.
+            newest = max((call for call in by_call if call < part.call.number), default=0)
+            lost = script.lost(part, earlier.call.number if earlier else newest)
             found["desync"] += lost > 0
             found["desync_tokens"] += lost
     return found
