@@ -119,6 +119,10 @@ class Exspec(Engine):
         for row in by_waiting:
             by_length[row.cached].append(row)
         best = max(by_length.values(), key=len)
+        if self.group is not None:
+            together = by_length[self.group.rows[0].cached]
+            if len(self.group.rows) == min(len(best), size) and all(row in together for row in self.group.rows):
+                return self.group.rows  # no other group is larger, and this one need not be formed
         if 2 * len(best) >= size and (len(best) > 1 or size == 1):
             return best[:size]
         if self.group is not None:

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 MEMORY = 8  # tokens that identify a context
 ANSWERED = 16  # of a longer block only so many last tokens are answered: nobody drafts in the middle of a prompt
 SURE = 30.0
+ELSE = 1  # proposed where nothing was dictated; no EOS, at which some engines stop drafting
 _BASE = 256  # numbers are kept as two digits, which every floating dtype holds exactly
 _FACTOR = 0x1E3779B97F4A7C15
 _FACTORS = torch.from_numpy(np.random.default_rng(7).integers(1 << 62, size=MEMORY))
@@ -63,7 +64,7 @@ class DictatedDraft(LlamaForCausalLM):
         asked = positions[:, -ANSWERED:]
         keys = _hash(_recent(tokens, places, asked), asked)
         found = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
-        proposed = torch.where(self._keys[found] == keys, self._next[found], 0)
+        proposed = torch.where(self._keys[found] == keys, self._next[found], ELSE)
         answers = output.logits[:, -proposed.shape[1] :]
         # So far above the rest that an engine that asks how sure the draft is finds it sure.
         answers.zero_().scatter_(2, proposed[:, -answers.shape[1] :, None], SURE)

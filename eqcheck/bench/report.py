@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def tables(found: Results, style: str = "simple") -> str:
         for acceptance in found.plan.acceptances:
             rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, acceptance)]
             title = f"Tokens a second (and times batch 1), {lengths} prompts, acceptance {_rate(acceptance)}"
-            parts.append(_table(title, _throughput(rows, found.plan.batches), style))
+            parts.append(_table(title, _throughput(rows, found.plan.batches, _wrong_from(found)), style))
     batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
     for lengths in found.plan.lengths:
         rows = [
@@ -64,7 +64,12 @@ def _table(title: str, rows: Sequence[Row], style: str) -> str:
     return f"**{title}**\n\n{body}" if style == "github" else f"{title}\n\n{body}"
 
 
-def _throughput(rows: Sequence[Row], batches: Sequence[int]) -> list[Row]:
+def _wrong_from(found: Results) -> dict[str, int]:
+    """Per engine the batch size from which its output was found to be wrong, so that it was not measured."""
+    return {row["engine"]: row["batch"] for row in found.results if not row["verified"]}
+
+
+def _throughput(rows: Sequence[Row], batches: Sequence[int], wrong_from: Mapping[str, int]) -> list[Row]:
     found = []
     for name in dict.fromkeys(row["engine"] for row in rows):
         mine = {row["batch"]: row for row in rows if row["engine"] == name}
@@ -72,10 +77,10 @@ def _throughput(rows: Sequence[Row], batches: Sequence[int]) -> list[Row]:
         line: Row = {"engine": name}
         for batch in batches:
             row = mine.get(batch)
-            if row is None:
-                line[f"batch {batch}"] = "-"
-            elif not row["verified"]:
+            if batch >= wrong_from.get(name, batch + 1):
                 line[f"batch {batch}"] = "wrong"
+            elif row is None:
+                line[f"batch {batch}"] = "-"
             else:
                 speed = row["tokens_per_second"]
                 line[f"batch {batch}"] = f"{speed:.0f}" + (f" ({speed / first:.1f}x)" if first and batch > 1 else "")

@@ -33,15 +33,15 @@ class Plan:
     lengths: tuple[str, ...] = LENGTHS
     acceptances: tuple[float | None, ...] = (None, 0.5, 0.7, 0.9)
     num_draft_tokens: int = 4
-    max_new_tokens: int = 48
-    prompts: int = 48
-    repeats: int = 1
+    max_new_tokens: int = 40
+    prompts: int = 40
+    repeats: int = 3  # with the pair's own draft, of which the middle one is kept; once with a dictated one
     arrival_batch: int = 8
     arrival_prompts: int = 100
 
 
 FULL = Plan()
-QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts=16, arrival_prompts=16)
+QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts=16, repeats=1, arrival_prompts=16)
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 found.reject(engine, batch, workload.lengths, acceptance, wrong)
             if batch < engine.up_to:
                 runs[name] = []
-        for turn in range(plan.repeats):
+        for turn in range(plan.repeats if acceptance is None else 1):
             for name in list(runs):
                 listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
                 row, outputs = timed[name].measure(prompts, plan.max_new_tokens)
