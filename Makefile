@@ -13,7 +13,8 @@ test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 2
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_adapters.py
+	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_adapters.py \
+		tests/test_engines.py
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

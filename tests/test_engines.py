@@ -164,6 +164,7 @@ def test_models_that_are_refused(name: str) -> None:
         def __init__(self, words: dict[str, int]) -> None:
             self.get_vocab = words.copy
 
+    assert "tokenizers: expected two" in refusal(target, target, tokenizers=Words({}))
     told = refusal(target, target, tokenizers=(Words({"a": 1, "b": 2}), Words({"a": 1, "b": 3})))
     assert "'b' is 2 to the target and 3 to the draft" in told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,30 @@ def test_no_row_of_exspec_starves(batch_size: int) -> None:
 
     engine.begin = patient
     assert longest_wait(engine, [*twins, *others]) > bound, "nothing would starve here: the check would be weak"
+
+
+def test_the_bound_holds_in_any_schedule() -> None:
+    """Lengths that grow as they like, rows that end when they like, others that join at once: 200 random schedules."""
+    module = MODULES["exspec"]
+    worst = 0
+    for seed in range(200):
+        random = torch.Generator().manual_seed(seed)
+        batch_size = 1 + seed % 4
+        engine = module.Exspec(TARGET, draft(), batch_size=batch_size)
+        engine.begin()
+        engine.rows[:] = [SimpleNamespace(cached=1, waiting_since=0) for _ in range(module.POOL * batch_size)]
+        steps = 1 + seed % 3  # few lengths make full groups, which could go on for ever
+        for _ in range(80):
+            rows = engine.choose()
+            worst = max(worst, *(engine.stats.rounds - row.waiting_since for row in rows))
+            engine.group = SimpleNamespace(rows=rows)
+            for row in rows:
+                row.cached += int(torch.randint(1, 1 + steps, (), generator=random))
+                row.waiting_since = engine.stats.rounds + 1
+                if torch.rand((), generator=random) < 0.1:
+                    row.cached, engine.group = 1, None
+            engine.stats.rounds += 1
+    assert engine.patience < worst <= engine.patience + module.POOL - 1
 
 
 def test_exspec_groups_equally_long_rows() -> None:

@@ -43,9 +43,11 @@ def check_pair(target: Any, draft: Any, tokenizers: Sequence[Any]) -> None:
     if sizes[0] != sizes[1]:
         raise Unsupported(
             f"draft: expected the target's vocabulary of {sizes[0]} tokens, got one of {sizes[1]}; a draft token id "
-            "must mean the same to both, so choose a draft of the target's own family"
+            "must mean the same to both. If the larger one's surplus is only padding, cut it with resize_token_embeddings()"
         )
     if tokenizers:
+        if not isinstance(tokenizers, Sequence) or len(tokenizers) != 2:
+            raise Unsupported(f"tokenizers: expected two, the target's and the draft's, got {tokenizers!r}")
         ours, theirs = (tokenizer.get_vocab() for tokenizer in tokenizers)
         if ours != theirs:
             word = next(iter(sorted(k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k))))
