@@ -149,8 +149,8 @@ def _plot_throughput(found: Results, folder: Path) -> str:
             axis.set_xticks(plan.batches, [str(batch) for batch in plan.batches])
             axis.set_title(f"{lengths}, {_rate(acceptance)}", fontsize=9)
             axis.grid(alpha=0.3)
-            axis.set_ylim(bottom=0)
         axes[i][0].set_ylabel("tokens a second")
+    axes[0][0].set_ylim(bottom=0)  # of all, for they share it
     for axis in axes[-1]:
         axis.set_xlabel("batch size")
     handles, labels = axes[0][0].get_legend_handles_labels()

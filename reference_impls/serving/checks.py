@@ -43,7 +43,7 @@ def check_pair(target: Any, draft: Any, tokenizers: Sequence[Any]) -> None:
     if sizes[0] != sizes[1]:
         raise Unsupported(
             f"draft: expected the target's vocabulary of {sizes[0]} tokens, got one of {sizes[1]}; a draft token id "
-            "must mean the same to both. If the larger one's surplus is only padding, cut it with resize_token_embeddings()"
+            "must mean the same to both. If the surplus of one is only padding, cut it with resize_token_embeddings()"
         )
     if tokenizers:
         if not isinstance(tokenizers, Sequence) or len(tokenizers) != 2:
