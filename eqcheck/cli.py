@@ -237,7 +237,7 @@ def _bench(options: argparse.Namespace) -> int:
     from eqcheck.bench.run import FULL, QUICK, bench
 
     decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
-    _writable(options.out)
+    _writable(options.out, "")
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
     with quiet:
         found = bench(decoders, QUICK if options.quick else FULL, lambda text: print(text, file=sys.stderr))
@@ -285,16 +285,16 @@ def _folders(out: Path, decoders: list[Decoder]) -> list[Path]:
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
     for name in names:
-        _writable(out / name)
+        _writable(out, name)
     return [out / name for name in names]
 
 
-def _writable(folder: Path) -> None:
-    """Make the folder; `UsageError` when that cannot be done."""
+def _writable(out: Path, name: str) -> None:
+    """Make the folder ``out/name``; `UsageError` when that cannot be done."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (out / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {folder}: cannot write there: {error}") from error
+        raise UsageError(f"--out {out}: cannot write there: {error}") from error
 
 
 def _positive(text: str) -> int:
