@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         "--adapter", action="append", metavar="SPEC", help="as for audit; without it every shipped decoder"
     )
     bench.add_argument(
-        "--quick", action="store_true", help="a few minutes instead of an hour: two batch sizes, once each"
+        "--quick", action="store_true", help="three minutes instead of forty: two batch sizes, once each"
     )
     bench.add_argument("--out", type=Path, default=Path("reports/bench"), metavar="DIR", help="(reports/bench)")
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

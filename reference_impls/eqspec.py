@@ -191,13 +191,5 @@ def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
     """New tokens of each row, equal to what ``target`` emits for that row alone."""
-    engine = Eqspec(
-        target,
-        draft,
-        num_draft_tokens=request.num_draft_tokens,
-        batch_size=len(request.prompts),
-        prefill_chunk=request.prefill_chunk,
-        pad_token_id=request.pad_token_id,
-        padding_side=request.padding_side,
-    )
-    return decode(engine, request)
+    batch_size, pad, side = len(request.prompts), request.pad_token_id, request.padding_side
+    return decode(Eqspec, target, draft, request, batch_size=batch_size, pad_token_id=pad, padding_side=side)

@@ -147,5 +147,4 @@ class Exspec(Engine):
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time out of a pool of eight."""
-    k, chunk = request.num_draft_tokens, request.prefill_chunk
-    return decode(Exspec(target, draft, num_draft_tokens=k, batch_size=2, prefill_chunk=chunk), request)
+    return decode(Exspec, target, draft, request, batch_size=2)

@@ -59,5 +59,4 @@ class Ragged(Engine):
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time, so that rows join and leave."""
-    k, chunk = request.num_draft_tokens, request.prefill_chunk
-    return decode(Ragged(target, draft, num_draft_tokens=k, batch_size=2, prefill_chunk=chunk), request)
+    return decode(Ragged, target, draft, request, batch_size=2)

@@ -153,12 +153,7 @@ def _plot_throughput(found: Results, folder: Path) -> str:
     axes[0][0].set_ylim(bottom=0)  # of all, for they share it
     for axis in axes[-1]:
         axis.set_xlabel("batch size")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(folder / "throughput.png", dpi=110)
-    plt.close(figure)
-    return "throughput.png"
+    return _save(figure, axes[0][0], folder, "throughput.png", 0.06)
 
 
 def _plot_shares(found: Results, folder: Path) -> str:
@@ -179,9 +174,16 @@ def _plot_shares(found: Results, folder: Path) -> str:
         axis.invert_yaxis()
         axis.set_title(f"batch {batch}, {lengths} prompts, real draft", fontsize=9)
         axis.set_xlabel("milliseconds a token")
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    return _save(figure, axes[0][0], folder, "shares.png", 0.1)
+
+
+def _save(figure: Any, first: Any, folder: Path, name: str, bottom: float) -> str:
+    """Write a figure, with the legend of its first axes in the room left at the bottom."""
+    import matplotlib.pyplot as plt
+
+    handles, labels = first.get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.savefig(folder / "shares.png", dpi=110)
+    figure.tight_layout(rect=(0, bottom, 1, 1))
+    figure.savefig(folder / name, dpi=110)
     plt.close(figure)
-    return "shares.png"
+    return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import eqcheck
 
@@ -10,8 +11,12 @@ from .engine import Engine
 from .requests import Prompt
 
 
-def decode(engine: Engine, request: eqcheck.Request) -> list[list[int]]:
+def decode(
+    kind: type[Engine], target: Any, draft: Any, request: eqcheck.Request, *, batch_size: int, **settings: Any
+) -> list[list[int]]:
     """Decode a request; a row that arrives late joins after as many target calls as the request says."""
+    k, chunk = request.num_draft_tokens, request.prefill_chunk
+    engine = kind(target, draft, num_draft_tokens=k, batch_size=batch_size, prefill_chunk=chunk, **settings)
     outputs: list[list[int]] = [[] for _ in request.prompts]
     for update in engine.stream(_arriving(engine, request)):
         if update.error:
