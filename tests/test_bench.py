@@ -48,11 +48,14 @@ def timed(name: str, workload: Workload, acceptance: float | None, batch: int = 
 
 def test_prompts_are_the_same_every_time_and_mixed(models: Pair, workload: Workload) -> None:
     again = Workload(models, TEXT, "mixed", 9, NEW)
-    assert again.prompts == workload.prompts
-    lengths = [len(prompt) for prompt in workload.prompts]
+    assert again.asked == workload.asked
+    lengths = [len(one.token_ids) for one in workload.asked]
     assert 16 <= min(lengths) < 40
     assert 120 < max(lengths) <= 256
-    assert {len(prompt) for prompt in Workload(models, TEXT, "uniform", 9, NEW).prompts} == {64}
+    limits = [one.max_new_tokens for one in workload.asked]
+    assert (min(limits), max(limits)) == (NEW // 4, 7 * NEW // 4)
+    uniform = Workload(models, TEXT, "uniform", 9, NEW).asked
+    assert {(len(one.token_ids), one.max_new_tokens) for one in uniform} == {(64, NEW)}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
@@ -60,7 +63,7 @@ def test_acceptance_is_what_was_dictated_in_every_engine(workload: Workload, rat
     """The draft finds its place in every kind of cache: engines of different build accept the same tokens."""
     found = {}
     for name in ENGINES:
-        row, outputs = timed(name, workload, rate).measure(workload.prompts, NEW)
+        row, outputs = timed(name, workload, rate).measure(workload.asked)
         assert workload.wrong(outputs) == ""
         found[name] = row["accepted_share"]
     assert len(set(found.values())) == 1, found
@@ -72,13 +75,13 @@ def test_the_library_drafts_as_many_tokens_as_the_others(workload: Workload) -> 
     decoder = registry.load("transformers")
     with decoder.running() as generate:
         one = Timed(decoder, generate, workload.pair.target, workload.draft(1.0), 3, 1)
-        row, _ = one.measure(workload.prompts[:3], NEW)
-    assert row["verify_calls"] == 3 * 3
+        row, _ = one.measure(workload.asked[:3])
+    assert row["verify_calls"] == sum(-(-one.max_new_tokens // 4) for one in workload.asked[:3])
     assert row["draft_calls"] >= 2.5 * row["verify_calls"]
 
 
 def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = timed("eqspec", workload, 1.0).measure(workload.prompts, NEW)[0]["accepted_share"]
+    right = timed("eqspec", workload, 1.0).measure(workload.asked)[0]["accepted_share"]
     module = __import__("importlib").import_module("eqcheck.reference_impls.eqspec")
     realign = module.AlignedModel.realign
 
@@ -89,7 +92,7 @@ def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: 
                 layer.keys = layer.keys.roll(1, dims=2)
 
     monkeypatch.setattr(module.AlignedModel, "realign", shifted)
-    assert timed("eqspec", workload, 1.0).measure(workload.prompts, NEW)[0]["accepted_share"] < right
+    assert timed("eqspec", workload, 1.0).measure(workload.asked)[0]["accepted_share"] < right
 
 
 def test_wrong_outputs_are_found(workload: Workload) -> None:
@@ -124,7 +127,7 @@ def test_near_ties_are_told_from_wrong_tokens() -> None:
 
 def test_shares_are_of_one_whole(workload: Workload) -> None:
     for name in (*ENGINES, "hf_pr"):
-        row, _ = timed(name, workload, 0.6, batch=1).measure(workload.prompts[:2], NEW)
+        row, _ = timed(name, workload, 0.6, batch=1).measure(workload.asked[:2])
         shares = [row[f"{part}_share"] or 0.0 for part in ("draft", "verify", "realign", "group", "other")]
         assert sum(shares) == pytest.approx(1, abs=1e-3)
         assert min(shares) >= 0
@@ -140,7 +143,7 @@ def test_shares_are_of_one_whole(workload: Workload) -> None:
 def test_latency_counts_from_arrival(workload: Workload) -> None:
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
-        seconds, outputs = latencies(engine, workload.prompts, NEW, rate=200.0)
+        seconds, outputs = latencies(engine, workload.asked, rate=200.0)
         assert workload.wrong(outputs) == ""
         assert all(second > 0 for second in seconds)
         assert max(seconds) > 2 * min(seconds), "all came at once: nobody waited for a place"

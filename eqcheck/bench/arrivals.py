@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from eqcheck.bench.workload import Asked
 
-def latencies(
-    engine: Any, prompts: Sequence[list[int]], max_new_tokens: int, rate: float, seed: int = 0
-) -> tuple[list[float], list[list[int]]]:
+
+def latencies(engine: Any, asked: Sequence[Asked], rate: float, seed: int = 0) -> tuple[list[float], list[list[int]]]:
     """Seconds from arrival to last token of each prompt, at ``rate`` arrivals a second; and the outputs.
 
     The arrival times are the same for the same seed, rate and number of prompts.
     """
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(prompts))
-    due = np.cumsum(gaps).tolist()
-    outputs: list[list[int]] = [[] for _ in prompts]
-    done = [0.0] * len(prompts)
+    due = np.random.default_rng(seed).exponential(1 / rate, len(asked)).cumsum().tolist()
+    outputs: list[list[int]] = [[] for _ in asked]
+    done = [0.0] * len(asked)
     began = time.perf_counter()
 
-    def clock() -> float:
-        return time.perf_counter() - began
+    def arriving() -> Iterator[Asked | None]:
+        for number, (one, at) in enumerate(zip(asked, due, strict=True)):
+            while (wait := began + at - time.perf_counter()) > 0:
+                if engine.rows:
+                    yield None
+                else:
+                    time.sleep(wait)
+            yield one._replace(id=number)
 
-    for update in engine.stream(_arriving(engine, prompts, max_new_tokens, due, clock)):
+    for update in engine.stream(arriving()):
         outputs[update.id] += update.token_ids
         if update.finish_reason:
-            done[update.id] = clock()
+            done[update.id] = time.perf_counter() - began
     return [end - start for end, start in zip(done, due, strict=True)], outputs
-
-
-def _arriving(
-    engine: Any, prompts: Sequence[list[int]], max_new_tokens: int, due: list[float], clock: Callable[[], float]
-) -> Iterator[Any]:
-    for number, (prompt, at) in enumerate(zip(prompts, due, strict=True)):
-        while (wait := at - clock()) > 0:
-            if engine.rows:
-                yield None
-            else:
-                time.sleep(wait)
-        yield SimpleNamespace(token_ids=prompt, max_new_tokens=max_new_tokens, stop_token_ids=(), id=number)

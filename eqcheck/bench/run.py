@@ -115,7 +115,6 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
     plan, draft = found.plan, workload.draft(acceptance)
     for batch in plan.batches:
-        prompts = workload.prompts
         timed: dict[str, Timed] = {}
         runs: dict[str, list[dict[str, Any]]] = {}
         for name, engine in engines.items():
@@ -124,8 +123,8 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
             timed[name] = Timed(
                 engine.decoder, engine.generate, workload.pair.target, draft, plan.num_draft_tokens, batch
             )
-            first = prompts[:batch]
-            wrong = workload.wrong_of(first, timed[name](first, plan.max_new_tokens))  # it is warm now, too
+            first = workload.asked[:batch]
+            wrong = workload.wrong_of(first, timed[name](first))  # it is warm now, too
             if note := getattr(engine.generate, "note", ""):
                 found.note(note)
                 engine.up_to = 2
@@ -136,7 +135,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
         for turn in range(plan.repeats if acceptance is None else 1):
             for name in list(runs):
                 listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
-                row, outputs = timed[name].measure(prompts, plan.max_new_tokens)
+                row, outputs = timed[name].measure(workload.asked)
                 runs[name].append(row)
                 if wrong := workload.wrong(outputs):
                     found.reject(engines[name], batch, workload.lengths, acceptance, wrong)
@@ -160,7 +159,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
     if not speeds:
         return
     rate = LOAD * min(speeds.values()) / plan.max_new_tokens
-    prompts = [workload.prompts[i % len(workload.prompts)] for i in range(plan.arrival_prompts)]
+    asked = [workload.asked[i % len(workload.asked)] for i in range(plan.arrival_prompts)]
     for name in speeds:
         listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second: {name}")
         engine = engines[name].decoder.engine(
@@ -169,15 +168,15 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             num_draft_tokens=plan.num_draft_tokens,
             batch_size=plan.arrival_batch,
         )
-        seconds, outputs = latencies(engine, prompts, plan.max_new_tokens, rate)
-        wrong = workload.wrong_of(prompts, outputs)
+        seconds, outputs = latencies(engine, asked, rate)
+        wrong = workload.wrong_of(asked, outputs)
         p50, p99 = np.percentile(seconds, [50, 99]).round(3).tolist()
         found.arrivals.append(
             {
                 "engine": name,
                 "batch": plan.arrival_batch,
                 "lengths": workload.lengths,
-                "arrivals": len(prompts),
+                "arrivals": len(asked),
                 "arrivals_per_second": round(rate, 3),
                 "p50_s": None if wrong else p50,
                 "p99_s": None if wrong else p99,
