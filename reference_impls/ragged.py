@@ -3,7 +3,8 @@
 Every row of the caches has a write offset of its own. A round writes each row's newest token and its drafts behind the
 row's tokens, wherever that is, and a rejected draft is simply overwritten by the next round: there is nothing to
 unpad, append and repad. Masks and positions follow from the offsets. So a row may join or leave between any two
-rounds (continuous batching).
+rounds (continuous batching). Prompts are fed in a forward of their own, which costs about what a round costs however
+few they are; so they wait until a quarter of the batch is free.
 
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
@@ -27,6 +28,8 @@ import eqcheck
 
 from .serving import Engine, Pool, Row, decode, speculate
 
+JOIN = 4  # rows join when at least one in so many places is free
+
 
 class Ragged(Engine):
     """One write offset per row, no realignment; see the module."""
@@ -36,7 +39,8 @@ class Ragged(Engine):
         self.rows = self.pool.rows
 
     def room(self) -> int:
-        return self.batch_size - len(self.rows)
+        free = self.batch_size - len(self.rows)
+        return free if JOIN * free >= self.batch_size else 0
 
     def join(self, rows: list[Row]) -> None:
         self.stats.prefill_calls += self.pool.join(rows)

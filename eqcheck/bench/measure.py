@@ -58,25 +58,6 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def greedy(target: Any, draft: Any, request: Request) -> Rows:
-    """Plain decoding of a batch by ``transformers``' own ``generate``: no draft."""
-    width = max(map(len, request.prompts))
-    gaps = [width - len(prompt) for prompt in request.prompts]
-    pad = request.pad_token_id
-    ids = torch.tensor([[pad] * gap + prompt for gap, prompt in zip(gaps, request.prompts, strict=True)])
-    mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps])
-    output = target.generate(
-        ids.to(target.device),
-        attention_mask=mask.to(target.device),
-        max_new_tokens=request.max_new_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=pad,
-    )
-    rows: Rows = output[:, width:].tolist()
-    return rows
-
-
 class Timed:
     """An engine at a batch size: a decoder's ``engine`` where it has one, else the decoder batch by batch."""
 

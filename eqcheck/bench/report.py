@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.bench.run import Results
+from eqcheck.bench.run import BASELINE, Results
 
 Row = dict[str, Any]
 SHARES = ("draft", "verify", "realign", "group", "other")
@@ -36,6 +36,11 @@ def tables(found: Results, style: str = "simple") -> str:
             rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, acceptance)]
             title = f"Tokens a second (and times batch 1), {lengths} prompts, acceptance {_rate(acceptance)}"
             parts.append(_table(title, _throughput(rows, found.plan.batches, _wrong_from(found)), style))
+    for lengths in found.plan.lengths:
+        rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, found.plan.acceptances[0])]
+        title = f"Speed over that of {BASELINE} in the same turn, {lengths} prompts, acceptance "
+        turns = f"{_rate(found.plan.acceptances[0])} (median of {found.plan.repeats})"
+        parts.append(_table(title + turns, _over_baseline(rows, found.plan.batches), style))
     batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
     for lengths in found.plan.lengths:
         rows = [
@@ -86,6 +91,13 @@ def _throughput(rows: Sequence[Row], batches: Sequence[int], wrong_from: Mapping
                 line[f"batch {batch}"] = f"{speed:.0f}" + (f" ({speed / first:.1f}x)" if first and batch > 1 else "")
         found.append(line)
     return found
+
+
+def _over_baseline(rows: Sequence[Row], batches: Sequence[int]) -> list[Row]:
+    over = {(row["engine"], row["batch"]): row.get(f"over_{BASELINE}") for row in rows}
+    shown = {key: f"{ratio:.2f}x" for key, ratio in over.items() if ratio is not None}
+    names = [name for name in dict.fromkeys(name for name, _ in shown) if name != BASELINE]
+    return [{"engine": n, **{f"batch {b}": shown.get((n, b), "-") for b in batches}} for n in names]
 
 
 def _anatomy(row: Row) -> Row:

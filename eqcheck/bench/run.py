@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ import transformers
 
 from eqcheck import __version__, pair
 from eqcheck.bench.arrivals import latencies
-from eqcheck.bench.measure import Timed, greedy
-from eqcheck.bench.workload import LENGTHS, Workload
+from eqcheck.bench.measure import Timed
+from eqcheck.bench.workload import LENGTHS, Workload, greedy
 from eqcheck.contract import Decoder, Generate
 from eqcheck.pair.train import corpus
 
 FORMAT = "eqcheck-bench/1"
 GREEDY = Decoder("greedy", greedy, origin="transformers' own generate() of a padded batch, without a draft")
+BASELINE = "eqspec"  # the others are compared with it, turn by turn
 LOAD = 0.6  # arrivals, as a share of the prompts a second that the slowest engine with a stream gets through
 
 
@@ -34,14 +36,19 @@ class Plan:
     acceptances: tuple[float | None, ...] = (None, 0.5, 0.7, 0.9)
     num_draft_tokens: int = 4
     max_new_tokens: int = 40
-    prompts: int = 40
+    waves: int = 8  # prompts for each place in the batch,
+    prompts: int = 16  # and at least so many
     repeats: int = 3  # with the pair's own draft, of which the middle one is kept; once with a dictated one
     arrival_batch: int = 8
     arrival_prompts: int = 100
 
+    def count(self, batch: int) -> int:
+        """How many prompts are decoded at a batch size."""
+        return max(self.prompts, self.waves * batch)
+
 
 FULL = Plan()
-QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, prompts=16, repeats=1, arrival_prompts=16)
+QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, waves=4, repeats=1, arrival_prompts=16)
 
 
 @dataclass
@@ -93,7 +100,7 @@ class Results:
 
 
 def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
-    """Measure plain decoding and these decoders. A decoder with a wrong output is not measured any further."""
+    """Measure plain decoding and these decoders; of one with a wrong output no greater batch is measured."""
     torch.manual_seed(0)
     text = corpus()[1]
     models = pair.load()
@@ -101,7 +108,7 @@ def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
     with ExitStack() as stack:
         engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
         for lengths in plan.lengths:
-            workload = Workload(models, text, lengths, plan.prompts, plan.max_new_tokens)
+            workload = Workload(models, text, lengths, plan.count(max(plan.batches)), plan.max_new_tokens)
             for acceptance in plan.acceptances:
                 _measure(found, engines, workload, acceptance, listen)
                 if acceptance is None:
@@ -115,6 +122,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
     plan, draft = found.plan, workload.draft(acceptance)
     for batch in plan.batches:
+        asked = workload.asked[: plan.count(batch)]
         timed: dict[str, Timed] = {}
         runs: dict[str, list[dict[str, Any]]] = {}
         for name, engine in engines.items():
@@ -123,8 +131,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
             timed[name] = Timed(
                 engine.decoder, engine.generate, workload.pair.target, draft, plan.num_draft_tokens, batch
             )
-            first = workload.asked[:batch]
-            wrong = workload.wrong_of(first, timed[name](first))  # it is warm now, too
+            wrong = workload.wrong(timed[name](asked[:batch]), asked[:batch])  # it is warm now, too
             if note := getattr(engine.generate, "note", ""):
                 found.note(note)
                 engine.up_to = 2
@@ -135,15 +142,22 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
         for turn in range(plan.repeats if acceptance is None else 1):
             for name in list(runs):
                 listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
-                row, outputs = timed[name].measure(workload.asked)
+                row, outputs = timed[name].measure(asked)
                 runs[name].append(row)
-                if wrong := workload.wrong(outputs):
+                if wrong := workload.wrong(outputs, asked):
                     found.reject(engines[name], batch, workload.lengths, acceptance, wrong)
                     del runs[name]
         for name, rows in runs.items():
-            middle = sorted(rows, key=lambda row: float(row["tokens_per_second"]))[len(rows) // 2]
+            middle = sorted(rows, key=_speed)[len(rows) // 2]
             config = {"engine": name, "batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
-            found.results.append({**config, **middle, "verified": True})
+            turns = zip(rows, runs.get(BASELINE, ()), strict=False)
+            ratios = [_speed(row) / _speed(other) for row, other in turns]
+            over = {f"over_{BASELINE}": round(statistics.median(ratios), 3) if ratios else None}
+            found.results.append({**config, **middle, **over, "verified": True})
+
+
+def _speed(row: dict[str, Any]) -> float:
+    return float(row["tokens_per_second"])
 
 
 def _arrivals(found: Results, engines: Engines, workload: Workload, listen: Listen) -> None:
@@ -169,7 +183,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             batch_size=plan.arrival_batch,
         )
         seconds, outputs = latencies(engine, asked, rate)
-        wrong = workload.wrong_of(asked, outputs)
+        wrong = workload.wrong(outputs, asked)
         p50, p99 = np.percentile(seconds, [50, 99]).round(3).tolist()
         found.arrivals.append(
             {

@@ -11,12 +11,16 @@ import numpy as np
 import torch
 
 from eqcheck.bench.dictated import dictated
+from eqcheck.contract import Request
 from eqcheck.oracle import Oracle
 from eqcheck.pair import Pair
 
 LENGTHS = ("uniform", "mixed")
 UNIFORM = 64
 SHORTEST, LONGEST = 16, 256  # of mixed prompts, evenly spread on a logarithmic scale
+# Multiples of these fill a square evenly (the R2 sequence of M. Roberts, "The unreasonable effectiveness of
+# quasirandom sequences"), so that the first prompts are a fair sample however many one takes.
+SPREAD = (0.7548776662466927, 0.5698402909980532)
 # Engines compute in float32, with an error of about 1e-5 in a logit. Where the two best are closer than this in
 # float64, either is right: a near-tie.
 NEAR = 1e-4
@@ -31,6 +35,25 @@ class Asked(NamedTuple):
     id: Any = None
 
 
+def greedy(target: Any, draft: Any, request: Request) -> list[list[int]]:
+    """Plain decoding of a batch by ``transformers``' own ``generate``: no draft."""
+    width = max(map(len, request.prompts))
+    gaps = [width - len(prompt) for prompt in request.prompts]
+    pad = request.pad_token_id
+    ids = torch.tensor([[pad] * gap + prompt for gap, prompt in zip(gaps, request.prompts, strict=True)])
+    mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps])
+    output = target.generate(
+        ids.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=request.max_new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=pad,
+    )
+    rows: list[list[int]] = output[:, width:].tolist()
+    return rows
+
+
 class Workload:
     """``count`` prompts from a text ``[bytes]``, the same every time.
 
@@ -40,12 +63,12 @@ class Workload:
 
     def __init__(self, pair: Pair, text: torch.Tensor, lengths: str, count: int, max_new_tokens: int) -> None:
         self.pair, self.lengths = pair, lengths
-        random = np.random.default_rng(0)
         sizes, limits = np.full(count, UNIFORM), np.full(count, max_new_tokens)
         if lengths == "mixed":
-            sizes = np.exp(random.uniform(np.log(SHORTEST), np.log(LONGEST), count)).astype(int)
-            limits = random.permutation(np.linspace(max_new_tokens / 4, 7 * max_new_tokens / 4, count).astype(int))
-        starts = random.integers(len(text) - LONGEST, size=count)
+            first, second = ((0.5 + step * np.arange(count)) % 1 for step in SPREAD)
+            sizes = np.exp(np.log(SHORTEST) + first * np.log(LONGEST / SHORTEST)).astype(int)
+            limits = np.ceil(max_new_tokens * (0.25 + 1.5 * second)).astype(int)
+        starts = np.random.default_rng(0).integers(len(text) - LONGEST, size=count)
         self.asked = [
             Asked(text[at : at + size].tolist(), limit)
             for at, size, limit in zip(starts, sizes, limits.tolist(), strict=True)
@@ -56,24 +79,13 @@ class Workload:
 
     @cached_property
     def truth(self) -> list[list[int]]:
-        """What the target emits for each prompt, by its own ``generate`` on rows of equal length."""
-        rows: dict[int, list[int]] = {}
-        by_size: dict[int, list[int]] = {}
-        for number, one in enumerate(self.asked):
-            by_size.setdefault(len(one.token_ids), []).append(number)
-        for size, numbers in by_size.items():
-            asked = [self.asked[number] for number in numbers]
-            given = torch.tensor([one.token_ids for one in asked], device=self.pair.target.device)
-            ids = self.pair.target.generate(
-                given,
-                attention_mask=torch.ones_like(given),  # else it takes tokens that equal the pad for pads
-                max_new_tokens=max(one.max_new_tokens for one in asked),
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            rows.update(zip(numbers, ids[:, size:].tolist(), strict=True))
-        truth = [rows[number][: one.max_new_tokens] for number, one in enumerate(self.asked)]
+        """What the target emits for each prompt: plain decoding in batches, verified like every output."""
+        rows: list[list[int]] = []
+        for start in range(0, len(self.asked), 32):
+            some = self.asked[start : start + 32]
+            prompts, limit = [one.token_ids for one in some], max(one.max_new_tokens for one in some)
+            rows += greedy(self.pair.target, None, Request(prompts, limit, 1, (), 0, "left"))
+        truth = [row[: one.max_new_tokens] for row, one in zip(rows, self.asked, strict=True)]
         if wrong := self.wrong(truth):
             raise RuntimeError(f"the target's own generate() is not what the target emits: {wrong}")
         return truth
@@ -87,12 +99,9 @@ class Workload:
         draft.teach(rows, [len(one.token_ids) for one in self.asked], acceptance, seed=1)
         return draft
 
-    def wrong(self, outputs: Sequence[Sequence[int]]) -> str:
-        """What is wrong with the outputs of all prompts; empty if the oracle finds them to be the target's."""
-        return self.wrong_of(self.asked, outputs)
-
-    def wrong_of(self, asked: Sequence[Asked], outputs: Sequence[Sequence[int]]) -> str:
-        """What is wrong with the outputs of these prompts."""
+    def wrong(self, outputs: Sequence[Sequence[int]], asked: Sequence[Asked] | None = None) -> str:
+        """What is wrong with the outputs of these prompts, or of all; empty if the oracle finds them the target's."""
+        asked = self.asked if asked is None else asked
         if len(outputs) != len(asked):
             return f"{len(outputs)} outputs for {len(asked)} prompts"
         for number, (one, output) in enumerate(zip(asked, outputs, strict=True)):
