@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +171,15 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
         waves=3,
         prompts=4,
         repeats=1,
-        arrival_batch=2,
+        focus=2,
+        focus_repeats=2,
         arrival_prompts=4,
     )
 
 
 def test_bench(small: Plan, tmp_path: Path) -> None:
     """Speeds of right tokens are shown, those of wrong ones are not, and a decoder of one row is timed with one."""
-    decoders = [registry.load("ragged"), registry.load("transformers"), Decoder("off", _last_token_wrong)]
+    decoders = [*map(registry.load, ("eqspec", "ragged", "transformers")), Decoder("off", _last_token_wrong)]
     told: list[str] = []
     found = bench(decoders, small, told.append)
     written = write(found, tmp_path)
@@ -197,10 +199,14 @@ def test_bench(small: Plan, tmp_path: Path) -> None:
     assert ("transformers", 1, "mixed", 0.7) in rows
     assert ("transformers", 2, "mixed", 0.7) not in rows
     assert ("greedy", 2, "mixed", None) in rows
-    assert {row["engine"] for row in stored["arrivals"]} == {"ragged"}
+    assert {row["engine"] for row in stored["arrivals"]} == {"eqspec", "ragged"}
+    assert rows["eqspec", 2, "mixed", None]["over_eqspec"] == 1.0
+    assert rows["ragged", 2, "mixed", None]["over_eqspec"] > 0
     assert all(row["verified"] and 0 < row["p50_s"] <= row["p99_s"] for row in stored["arrivals"])
     text = tables(found)
     assert "wrong" in text
+    assert text.count("Speed over that of eqspec") == 2
+    assert re.search(r"median of +1 turns +2 turns", text)
     assert "off emits wrong tokens from batch 2 on" in text
     for name in ("throughput.png", "shares.png"):
         assert name in written
@@ -213,6 +219,7 @@ def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cli.main(command) == 0
     out = json.loads(capsys.readouterr().out)
     assert {row["engine"] for row in out["results"]} == {"greedy", "ragged"}
+    assert {row["over_eqspec"] for row in out["results"]} == {None}, "nothing to compare with"
     (tmp_path / "file").write_text("")
     assert cli.main(["bench", "--out", str(tmp_path / "file")]) == 4
     assert "cannot write there" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.bench.run import BASELINE, Results
+from eqcheck.bench.run import BASELINE, Plan, Results
 
 Row = dict[str, Any]
 SHARES = ("draft", "verify", "realign", "group", "other")
@@ -38,10 +38,10 @@ def tables(found: Results, style: str = "simple") -> str:
             parts.append(_table(title, _throughput(rows, found.plan.batches, _wrong_from(found)), style))
     for lengths in found.plan.lengths:
         rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, found.plan.acceptances[0])]
-        title = f"Speed over that of {BASELINE} in the same turn, {lengths} prompts, acceptance "
-        turns = f"{_rate(found.plan.acceptances[0])} (median of {found.plan.repeats})"
-        parts.append(_table(title + turns, _over_baseline(rows, found.plan.batches), style))
-    batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
+        if compared := _over_baseline(rows, found.plan):
+            title = f"Speed over that of {BASELINE} in the same turn, {lengths} prompts, acceptance "
+            parts.append(_table(title + _rate(found.plan.acceptances[0]), compared, style))
+    batch = found.plan.focus
     for lengths in found.plan.lengths:
         rows = [
             r
@@ -93,11 +93,13 @@ def _throughput(rows: Sequence[Row], batches: Sequence[int], wrong_from: Mapping
     return found
 
 
-def _over_baseline(rows: Sequence[Row], batches: Sequence[int]) -> list[Row]:
+def _over_baseline(rows: Sequence[Row], plan: Plan) -> list[Row]:
     over = {(row["engine"], row["batch"]): row.get(f"over_{BASELINE}") for row in rows}
     shown = {key: f"{ratio:.2f}x" for key, ratio in over.items() if ratio is not None}
     names = [name for name in dict.fromkeys(name for name, _ in shown) if name != BASELINE]
-    return [{"engine": n, **{f"batch {b}": shown.get((n, b), "-") for b in batches}} for n in names]
+    turns = {batch: plan.turns(batch, plan.acceptances[0]) for batch in plan.batches}
+    found = [{"engine": n, **{f"batch {b}": shown.get((n, b), "-") for b in plan.batches}} for n in names]
+    return found and [*found, {"engine": "median of", **{f"batch {b}": f"{count} turns" for b, count in turns.items()}}]
 
 
 def _anatomy(row: Row) -> Row:
@@ -171,7 +173,7 @@ def _plot_throughput(found: Results, folder: Path) -> str:
 def _plot_shares(found: Results, folder: Path) -> str:
     import matplotlib.pyplot as plt
 
-    batch = 8 if 8 in found.plan.batches else max(found.plan.batches)
+    batch = found.plan.focus
     figure, axes = plt.subplots(1, len(found.plan.lengths), figsize=(4.2 * len(found.plan.lengths), 2.6), squeeze=False)
     for axis, lengths in zip(axes[0], found.plan.lengths, strict=True):
         wanted = (batch, lengths, found.plan.acceptances[0])

@@ -37,18 +37,27 @@ class Plan:
     num_draft_tokens: int = 4
     max_new_tokens: int = 40
     waves: int = 8  # prompts for each place in the batch,
-    prompts: int = 16  # and at least so many
+    prompts: int = 16  # and at least so many; half of both with a dictated draft
     repeats: int = 3  # with the pair's own draft, of which the middle one is kept; once with a dictated one
-    arrival_batch: int = 8
+    focus: int = 8  # the batch size that is looked at closely
+    focus_repeats: int = 9
     arrival_prompts: int = 100
 
-    def count(self, batch: int) -> int:
-        """How many prompts are decoded at a batch size."""
-        return max(self.prompts, self.waves * batch)
+    def count(self, batch: int, acceptance: float | None = None) -> int:
+        """How many prompts are decoded."""
+        return max(self.prompts, self.waves * batch) // (1 if acceptance is None else 2)
+
+    def turns(self, batch: int, acceptance: float | None) -> int:
+        """How often they are."""
+        if acceptance is not None:
+            return 1
+        return self.focus_repeats if batch == self.focus else self.repeats
 
 
 FULL = Plan()
-QUICK = Plan(batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, waves=4, repeats=1, arrival_prompts=16)
+QUICK = Plan(
+    batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, waves=3, repeats=1, focus_repeats=1, arrival_prompts=16
+)
 
 
 @dataclass
@@ -122,7 +131,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
     plan, draft = found.plan, workload.draft(acceptance)
     for batch in plan.batches:
-        asked = workload.asked[: plan.count(batch)]
+        asked = workload.asked[: plan.count(batch, acceptance)]
         timed: dict[str, Timed] = {}
         runs: dict[str, list[dict[str, Any]]] = {}
         for name, engine in engines.items():
@@ -139,7 +148,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 found.reject(engine, batch, workload.lengths, acceptance, wrong)
             if batch < engine.up_to:
                 runs[name] = []
-        for turn in range(plan.repeats if acceptance is None else 1):
+        for turn in range(plan.turns(batch, acceptance)):
             for name in list(runs):
                 listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
                 row, outputs = timed[name].measure(asked)
@@ -167,7 +176,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
         row["engine"]: row["tokens_per_second"]
         for row in found.results
         if row["verified"]
-        and (row["batch"], row["lengths"], row["acceptance"]) == (plan.arrival_batch, workload.lengths, None)
+        and (row["batch"], row["lengths"], row["acceptance"]) == (plan.focus, workload.lengths, None)
         and engines[row["engine"]].decoder.engine is not None
     }
     if not speeds:
@@ -180,7 +189,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             workload.pair.target,
             workload.pair.draft,
             num_draft_tokens=plan.num_draft_tokens,
-            batch_size=plan.arrival_batch,
+            batch_size=plan.focus,
         )
         seconds, outputs = latencies(engine, asked, rate)
         wrong = workload.wrong(outputs, asked)
@@ -188,7 +197,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
         found.arrivals.append(
             {
                 "engine": name,
-                "batch": plan.arrival_batch,
+                "batch": plan.focus,
                 "lengths": workload.lengths,
                 "arrivals": len(asked),
                 "arrivals_per_second": round(rate, 3),
