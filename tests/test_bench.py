@@ -104,12 +104,17 @@ def test_wrong_outputs_are_found(workload: Workload) -> None:
     truth = [list(row) for row in workload.truth]
     assert workload.wrong(truth) == ""
     truth[2][-1] = (truth[2][-1] + 1) % 67
-    assert workload.wrong(truth).startswith("prompt 2: ")
+    assert workload.wrong(truth).startswith(f"prompt 2, new token {len(truth[2]) - 1}: expected [")
     assert workload.wrong(workload.truth[:-1]) == "8 outputs for 9 prompts"
     assert workload.wrong([]) == "0 outputs for 9 prompts"
     short = [list(row) for row in workload.truth]
     short[1].pop()
-    assert workload.wrong(short) == "prompt 1: bookkeeping/premature-stop"
+    missing = workload.truth[1][-1]
+    assert workload.wrong(short) == f"prompt 1, new token {len(short[1])}: expected [{missing}], got no more"
+    short[1] += [missing, 0]
+    assert workload.wrong(short) == f"prompt 1, new token {len(short[1]) - 1}: expected no more, got [0]"
+    short[1] = [-1]
+    assert workload.wrong(short) == "prompt 1, outputs[0][0]: expected a token in 0..66, got -1"
 
 
 def test_near_ties_are_told_from_wrong_tokens() -> None:
@@ -159,6 +164,12 @@ def _last_token_wrong(target: Any, draft: Any, request: Any) -> Any:
     return [[*row[:-1], (row[-1] + 1) % 67] if len(rows) > 1 else row for row in rows]
 
 
+def _raises_on_batches(target: Any, draft: Any, request: Any) -> Any:
+    if len(request.prompts) > 1:
+        raise ValueError("no room")
+    return registry.load("eqspec").function(target, draft, request)
+
+
 @pytest.fixture
 def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr("eqcheck.pair.load", lambda: models)
@@ -180,6 +191,7 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
 def test_bench(small: Plan, tmp_path: Path) -> None:
     """Speeds of right tokens are shown, those of wrong ones are not, and a decoder of one row is timed with one."""
     decoders = [*map(registry.load, ("eqspec", "ragged", "transformers")), Decoder("off", _last_token_wrong)]
+    decoders.append(Decoder("raises", _raises_on_batches))
     told: list[str] = []
     found = bench(decoders, small, told.append)
     written = write(found, tmp_path)
@@ -207,7 +219,9 @@ def test_bench(small: Plan, tmp_path: Path) -> None:
     assert "wrong" in text
     assert text.count("Speed over that of eqspec") == 2
     assert re.search(r"median of +1 turns +2 turns", text)
-    assert "off emits wrong tokens from batch 2 on" in text
+    assert re.search(r"off emits wrong tokens \(prompt 0, .+\) at batch 2; from there on it is not timed", text)
+    assert "raises raised ValueError (no room) at batch 2; from there on it is not timed" in text
+    assert re.search(r"raises +\d+ +error\n", text)
     for name in ("throughput.png", "shares.png"):
         assert name in written
         assert (tmp_path / name).stat().st_size > 10_000
@@ -223,3 +237,24 @@ def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").write_text("")
     assert cli.main(["bench", "--out", str(tmp_path / "file")]) == 4
     assert "cannot write there" in capsys.readouterr().err
+
+
+def test_interrupt_tells_what_there_is_and_overwrites_nothing(
+    small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(bench_run, "FULL", small)
+    measure, calls = Timed.measure, 0
+
+    def interrupted(self: Timed, asked: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
+            raise KeyboardInterrupt
+        return measure(self, asked)
+
+    monkeypatch.setattr(Timed, "measure", interrupted)
+    assert cli.main(["bench", "--adapter", "ragged", "--out", str(tmp_path)]) == 2
+    out = capsys.readouterr().out
+    assert "Interrupted: nothing written." in out
+    assert "ragged" in out
+    assert list(tmp_path.iterdir()) == []

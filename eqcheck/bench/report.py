@@ -35,7 +35,7 @@ def tables(found: Results, style: str = "simple") -> str:
         for acceptance in found.plan.acceptances:
             rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, acceptance)]
             title = f"Tokens a second (and times batch 1), {lengths} prompts, acceptance {_rate(acceptance)}"
-            parts.append(_table(title, _throughput(rows, found.plan.batches, _wrong_from(found)), style))
+            parts.append(_table(title, _throughput(rows, found.plan.batches, _failed_from(found)), style))
     for lengths in found.plan.lengths:
         rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, found.plan.acceptances[0])]
         if compared := _over_baseline(rows, found.plan):
@@ -49,9 +49,8 @@ def tables(found: Results, style: str = "simple") -> str:
             if (r["batch"], r["lengths"], r["acceptance"]) == (batch, lengths, found.plan.acceptances[0])
             and r["verified"]
         ]
-        title = (
-            f"Where the time goes at batch {batch}, {lengths} prompts, acceptance {_rate(found.plan.acceptances[0])}"
-        )
+        title = f"Where the time goes at batch {batch}, {lengths} prompts, acceptance "
+        title += f"{_rate(found.plan.acceptances[0])} (prefills are verify and draft)"
         parts.append(_table(title, [_anatomy(row) for row in rows], style))
     if found.arrivals:
         title = "Seconds from arrival to last token under Poisson arrivals, acceptance real"
@@ -69,21 +68,22 @@ def _table(title: str, rows: Sequence[Row], style: str) -> str:
     return f"**{title}**\n\n{body}" if style == "github" else f"{title}\n\n{body}"
 
 
-def _wrong_from(found: Results) -> dict[str, int]:
-    """Per engine the batch size from which its output was found to be wrong, so that it was not measured."""
-    return {row["engine"]: row["batch"] for row in found.results if not row["verified"]}
+def _failed_from(found: Results) -> dict[str, tuple[int, str]]:
+    """Per engine that failed the batch size from which it was not measured, and why."""
+    return {row["engine"]: (row["batch"], row["failure"]) for row in found.results if not row["verified"]}
 
 
-def _throughput(rows: Sequence[Row], batches: Sequence[int], wrong_from: Mapping[str, int]) -> list[Row]:
+def _throughput(rows: Sequence[Row], batches: Sequence[int], failed_from: Mapping[str, tuple[int, str]]) -> list[Row]:
     found = []
     for name in dict.fromkeys(row["engine"] for row in rows):
         mine = {row["batch"]: row for row in rows if row["engine"] == name}
         first = mine.get(1, {}).get("tokens_per_second")
         line: Row = {"engine": name}
+        failed, why = failed_from.get(name, (max(batches) + 1, ""))
         for batch in batches:
             row = mine.get(batch)
-            if batch >= wrong_from.get(name, batch + 1):
-                line[f"batch {batch}"] = "wrong"
+            if batch >= failed:
+                line[f"batch {batch}"] = why
             elif row is None:
                 line[f"batch {batch}"] = "-"
             else:
@@ -131,6 +131,8 @@ def plots(found: Results, folder: Path) -> list[str]:
         import matplotlib
     except ImportError:
         found.note("no plots: matplotlib is not installed (pip install 'eqcheck[bench]')")
+        return []
+    if not any(row["verified"] for row in found.results):
         return []
     matplotlib.use("Agg")
     return [_plot_throughput(found, folder), _plot_shares(found, folder)]

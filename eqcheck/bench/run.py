@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ import transformers
 from eqcheck import __version__, pair
 from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Timed
-from eqcheck.bench.workload import LENGTHS, Workload, greedy
+from eqcheck.bench.workload import LENGTHS, Asked, Workload, greedy
 from eqcheck.contract import Decoder, Generate
 from eqcheck.pair.train import corpus
 
 FORMAT = "eqcheck-bench/1"
 GREEDY = Decoder("greedy", greedy, origin="transformers' own generate() of a padded batch, without a draft")
+ONE_ROW = "transformers"  # decodes one row at a time, so greater batches tell nothing new
 BASELINE = "eqspec"  # the others are compared with it, turn by turn
 LOAD = 0.6  # arrivals, as a share of the prompts a second that the slowest engine with a stream gets through
 
@@ -60,6 +61,13 @@ QUICK = Plan(
 )
 
 
+class Failure(NamedTuple):
+    """Why a decoder's speed is not shown: it is ``wrong``, or there was an ``error``."""
+
+    kind: str
+    told: str
+
+
 @dataclass
 class _Engine:
     """A decoder that is set up, and the batch size from which it is not measured."""
@@ -82,19 +90,19 @@ class Results:
     results: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     def note(self, text: str) -> None:
         """Something to be told, once."""
         if text not in self.notes:
             self.notes.append(text)
 
-    def reject(self, engine: _Engine, batch: int, lengths: str, acceptance: float | None, wrong: str) -> None:
-        """The engine's output is wrong: its speed is not shown, and from this batch size on it is not measured."""
-        name = engine.decoder.name
-        engine.up_to = batch
-        config = {"engine": name, "batch": batch, "lengths": lengths, "acceptance": acceptance}
-        self.results.append({**config, "tokens_per_second": None, "realign_share": None, "verified": False})
-        self.note(f"{name} emits wrong tokens from batch {batch} on ({wrong}); that is not timed")
+    def reject(self, engine: _Engine, config: dict[str, Any], failure: Failure) -> None:
+        """The engine failed: no speed is shown, and from this batch size on it is not measured."""
+        engine.up_to = config["batch"]
+        shown = {"tokens_per_second": None, "realign_share": None, "verified": False, "failure": failure.kind}
+        self.results.append({**config, **shown})
+        self.note(f"{config['engine']} {failure.told} at batch {engine.up_to}; from there on it is not timed")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -105,25 +113,35 @@ class Results:
             "results": self.results,
             "arrivals": self.arrivals,
             "notes": self.notes,
+            "interrupted": self.interrupted,
         }
 
 
 def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
-    """Measure plain decoding and these decoders; of one with a wrong output no greater batch is measured."""
+    """Measure plain decoding and these decoders; of one that fails no greater batch is measured.
+
+    ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
+    """
     torch.manual_seed(0)
     text = corpus()[1]
     models = pair.load()
     found = Results(plan, machine(models.target.device))
     with ExitStack() as stack:
         engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
-        for lengths in plan.lengths:
-            workload = Workload(models, text, lengths, plan.count(max(plan.batches)), plan.max_new_tokens)
-            for acceptance in plan.acceptances:
-                _measure(found, engines, workload, acceptance, listen)
-                if acceptance is None:
-                    _arrivals(found, engines, workload, listen)
-            if workload.ties:
-                found.note(f"{workload.ties} outputs differ in a near-tie only ({lengths} prompts)")
+        if ONE_ROW in engines:
+            engines[ONE_ROW].up_to = 2
+        try:
+            for lengths in plan.lengths:
+                workload = Workload(models, text, lengths, plan.count(max(plan.batches)), plan.max_new_tokens)
+                for acceptance in plan.acceptances:
+                    _measure(found, engines, workload, acceptance, listen)
+                    if acceptance is None:
+                        _arrivals(found, engines, workload, listen)
+                if workload.ties:
+                    found.note(f"{workload.ties} outputs differ in a near-tie only ({lengths} prompts)")
+        except KeyboardInterrupt:
+            found.interrupted = True
+            found.note("interrupted; what is missing was not measured")
     return found
 
 
@@ -132,37 +150,44 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     plan, draft = found.plan, workload.draft(acceptance)
     for batch in plan.batches:
         asked = workload.asked[: plan.count(batch, acceptance)]
-        timed: dict[str, Timed] = {}
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for name, engine in engines.items():
-            if batch >= engine.up_to or (name == GREEDY.name and acceptance is not plan.acceptances[0]):
-                continue
-            timed[name] = Timed(
-                engine.decoder, engine.generate, workload.pair.target, draft, plan.num_draft_tokens, batch
-            )
-            wrong = workload.wrong(timed[name](asked[:batch]), asked[:batch])  # it is warm now, too
-            if note := getattr(engine.generate, "note", ""):
-                found.note(note)
-                engine.up_to = 2
-            elif wrong:
-                found.reject(engine, batch, workload.lengths, acceptance, wrong)
-            if batch < engine.up_to:
-                runs[name] = []
-        for turn in range(plan.turns(batch, acceptance)):
+        config = {"batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
+        runs: dict[str, list[dict[str, Any]]] = {
+            name: []
+            for name, engine in engines.items()
+            if batch < engine.up_to and (name != GREEDY.name or acceptance is plan.acceptances[0])
+        }
+        for turn in range(plan.turns(batch, acceptance) + 1):  # the first warms up
             for name in list(runs):
-                listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn + 1}: {name}")
-                row, outputs = timed[name].measure(asked)
-                runs[name].append(row)
-                if wrong := workload.wrong(outputs, asked):
-                    found.reject(engines[name], batch, workload.lengths, acceptance, wrong)
+                engine = engines[name]
+                if turn:
+                    listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn}: {name}")
+                row = _decode(engine, workload, draft, plan.num_draft_tokens, batch, asked if turn else asked[:batch])
+                if isinstance(row, Failure):
+                    found.reject(engine, {"engine": name, **config}, row)
                     del runs[name]
+                elif turn:
+                    runs[name].append(row)
+                if note := getattr(engine.generate, "note", ""):
+                    found.note(note)
         for name, rows in runs.items():
             middle = sorted(rows, key=_speed)[len(rows) // 2]
-            config = {"engine": name, "batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
             turns = zip(rows, runs.get(BASELINE, ()), strict=False)
             ratios = [_speed(row) / _speed(other) for row, other in turns]
             over = {f"over_{BASELINE}": round(statistics.median(ratios), 3) if ratios else None}
-            found.results.append({**config, **middle, **over, "verified": True})
+            found.results.append({"engine": name, **config, **middle, **over, "verified": True})
+
+
+def _decode(
+    engine: _Engine, workload: Workload, draft: Any, k: int, batch: int, asked: Sequence[Asked]
+) -> dict[str, Any] | Failure:
+    """What was measured of one engine decoding these prompts once, if it decoded them right."""
+    try:
+        timed = Timed(engine.decoder, engine.generate, workload.pair.target, draft, k, batch)
+        row, outputs = timed.measure(asked)
+    except Exception as error:
+        return Failure("error", f"raised {type(error).__name__} ({error})")
+    wrong = workload.wrong(outputs, asked)
+    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else row
 
 
 def _speed(row: dict[str, Any]) -> float:

@@ -12,8 +12,10 @@ import torch
 
 from eqcheck.bench.dictated import dictated
 from eqcheck.contract import Request
+from eqcheck.errors import OutputError
 from eqcheck.oracle import Oracle
 from eqcheck.pair import Pair
+from eqcheck.verdict import Verdict
 
 LENGTHS = ("uniform", "mixed")
 UNIFORM = 64
@@ -108,11 +110,13 @@ class Workload:
             row = (*one.token_ids, -1, *output)
             if row in self._verified:
                 continue
-            verdict = self._oracle.check([one.token_ids], [output], max_new_tokens=one.max_new_tokens)
+            try:
+                verdict = self._oracle.check([one.token_ids], [output], max_new_tokens=one.max_new_tokens)
+            except OutputError as error:
+                return f"prompt {number}, {error}"
             if not verdict:
                 if not self._tie(one, output):
-                    assert verdict.explanation is not None
-                    return f"prompt {number}: {verdict.explanation.fingerprint}"
+                    return f"prompt {number}, {_difference(verdict)}"
                 self.ties += 1
             self._verified.add(row)
         return ""
@@ -127,3 +131,11 @@ class Workload:
             logits = target(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
         return bool((logits.amax(1) - chosen < NEAR).all())
+
+
+def _difference(verdict: Verdict) -> str:
+    """The first difference between the only row of a verdict and the truth."""
+    (row,) = verdict.rows
+    assert row.first is not None
+    expected, got = (list(tokens[row.first : row.first + 1]) for tokens in (row.expected, row.observed))
+    return f"new token {row.first}: expected {expected or 'no more'}, got {got or 'no more'}"
