@@ -9,6 +9,9 @@ INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constr
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
 
+# Tests run in two processes on two cores: more threads would only wait for each other.
+test test-oldest: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 2
 
