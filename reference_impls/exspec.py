@@ -4,7 +4,7 @@ More rows are in flight than one forward takes. Each round picks its rows from t
 
 1. as many equally long rows as fill the batch, if there are so many;
 2. else the greatest number of equally long rows, if it is two or more and at least half of what could take part;
-3. else the rows of the last round, which are together already, if none has finished;
+3. else the rows of the last round, which are together already, if they fill the batch and none has finished;
 4. else the row that has waited longest and those nearest to it in length. They are *realigned*: brought to one width.
 
 Equally long rows need no padding and no mask of their own. When rows finish, the pool is filled up, so the batch does
@@ -21,8 +21,8 @@ put back by one scatter when the group changes. Realigning differs from that by 
     >>> [len(row) for row in outputs], engine.stats.verify_calls
     ([10, 10, 10, 10], 4)
 
-Works on the models that `ragged` works on. Memory: as there, with the pool's rows as those in flight, and the copy of a
-group.
+Works on the models that `ragged` works on. Memory: as there, with the pool's rows as those in flight; and the copy of a
+group, at most ``batch_size`` rows of 1.5 times what its longest has, or of `AHEAD` rounds more.
 """
 
 from __future__ import annotations
@@ -119,14 +119,13 @@ class Exspec(Engine):
         for row in by_waiting:
             by_length[row.cached].append(row)
         best = max(by_length.values(), key=len)
-        if self.group is not None:
-            together = by_length[self.group.rows[0].cached]
-            if len(self.group.rows) == min(len(best), size) and all(row in together for row in self.group.rows):
-                return self.group.rows  # no other group is larger, and this one need not be formed
+        together = [] if self.group is None else self.group.rows
         if 2 * len(best) >= size and (len(best) > 1 or size == 1):
-            return best[:size]
-        if self.group is not None:
-            return self.group.rows
+            equal = len({row.cached for row in together}) == 1
+            # If no other group is larger than the one that is together, it need not be formed.
+            return together if equal and len(together) == min(len(best), size) else best[:size]
+        if len(together) == size:
+            return together
         return sorted(by_waiting, key=lambda row: abs(row.cached - oldest.cached))[:size]
 
     def _close(self) -> None:

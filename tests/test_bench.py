@@ -151,6 +151,16 @@ def test_shares_are_of_one_whole(workload: Workload) -> None:
 
 
 def test_latency_counts_from_arrival(workload: Workload) -> None:
+    """Prompts that come one by one are done one by one: nobody waits for the next to come."""
+    asked = [one._replace(max_new_tokens=3) for one in workload.asked[:5]]
+    for name in ENGINES:
+        engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=8)
+        seconds, outputs = latencies(engine, asked, rate=1.0)
+        assert workload.wrong(outputs, asked) == ""
+        assert sorted(seconds)[2] < 0.3, "a second lies between two arrivals"
+
+
+def test_latency_counts_the_wait_for_a_place(workload: Workload) -> None:
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
         seconds, outputs = latencies(engine, workload.asked, rate=200.0)

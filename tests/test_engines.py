@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,14 +176,14 @@ def test_prompts_that_are_refused(name: str) -> None:
     engine = ENGINES[name](target, target)
     for prompt, message in (
         ([], "expected at least one token id"),
-        ([1, 67], r"expected token ids 0..66, got 67"),
-        ([1, True], r"expected token ids 0..66, got True"),
-        ("text", "token_ids: expected a sequence of token ids, got 'text'"),
-        (serving.Prompt(None), "token_ids: expected a sequence of token ids, got None"),
-        (serving.Prompt([1], 4, 5), "stop_token_ids: expected a sequence of token ids, got 5"),
+        ([1, 67], r"expected token ids 0..66, Python's integers, got 67"),
+        ([1, True], r"expected token ids 0..66, Python's integers, got True"),
+        ("text", r"token_ids: expected a list of token ids \(of a tensor, .tolist\(\)\), got 'text'"),
+        (serving.Prompt(None), r"token_ids: expected a list of token ids .* got None"),
+        (serving.Prompt([1], 4, 5), r"stop_token_ids: expected a list of token ids .* got 5"),
         ([1] * 90, r"90 tokens and 14 new ones are more than the 96 positions .* shorten the prompt to 82 tokens"),
         (serving.Prompt([1], 0), "expected max_new_tokens of at least 1, got 0"),
-        (serving.Prompt([1], 4, (99,)), r"expected token ids 0..66, got 99"),
+        (serving.Prompt([1], 4, (99,)), r"expected token ids 0..66, Python's integers, got 99"),
     ):
         with pytest.raises(serving.PromptError, match=message):
             engine.generate([[1, 2], prompt], max_new_tokens=NEW)
@@ -196,10 +197,20 @@ def test_out_of_memory_says_what_fits(name: str, monkeypatch: pytest.MonkeyPatch
     target = tiny("llama")
     engine = ENGINES[name](target, target, batch_size=4)
     per_row = 16 * 2.25 * 2 * 2 * (2 * 2 * 8) * 8  # slots, room, models, layers, K and V of two heads, bytes
-    free = 0.0
-    monkeypatch.setattr("eqcheck.reference_impls.serving.checks.free_memory", lambda device: int(free))
+    free: float | None = 0.0
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def look(device: torch.device) -> int | None:
+        assert all(keys() is None for keys in held), "the caches that were too large still take memory"
+        return None if free is None else int(free)
+
+    monkeypatch.setattr("eqcheck.reference_impls.serving.checks.free_memory", look)
+    forward = target.forward
 
     def full(*args: Any, **kwargs: Any) -> Any:
+        held.clear()
+        forward(*args, **kwargs)
+        held.extend(weakref.ref(layer.keys) for layer in kwargs["past_key_values"].layers)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory")
 
     def told() -> str:
@@ -216,6 +227,9 @@ def test_out_of_memory_says_what_fits(name: str, monkeypatch: pytest.MonkeyPatch
     assert told().endswith("not even a batch_size of 1 would fit: shorten the prompts")
     free = 1000 * per_row
     assert told().endswith("but a forward of 4 rows: lower batch_size or prefill_chunk")
+    assert held
+    free = None
+    assert told().endswith("MiB; lower batch_size or prefill_chunk, or shorten the prompts")
     assert len(engine.generate([[1] * 11] * 4, max_new_tokens=4)) == 4, "an engine is usable after a failure"
 
 

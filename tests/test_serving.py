@@ -14,6 +14,7 @@ from tiny import noisy, tiny
 from eqcheck import registry
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.case import Case
+from eqcheck.contract import Request
 from eqcheck.draft import ScriptedDraft
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM
@@ -77,7 +78,7 @@ def test_a_bad_prompt_does_not_stop_the_others(name: str) -> None:
     updates = list(engine.stream(asked))
     (error,) = [update for update in updates if update.finish_reason == "error"]
     assert error.id == "b"
-    assert "prompt 'b': expected token ids 0..127, got 999" in str(error.error)
+    assert "prompt 'b': expected token ids 0..127, Python's integers, got 999" in str(error.error)
     rows = {i: [t for update in updates if update.id == i for t in update.token_ids] for i in "ac"}
     assert rows == {"a": ORACLE.truth([1, 2], max_new_tokens=5), "c": ORACLE.truth([3], max_new_tokens=5)}
 
@@ -116,6 +117,50 @@ def test_chunked_prefill(name: str, chunk: int) -> None:
     hook.remove()
     assert max(seen) == 3, "a forward took more than a chunk and a round's block"
     assert Oracle(target).check(given, outputs, max_new_tokens=6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_late_rows_join_late(name: str) -> None:
+    """A row joins after as many target calls as the request says, or when nobody else is there."""
+    joined: list[tuple[int, bool]] = []
+
+    class Watched(ENGINES[name]):  # type: ignore[misc, valid-type]
+        def join(self, rows: list[Any]) -> None:
+            joined.extend((self.stats.target_calls, bool(self.rows) or place > 0) for place in range(len(rows)))
+            super().join(rows)
+
+    arrivals = (0, 2, 4, 90)
+    request = Request([[1, 2], [3], [4, 5], [6]], 12, 2, (), 0, "left", arrivals=arrivals)
+    outputs = serving.decode(Watched, TARGET, draft(0.0), request, batch_size=4)
+    assert outputs == [ORACLE.truth(prompt, max_new_tokens=12) for prompt in request.prompts]
+    for late, (calls, in_company) in zip(arrivals, joined, strict=True):
+        assert calls >= late or not in_company
+    calls, in_company = joined[3]
+    assert not in_company
+    assert calls < 90, "nobody waits for target calls that never come"
+
+
+def test_a_group_that_does_not_fill_the_batch_takes_others_in() -> None:
+    engine = ENGINES["exspec"](TARGET, draft(0.0), num_draft_tokens=1, batch_size=4)
+    rounds: list[tuple[int, int]] = []
+    decode = engine.round
+
+    def watched() -> Any:
+        there = len(engine.rows)
+        rows = decode()
+        rounds.append((len(rows), there))
+        return rows
+
+    engine.round = watched
+
+    def arriving() -> Iterator[Any]:
+        yield serving.Prompt([1, 2], 20)
+        yield None
+        yield from (serving.Prompt([3] * (5 + 4 * i), 20) for i in range(3))
+
+    list(engine.stream(arriving()))
+    assert rounds[0] == (1, 1)
+    assert rounds[1] == (4, 4)
 
 
 def longest_wait(engine: Any, asked: list[Any]) -> int:
@@ -208,8 +253,9 @@ def test_memory_stays_within_its_bound(name: str, monkeypatch: pytest.MonkeyPatc
     for asked in (long_then_short, mixed):
         engine = ENGINES[name](target, noisy(target), num_draft_tokens=k, batch_size=4)
         ratios: list[float] = []
+        groups: list[tuple[float, float, int]] = []
 
-        def look(engine: Any = engine, ratios: list[float] = ratios) -> None:
+        def look(engine: Any = engine, ratios: list[float] = ratios, groups: list[Any] = groups) -> None:
             pool = engine.pool
             need = len(pool.rows) * (max((len(row.tokens) for row in pool.rows), default=0) + k + 1)
             ratios.extend(
@@ -218,6 +264,19 @@ def test_memory_stays_within_its_bound(name: str, monkeypatch: pytest.MonkeyPatc
                 for layer in model.cache.layers
                 if layer.is_initialized
             )
+            group = getattr(engine, "group", None)
+            if group is not None:
+                longest = max(len(row.tokens) for row in group.rows) + k + 1
+                groups.extend(
+                    (
+                        layer.keys.shape[0] / engine.batch_size,
+                        layer.keys.shape[2] / longest,
+                        layer.keys.shape[2] - longest,
+                    )
+                    for model in group.models
+                    for layer in model.cache.layers
+                    if layer.is_initialized
+                )
 
         def watched(self: Any, *args: Any, look: Any = look, **kwargs: Any) -> Any:
             look()
@@ -227,6 +286,10 @@ def test_memory_stays_within_its_bound(name: str, monkeypatch: pytest.MonkeyPatc
         for _ in engine.stream(asked):
             look()
         assert 1 < max(ratios) <= 4
+        assert bool(groups) == (name == "exspec")
+        for rows, share, more in groups:
+            assert rows <= 1
+            assert share <= 1.5 or more <= MODULES["exspec"].AHEAD * (k + 1)
         assert engine.pool.rows == []
 
 

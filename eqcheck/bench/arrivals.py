@@ -24,7 +24,7 @@ def latencies(engine: Any, asked: Sequence[Asked], rate: float, seed: int = 0) -
     def arriving() -> Iterator[Asked | None]:
         for number, (one, at) in enumerate(zip(asked, due, strict=True)):
             while (wait := began + at - time.perf_counter()) > 0:
-                if engine.rows:
+                if engine.busy:
                     yield None
                 else:
                     time.sleep(wait)

@@ -10,8 +10,9 @@ MemoryError
 from __future__ import annotations
 
 import inspect
-import os
+import re
 from collections.abc import Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,12 +131,12 @@ def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
     tokens = prompt.token_ids
     for what, ids in (("token_ids", tokens), ("stop_token_ids", prompt.stop_token_ids)):
         if not isinstance(ids, Sequence | Set) or isinstance(ids, str | bytes):
-            raise PromptError(f"{name}: {what}: expected a sequence of token ids, got {ids!r}")
+            raise PromptError(f"{name}: {what}: expected a list of token ids (of a tensor, .tolist()), got {ids!r}")
     if not len(tokens):
         raise PromptError(f"{name}: expected at least one token id, got none")
     for token in [*tokens, *prompt.stop_token_ids]:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise PromptError(f"{name}: expected token ids 0..{vocab_size - 1}, got {token!r}")
+            raise PromptError(f"{name}: expected token ids 0..{vocab_size - 1}, Python's integers, got {token!r}")
     new = prompt.max_new_tokens
     if isinstance(new, bool) or not isinstance(new, int) or new < 1:
         raise PromptError(f"{name}: expected max_new_tokens of at least 1, got {new!r}")
@@ -154,10 +155,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 def what_fits(models: Sequence[Any], batch_size: int, rows: int, slots: int, room: float) -> str:
     """What to tell when memory ran out with so many rows in flight; to be asked when all caches are gone.
 
-    Caches take up to ``room`` times what rows and slots need.
+    Caches take about ``room`` times what rows and slots need.
     """
     per_row = slots * room * sum(map(bytes_per_slot, models))
+    ran_out = (
+        f"out of memory at batch_size {batch_size}: keys and values of {rows} rows in flight, {slots} slots each, take "
+    )
+    ran_out += f"about {rows * per_row / 2**20:.3g} MiB"
     free = free_memory(models[0].device)
+    if free is None:
+        return f"{ran_out}; lower batch_size or prefill_chunk, or shorten the prompts"
     fits = int(free / (per_row * -(-rows // batch_size)))
     if fits >= batch_size:
         advice = (
@@ -167,10 +174,7 @@ def what_fits(models: Sequence[Any], batch_size: int, rows: int, slots: int, roo
         advice = f"a batch_size of {fits} would fit"
     else:
         advice = "not even a batch_size of 1 would fit: shorten the prompts"
-    return (
-        f"out of memory at batch_size {batch_size}: keys and values of {rows} rows in flight, {slots} slots each, take "
-        f"up to {rows * per_row / 2**20:.3g} MiB where {free / 2**20:.3g} MiB are free; {advice}"
-    )
+    return f"{ran_out} where {free / 2**20:.3g} MiB are free; {advice}"
 
 
 def bytes_per_slot(model: Any) -> int:
@@ -181,8 +185,13 @@ def bytes_per_slot(model: Any) -> int:
     return int(2 * config.num_hidden_layers * heads * dim * model.dtype.itemsize)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a device; None where that cannot be told."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

@@ -29,6 +29,6 @@ def _arriving(engine: Engine, request: eqcheck.Request) -> Iterator[Prompt | Non
     arrivals = request.arrivals or (0,) * len(request.prompts)
     for i in sorted(range(len(arrivals)), key=lambda row: arrivals[row]):
         # With no rows left no target call will ever come: there is nobody to wait for.
-        while engine.rows and engine.stats.target_calls < arrivals[i]:
+        while engine.busy and engine.stats.target_calls < arrivals[i]:
             yield None
         yield Prompt(request.prompts[i], request.max_new_tokens, request.eos_token_ids, id=i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -54,6 +55,7 @@ class Engine:
         self.prefill_chunk = None if prefill_chunk is None else at_least_one("prefill_chunk", prefill_chunk)
         self.stats = Stats()
         self.rows: list[Row] = []
+        self._joining: list[Row] = []
         self._streaming = False
 
     # What an engine is made of:
@@ -76,6 +78,11 @@ class Engine:
 
     # What a caller uses:
 
+    @property
+    def busy(self) -> bool:
+        """Whether there are rows to decode, those included that were taken since the last round."""
+        return bool(self.rows or self._joining)
+
     def generate(
         self, prompts: Sequence[Prompt | Sequence[int]], *, max_new_tokens: int = 64, stop_token_ids: Sequence[int] = ()
     ) -> list[list[int]]:
@@ -97,8 +104,8 @@ class Engine:
         """Take prompts as they come and yield tokens as they are committed.
 
         ``None`` says that nothing has arrived yet: the engine goes on with the rows it has and asks again after
-        the next round (with no rows at once, so let the iterator wait then). No more is taken than fits. A prompt that
-        cannot be decoded is answered with an update that carries the error; the others go on.
+        the next round, or at once if it is not `busy`: only then let the iterator wait. No more is taken than fits. A
+        prompt that cannot be decoded is answered with an update that carries the error; the others go on.
         """
         if self._streaming:
             raise RuntimeError(
@@ -111,13 +118,13 @@ class Engine:
             yield from self._decode(iter(prompts))
         finally:
             self._streaming = False
-            self.rows = []
+            self.rows, self._joining = [], []
             self.begin()
 
     def _decode(self, arriving: Iterator[Prompt | None]) -> Iterator[Update]:
         open_ = True
         while open_ or self.rows:
-            joining: list[Row] = []
+            joining = self._joining = []
             while open_ and len(joining) < self.room():
                 try:
                     prompt = next(arriving)
@@ -136,6 +143,7 @@ class Engine:
                 continue
             began = time.perf_counter()
             updates = self._step(joining)
+            self._joining = []
             self.stats.seconds["total"] += time.perf_counter() - began
             yield from updates
 
@@ -151,6 +159,7 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             self.begin()
+            traceback.clear_frames(error.__traceback__)  # they hold the caches
             told = what_fits((self.target, self.draft), self.batch_size, len(live), slots, ROOM**2)
             raise OutOfMemory(told) from error
         self.stats.rounds += 1

@@ -29,11 +29,16 @@ class Pool:
         """Cache all tokens but the newest of rows that join; how many forwards of the target that took.
 
         They begin at slot 0 together, padded on the right: the pads lie behind all queries of their row and are
-        overwritten. With a ``chunk`` no forward takes more tokens of a row than that.
+        overwritten. With a ``chunk`` no forward takes more tokens of a row than that. Equally long rows that find
+        nobody there need no forward of their own: the first round feeds them.
         """
         first = len(self.rows)
         self.rows += joining
         self.fit()
+        if not first and not self.chunk and len({row.cached for row in joining}) == 1:
+            for row in joining:
+                row.behind = row.unfed = row.cached
+            return 0
         longest = max(row.cached for row in joining)
         padded = [row.tokens[:-1] + row.tokens[-1:] * (longest - row.cached) for row in joining]
         ids = torch.tensor(padded, dtype=torch.long, device=self.target.device)  # [rows, longest]

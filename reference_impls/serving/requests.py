@@ -41,8 +41,8 @@ class Update:
 class Row:
     """A prompt being decoded. ``tokens`` are the prompt and what is committed; all but the newest are cached.
 
-    ``behind`` is how many tokens the draft's cache holds less than the target's; ``waiting_since`` is for engines
-    that let rows wait.
+    ``behind`` is how many tokens the draft's cache holds less than that, ``unfed`` how many the target's does: after a
+    round none, for a round feeds them first. ``waiting_since`` is for engines that let rows wait.
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -50,14 +50,14 @@ class Row:
         self.tokens = list(prompt.token_ids)
         self.end = len(self.tokens) + prompt.max_new_tokens
         self.stop = frozenset(prompt.stop_token_ids)
-        self.behind = 0
+        self.behind = self.unfed = 0
         self.waiting_since = 0
         self.finish_reason: str | None = None
         self._reported = len(self.tokens)
 
     @property
     def cached(self) -> int:
-        """How many tokens the target's cache holds between rounds."""
+        """How many tokens the target's cache holds between rounds, once it was fed."""
         return len(self.tokens) - 1
 
     def budget(self, num_draft_tokens: int) -> int:

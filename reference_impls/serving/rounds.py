@@ -16,13 +16,15 @@ def speculate(target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_
 
     Invariant, before and after: the first ``row.cached`` slots of the target's cache hold all tokens of the row but
     the newest, the first ``row.cached - row.behind`` of the draft's hold the same. What lies behind is overwritten
-    before anything sees it.
+    before anything sees it. Before, the target's may hold ``row.unfed`` less, the same number in all rows.
     """
+    unfed = rows[0].unfed
     budgets = [row.budget(num_draft_tokens) for row in rows]
     k = max(budgets)
-    newest = torch.tensor([row.tokens[-1:] for row in rows], device=target.device)  # [rows, 1]
-    drafts = propose(draft, rows, k) if k else newest[:, :0]  # [rows, k]
-    logits = target.feed(torch.cat([newest, drafts], dim=1), [row.cached for row in rows])
+    waiting = torch.tensor([row.tokens[-1 - unfed :] for row in rows], device=target.device)  # [rows, unfed + 1]
+    drafts = propose(draft, rows, k) if k else waiting[:, :0]  # [rows, k]
+    starts = [row.cached - unfed for row in rows]
+    logits = target.feed(torch.cat([waiting, drafts], dim=1), starts, logits_to_keep=k + 1)
     predicted = logits.argmax(-1)  # [rows, k + 1]
     matches = (predicted[:, :k] == drafts).long().cumprod(1).sum(1)  # [rows]
     answers = torch.cat([matches[:, None], predicted], dim=1).tolist()
@@ -30,7 +32,7 @@ def speculate(target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_
         accepted = min(count, budget)
         committed = row.commit(tokens[: accepted + 1])
         # The draft was not fed its last token: after full acceptance its cache is one token shorter.
-        row.behind = int(committed == k + 1)
+        row.behind, row.unfed = int(committed == k + 1), 0
         stats.count(budget, accepted, committed)
 
 
@@ -44,8 +46,9 @@ def propose(draft: RowModel, rows: Sequence[Row], k: int) -> torch.Tensor:
     starts = [max(0, row.cached - behind) for row in rows]
     waiting = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
     block = torch.tensor([tokens + tokens[-1:] * (behind + 1 - len(tokens)) for tokens in waiting], device=draft.device)
-    logits = draft.feed(block, starts)  # [rows, behind + 1, vocab]
-    last = torch.tensor([[len(tokens) - 1] for tokens in waiting], device=draft.device)
+    fewest = min(len(tokens) for tokens in waiting)
+    logits = draft.feed(block, starts, logits_to_keep=behind + 2 - fewest)
+    last = torch.tensor([[len(tokens) - fewest] for tokens in waiting], device=draft.device)
     drafts = [logits.argmax(-1).gather(1, last)]  # k times [rows, 1]
     for step in range(k - 1):
         logits = draft.feed(drafts[-1], [len(row.tokens) + step for row in rows])

@@ -7,6 +7,7 @@ the model's own causal mask says exactly that; where they differ, a mask per row
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,7 @@ class RowModel:
         self.model = model
         self.device = model.device
         self.window, self.last_position = window_of(model), max_positions(model) - 1
+        self.keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.plan = Plan()
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[RowLayer(self.plan) for _ in range(layers)])
@@ -106,7 +108,7 @@ class RowModel:
     def feed(self, ids: torch.Tensor, offsets: Sequence[int], first: int = 0, logits_to_keep: int = 0) -> torch.Tensor:
         """Write block i of ``ids`` ``[rows, block]`` into cache row ``first + i`` from slot ``offsets[i]`` on.
 
-        Returns logits ``[rows, block or logits_to_keep, vocab]``. Call `fit` first.
+        Returns logits ``[rows, block, vocab]``, or only the last ``logits_to_keep`` of them. Call `fit` first.
         """
         plan, block = self.plan, ids.shape[1]
         plan.first, plan.start = first, max(offsets)
@@ -122,9 +124,9 @@ class RowModel:
             position_ids=places.clamp(max=self.last_position).expand(len(ids), -1),
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=logits_to_keep,
+            **({"logits_to_keep": logits_to_keep} if self.keeps else {}),
         )
-        logits: torch.Tensor = output.logits
+        logits: torch.Tensor = output.logits[:, -logits_to_keep:]
         return logits
 
     def _mask(self, places: torch.Tensor) -> torch.Tensor:
