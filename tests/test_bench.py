@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr("eqcheck.pair.load", lambda: models)
     monkeypatch.setattr(bench_run, "corpus", lambda: (None, TEXT))
     return Plan(
-        batches=(1, 2),
+        batches=(1, 2, 4),
         acceptances=(None, 0.7),
         num_draft_tokens=3,
         max_new_tokens=8,
@@ -217,24 +218,55 @@ def test_bench(small: Plan, tmp_path: Path) -> None:
         rows["off", 2, "uniform", None] | {"tokens_per_second": None, "verified": False}
         == rows["off", 2, "uniform", None]
     )
-    assert ("off", 2, "mixed", None) not in rows
+    assert ("off", 4, "uniform", None) not in rows
+    assert not rows["off", 2, "mixed", 0.7]["verified"], "told of each kind of prompts by itself"
     assert ("transformers", 1, "mixed", 0.7) in rows
     assert ("transformers", 2, "mixed", 0.7) not in rows
     assert ("greedy", 2, "mixed", None) in rows
     assert {row["engine"] for row in stored["arrivals"]} == {"eqspec", "ragged"}
-    assert rows["eqspec", 2, "mixed", None]["over_eqspec"] == 1.0
-    assert rows["ragged", 2, "mixed", None]["over_eqspec"] > 0
+    assert len(rows["ragged", 2, "mixed", None]["turns_tokens_per_second"]) == small.focus_repeats
     assert all(row["verified"] and 0 < row["p50_s"] <= row["p99_s"] for row in stored["arrivals"])
     text = tables(found)
     assert "wrong" in text
     assert text.count("Speed over that of eqspec") == 2
-    assert re.search(r"median of +1 turns +2 turns", text)
-    assert re.search(r"off emits wrong tokens \(prompt 0, .+\) at batch 2; from there on it is not timed", text)
-    assert "raises raised ValueError (no room) at batch 2; from there on it is not timed" in text
-    assert re.search(r"raises +\d+ +error\n", text)
+    assert re.search(r"ragged +\d\.\d\dx +\d\.\d\dx \(\d\.\d\d-\d\.\d\d\)", text), "one turn, and the range of two"
+    assert len(re.findall(r"off emits wrong tokens \(prompt 0, .+\) at batch 2, uniform prompts", text)) == 1
+    assert "raises raised ValueError (no room) at batch 2, uniform prompts" in text
+    assert len(re.findall(r"raises +\d+ +error +-\n", text)) == 4
+    assert len(re.findall(r"off +\d+ +wrong +-\n", text)) == 4
+    assert re.search(r"prompts +4 +6 +12\n", text)
     for name in ("throughput.png", "shares.png"):
         assert name in written
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+class _Late:
+    """Right, but fails when a prompt arrives while it is busy."""
+
+    def __init__(self, target: Any, draft: Any, **settings: Any) -> None:
+        self.engine = registry.load("ragged").engine(target, draft, **settings)
+        self.stats = self.engine.stats
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.engine.busy)
+
+    def stream(self, prompts: Any) -> Any:
+        for prompt in self.engine.stream(prompts):
+            if self.engine.stats.rounds > 12:
+                raise ValueError("too late")
+            yield prompt
+
+
+def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
+    small: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(small, batches=(2,), acceptances=(None,), lengths=("uniform",), arrival_prompts=9)
+    late = replace(registry.load("ragged"), name="late", engine=_Late)
+    found = bench([registry.load("ragged"), late], plan, lambda _: None)
+    assert {row["engine"]: row["verified"] for row in found.arrivals} == {"ragged": True, "late": False}
+    assert "late raised ValueError (too late) when uniform prompts arrive one by one" in tables(found)
+    assert re.search(r"late .* failed +failed", tables(found))
 
 
 def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -243,7 +275,8 @@ def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cli.main(command) == 0
     out = json.loads(capsys.readouterr().out)
     assert {row["engine"] for row in out["results"]} == {"greedy", "ragged"}
-    assert {row["over_eqspec"] for row in out["results"]} == {None}, "nothing to compare with"
+    assert cli.main([*command[:-1]]) == 0
+    assert "Speed over that of" not in capsys.readouterr().out, "nothing to compare with"
     (tmp_path / "file").write_text("")
     assert cli.main(["bench", "--out", str(tmp_path / "file")]) == 4
     assert "cannot write there" in capsys.readouterr().err

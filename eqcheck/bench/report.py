@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ def tables(found: Results, style: str = "simple") -> str:
         for acceptance in found.plan.acceptances:
             rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, acceptance)]
             title = f"Tokens a second (and times batch 1), {lengths} prompts, acceptance {_rate(acceptance)}"
-            parts.append(_table(title, _throughput(rows, found.plan.batches, _failed_from(found)), style))
+            parts.append(_table(title + _turns(found.plan, acceptance), _throughput(rows, found.plan), style))
     for lengths in found.plan.lengths:
         rows = [r for r in found.results if (r["lengths"], r["acceptance"]) == (lengths, found.plan.acceptances[0])]
         if compared := _over_baseline(rows, found.plan):
-            title = f"Speed over that of {BASELINE} in the same turn, {lengths} prompts, acceptance "
-            parts.append(_table(title + _rate(found.plan.acceptances[0]), compared, style))
+            title = f"Speed over that of {BASELINE} in the same turn: median (least to greatest), {lengths} prompts, "
+            parts.append(_table(f"{title}acceptance {_rate(found.plan.acceptances[0])}", compared, style))
     batch = found.plan.focus
     for lengths in found.plan.lengths:
         rows = [
@@ -53,7 +54,8 @@ def tables(found: Results, style: str = "simple") -> str:
         title += f"{_rate(found.plan.acceptances[0])} (prefills are verify and draft)"
         parts.append(_table(title, [_anatomy(row) for row in rows], style))
     if found.arrivals:
-        title = "Seconds from arrival to last token under Poisson arrivals, acceptance real"
+        title = "Seconds from arrival to last token under Poisson arrivals, acceptance real, median of "
+        title += f"{found.plan.repeats} turns"
         parts.append(_table(title, [_latency(row) for row in found.arrivals], style))
     parts += [f"Note: {note}." for note in found.notes]
     return "\n\n".join(parts)
@@ -68,38 +70,45 @@ def _table(title: str, rows: Sequence[Row], style: str) -> str:
     return f"**{title}**\n\n{body}" if style == "github" else f"{title}\n\n{body}"
 
 
-def _failed_from(found: Results) -> dict[str, tuple[int, str]]:
-    """Per engine that failed the batch size from which it was not measured, and why."""
-    return {row["engine"]: (row["batch"], row["failure"]) for row in found.results if not row["verified"]}
+def _turns(plan: Plan, acceptance: float | None) -> str:
+    counts = {plan.turns(batch, acceptance) for batch in plan.batches}
+    return " (one turn)" if counts == {1} else f" (the middle of {' or '.join(map(str, sorted(counts)))} turns)"
 
 
-def _throughput(rows: Sequence[Row], batches: Sequence[int], failed_from: Mapping[str, tuple[int, str]]) -> list[Row]:
+def _throughput(rows: Sequence[Row], plan: Plan) -> list[Row]:
+    """A line per engine; and how many prompts there were, and how often their drafts were accepted."""
     found = []
     for name in dict.fromkeys(row["engine"] for row in rows):
         mine = {row["batch"]: row for row in rows if row["engine"] == name}
         first = mine.get(1, {}).get("tokens_per_second")
         line: Row = {"engine": name}
-        failed, why = failed_from.get(name, (max(batches) + 1, ""))
-        for batch in batches:
+        for batch in plan.batches:
             row = mine.get(batch)
-            if batch >= failed:
-                line[f"batch {batch}"] = why
-            elif row is None:
-                line[f"batch {batch}"] = "-"
-            else:
-                speed = row["tokens_per_second"]
-                line[f"batch {batch}"] = f"{speed:.0f}" + (f" ({speed / first:.1f}x)" if first and batch > 1 else "")
+            speed = row and row["tokens_per_second"]
+            shown = "-" if row is None else row.get("failure", "")
+            if speed:
+                shown = f"{speed:.0f}" + (f" ({speed / first:.1f}x)" if first and batch > 1 else "")
+            line[f"batch {batch}"] = shown
         found.append(line)
+    for key, show in (("prompts", str), ("accepted_share", _percent)):
+        by_batch = {row["batch"]: show(row[key]) for row in rows if row.get(key) is not None}
+        found.append({"engine": key.partition("_")[0], **{f"batch {b}": by_batch.get(b, "-") for b in plan.batches}})
     return found
 
 
 def _over_baseline(rows: Sequence[Row], plan: Plan) -> list[Row]:
-    over = {(row["engine"], row["batch"]): row.get(f"over_{BASELINE}") for row in rows}
-    shown = {key: f"{ratio:.2f}x" for key, ratio in over.items() if ratio is not None}
-    names = [name for name in dict.fromkeys(name for name, _ in shown) if name != BASELINE]
-    turns = {batch: plan.turns(batch, plan.acceptances[0]) for batch in plan.batches}
-    found = [{"engine": n, **{f"batch {b}": shown.get((n, b), "-") for b in plan.batches}} for n in names]
-    return found and [*found, {"engine": "median of", **{f"batch {b}": f"{count} turns" for b, count in turns.items()}}]
+    speeds = {(r["engine"], r["batch"]): r["turns_tokens_per_second"] for r in rows if r["verified"]}
+    found: list[Row] = []
+    for name in dict.fromkeys(name for name, _ in speeds if name != BASELINE):
+        line = {}
+        for batch in plan.batches:
+            turns = zip(speeds.get((name, batch), ()), speeds.get((BASELINE, batch), ()), strict=False)
+            ratios = sorted(mine / theirs for mine, theirs in turns)
+            spread = f" ({ratios[0]:.2f}-{ratios[-1]:.2f})" if len(ratios) > 1 else ""
+            line[f"batch {batch}"] = f"{statistics.median(ratios):.2f}x{spread}" if ratios else "-"
+        if set(line.values()) != {"-"}:
+            found.append({"engine": name, **line})
+    return found
 
 
 def _anatomy(row: Row) -> Row:
@@ -116,7 +125,8 @@ def _anatomy(row: Row) -> Row:
 
 
 def _latency(row: Row) -> Row:
-    shown = {f"P{p}": f"{row[f'p{p}_s']:.2f}" if row["verified"] else "wrong" for p in (50, 99)}
+    shown = {f"P{p}": f"{row[f'p{p}_s']:.2f}" if row["verified"] else "failed" for p in (50, 99)}
+    shown["P99 of each turn"] = " ".join(f"{seconds:.2f}" for seconds in row["turns_p99_s"])
     keys = ("engine", "lengths", "batch", "arrivals", "arrivals_per_second")
     return {**{key.replace("_", " "): row[key] for key in keys}, **shown}
 

@@ -38,8 +38,8 @@ class Plan:
     num_draft_tokens: int = 4
     max_new_tokens: int = 40
     waves: int = 8  # prompts for each place in the batch,
-    prompts: int = 16  # and at least so many; half of both with a dictated draft
-    repeats: int = 3  # with the pair's own draft, of which the middle one is kept; once with a dictated one
+    prompts: int = 32  # and at least so many; half of both with a dictated draft
+    repeats: int = 3  # with the pair's own draft, of which the middle one is shown; once with a dictated one
     focus: int = 8  # the batch size that is looked at closely
     focus_repeats: int = 9
     arrival_prompts: int = 100
@@ -57,7 +57,14 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    batches=(1, 8), acceptances=(None, 0.7), max_new_tokens=32, waves=3, repeats=1, focus_repeats=1, arrival_prompts=16
+    batches=(1, 8),
+    acceptances=(None, 0.7),
+    max_new_tokens=32,
+    waves=3,
+    prompts=16,
+    repeats=1,
+    focus_repeats=1,
+    arrival_prompts=16,
 )
 
 
@@ -70,11 +77,11 @@ class Failure(NamedTuple):
 
 @dataclass
 class _Engine:
-    """A decoder that is set up, and the batch size from which it is not measured."""
+    """A decoder that is set up, and whether its failure has been told."""
 
     decoder: Decoder
     generate: Generate
-    up_to: float = float("inf")
+    told: bool = False
 
 
 Engines = dict[str, _Engine]
@@ -98,11 +105,14 @@ class Results:
             self.notes.append(text)
 
     def reject(self, engine: _Engine, config: dict[str, Any], failure: Failure) -> None:
-        """The engine failed: no speed is shown, and from this batch size on it is not measured."""
-        engine.up_to = config["batch"]
+        """The engine failed: no speed is shown, and with greater batches of these prompts it is not measured."""
         shown = {"tokens_per_second": None, "realign_share": None, "verified": False, "failure": failure.kind}
         self.results.append({**config, **shown})
-        self.note(f"{config['engine']} {failure.told} at batch {engine.up_to}; from there on it is not timed")
+        if not engine.told:
+            self.note(
+                f"{config['engine']} {failure.told} at batch {config['batch']}, {config['lengths']} prompts; where it failed, greater batches were not tried"
+            )
+            engine.told = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -118,7 +128,7 @@ class Results:
 
 
 def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
-    """Measure plain decoding and these decoders; of one that fails no greater batch is measured.
+    """Measure plain decoding and these decoders; of one that fails no greater batch of such prompts is measured.
 
     ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
     """
@@ -128,8 +138,6 @@ def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
     found = Results(plan, machine(models.target.device))
     with ExitStack() as stack:
         engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
-        if ONE_ROW in engines:
-            engines[ONE_ROW].up_to = 2
         try:
             for lengths in plan.lengths:
                 workload = Workload(models, text, lengths, plan.count(max(plan.batches)), plan.max_new_tokens)
@@ -148,13 +156,12 @@ def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
 def _measure(found: Results, engines: Engines, workload: Workload, acceptance: float | None, listen: Listen) -> None:
     """All engines at all batch sizes, taking turns, so that a slow moment of the machine meets them all."""
     plan, draft = found.plan, workload.draft(acceptance)
+    failed: set[str] = {GREEDY.name} if acceptance is not plan.acceptances[0] else set()  # it has no draft
     for batch in plan.batches:
         asked = workload.asked[: plan.count(batch, acceptance)]
         config = {"batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
         runs: dict[str, list[dict[str, Any]]] = {
-            name: []
-            for name, engine in engines.items()
-            if batch < engine.up_to and (name != GREEDY.name or acceptance is plan.acceptances[0])
+            name: [] for name in engines if name not in failed and (batch == 1 or name != ONE_ROW)
         }
         for turn in range(plan.turns(batch, acceptance) + 1):  # the first warms up
             for name in list(runs):
@@ -164,6 +171,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 row = _decode(engine, workload, draft, plan.num_draft_tokens, batch, asked if turn else asked[:batch])
                 if isinstance(row, Failure):
                     found.reject(engine, {"engine": name, **config}, row)
+                    failed.add(name)
                     del runs[name]
                 elif turn:
                     runs[name].append(row)
@@ -171,10 +179,8 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                     found.note(note)
         for name, rows in runs.items():
             middle = sorted(rows, key=_speed)[len(rows) // 2]
-            turns = zip(rows, runs.get(BASELINE, ()), strict=False)
-            ratios = [_speed(row) / _speed(other) for row, other in turns]
-            over = {f"over_{BASELINE}": round(statistics.median(ratios), 3) if ratios else None}
-            found.results.append({"engine": name, **config, **middle, **over, "verified": True})
+            turns = {"prompts": len(asked), "turns_tokens_per_second": [_speed(row) for row in rows], "verified": True}
+            found.results.append({"engine": name, **config, **middle, **turns})
 
 
 def _decode(
@@ -208,17 +214,19 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
         return
     rate = LOAD * min(speeds.values()) / plan.max_new_tokens
     asked = [workload.asked[i % len(workload.asked)] for i in range(plan.arrival_prompts)]
+    runs: dict[str, list[list[float]]] = {name: [] for name in speeds}
+    for turn in range(plan.repeats):
+        for name in list(runs):
+            listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second, {turn + 1}: {name}")
+            engine = engines[name]
+            seconds = _arriving(engine, workload, plan, asked, rate)
+            if isinstance(seconds, Failure):
+                found.note(f"{name} {seconds.told} when {workload.lengths} prompts arrive one by one")
+                del runs[name]
+            else:
+                runs[name].append(seconds)
     for name in speeds:
-        listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second: {name}")
-        engine = engines[name].decoder.engine(
-            workload.pair.target,
-            workload.pair.draft,
-            num_draft_tokens=plan.num_draft_tokens,
-            batch_size=plan.focus,
-        )
-        seconds, outputs = latencies(engine, asked, rate)
-        wrong = workload.wrong(outputs, asked)
-        p50, p99 = np.percentile(seconds, [50, 99]).round(3).tolist()
+        p50, p99 = ([round(float(np.percentile(seconds, p)), 3) for seconds in runs.get(name, ())] for p in (50, 99))
         found.arrivals.append(
             {
                 "engine": name,
@@ -226,11 +234,25 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
                 "lengths": workload.lengths,
                 "arrivals": len(asked),
                 "arrivals_per_second": round(rate, 3),
-                "p50_s": None if wrong else p50,
-                "p99_s": None if wrong else p99,
-                "verified": not wrong,
+                "p50_s": statistics.median(p50) if p50 else None,
+                "p99_s": statistics.median(p99) if p99 else None,
+                "turns_p99_s": p99,
+                "verified": name in runs,
             }
         )
+
+
+def _arriving(
+    engine: _Engine, workload: Workload, plan: Plan, asked: Sequence[Asked], rate: float
+) -> list[float] | Failure:
+    """How long each prompt took from its arrival on, if all were decoded right."""
+    models, settings = workload.pair, {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
+    try:
+        seconds, outputs = latencies(engine.decoder.engine(models.target, models.draft, **settings), asked, rate)
+    except Exception as error:
+        return Failure("error", f"raised {type(error).__name__} ({error})")
+    wrong = workload.wrong(outputs, asked)
+    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else seconds
 
 
 def machine(device: torch.device) -> dict[str, Any]:
