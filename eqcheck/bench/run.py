@@ -109,9 +109,8 @@ class Results:
         shown = {"tokens_per_second": None, "realign_share": None, "verified": False, "failure": failure.kind}
         self.results.append({**config, **shown})
         if not engine.told:
-            self.note(
-                f"{config['engine']} {failure.told} at batch {config['batch']}, {config['lengths']} prompts; where it failed, greater batches were not tried"
-            )
+            where = f"batch {config['batch']}, {config['lengths']} prompts"
+            self.note(f"{config['engine']} {failure.told} at {where}; where it failed, greater batches were not tried")
             engine.told = True
 
     def to_dict(self) -> dict[str, Any]:
