@@ -7,7 +7,7 @@ More rows are in flight than one forward takes. Each round picks its rows from t
 3. else the rows of the last round, which are together already, if they fill the batch and none has finished;
 4. else the row that has waited longest and those nearest to it in length. They are *realigned*: brought to one width.
 
-Equally long rows need no padding and no mask of their own. When rows finish, the pool is filled up, so the batch does
+Equally long rows need no padding and no mask of their own. As rows finish, the pool is filled up, so the batch does
 not run dry while prompts wait. Ageing: once a row has waited for ``patience`` rounds, waiting time alone decides, so
 every row takes part at the latest ``patience + ceil(pool / batch_size)`` rounds after its last.
 
@@ -35,7 +35,7 @@ import torch
 
 import eqcheck
 
-from .serving import Engine, Pool, Row, RowModel, decode, speculate
+from .serving import Engine, Pool, Row, RowModel, decode, enough, speculate
 
 POOL = 4  # batches in the pool
 AHEAD = 4  # rounds for which a group has room when it is formed
@@ -81,7 +81,7 @@ class Exspec(Engine):
         self.patience = 4 * POOL
 
     def room(self) -> int:
-        return min(self.batch_size, POOL * self.batch_size - len(self.rows))
+        return enough(min(self.batch_size, POOL * self.batch_size - len(self.rows)), self.batch_size)
 
     def join(self, rows: list[Row]) -> None:
         for row in rows:

@@ -26,9 +26,7 @@ from typing import Any
 
 import eqcheck
 
-from .serving import Engine, Pool, Row, decode, speculate
-
-JOIN = 4  # rows join when at least one in so many places is free
+from .serving import Engine, Pool, Row, decode, enough, speculate
 
 
 class Ragged(Engine):
@@ -39,8 +37,7 @@ class Ragged(Engine):
         self.rows = self.pool.rows
 
     def room(self) -> int:
-        free = self.batch_size - len(self.rows)
-        return free if JOIN * free >= self.batch_size else 0
+        return enough(self.batch_size - len(self.rows), self.batch_size)
 
     def join(self, rows: list[Row]) -> None:
         self.stats.prefill_calls += self.pool.join(rows)

@@ -13,7 +13,7 @@ decoder    decode: an engine as a decoder of eqcheck
 from .checks import OutOfMemory, Unsupported
 from .decoder import decode
 from .engine import Engine
-from .pool import Pool
+from .pool import Pool, enough
 from .requests import Prompt, PromptError, Row, Update
 from .rounds import speculate
 from .row_cache import RowModel
@@ -31,5 +31,6 @@ __all__ = [
     "Unsupported",
     "Update",
     "decode",
+    "enough",
     "speculate",
 ]

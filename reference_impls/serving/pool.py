@@ -9,6 +9,13 @@ import torch
 from .requests import Row
 from .row_cache import RowModel
 
+JOIN = 4  # rows join when at least one in so many of the batch's places is free
+
+
+def enough(free: int, batch_size: int) -> int:
+    """How many rows to take in: none while few places are free, for a prefill costs about a round, be they few or many."""
+    return free if JOIN * free >= batch_size else 0
+
 
 class Pool:
     """Row i of ``rows`` is in row i of the caches of ``target`` and ``draft``, which hold nothing else."""
