@@ -13,7 +13,7 @@ JOIN = 4  # rows join when at least one in so many of the batch's places is free
 
 
 def enough(free: int, batch_size: int) -> int:
-    """How many rows to take in: none while few places are free, for a prefill costs about a round, be they few or many."""
+    """How many rows to take in: none while few places are free, for a prefill costs about a round, few rows or many."""
     return free if JOIN * free >= batch_size else 0
 
 
