@@ -126,7 +126,7 @@ def decoder(
     ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``known`` declares
     violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
     times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
-    batch_size=)``, it returns something with the ``generate``, ``stream`` and ``stats`` of
+    batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
     `eqcheck.reference_impls.serving.Engine`.
     Raises `UsageError` for a padding side, family, cache state or kind of violation that does not exist.
     """

@@ -4,7 +4,8 @@ Every row of the caches has a write offset of its own. A round writes each row's
 row's tokens, wherever that is, and a rejected draft is simply overwritten by the next round: there is nothing to
 unpad, append and repad. Masks and positions follow from the offsets. So a row may join or leave between any two
 rounds (continuous batching). Prompts are fed in a forward of their own, which costs about what a round costs however
-few they are; so they wait until a quarter of the batch is free.
+few they are; so they wait until a quarter of the batch is free. Equally long prompts that find the engine idle need
+none: their first round feeds them.
 
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))

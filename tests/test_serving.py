@@ -339,6 +339,9 @@ def test_full_acceptance_is_k_plus_one_tokens(name: str) -> None:
     engine.generate([[1, 2], [3, 4]], max_new_tokens=16)
     assert engine.stats.verify_calls == 4
     assert engine.stats.acceptance == 1.0
+    assert engine.stats.prefill_calls == 0, "equally long rows are fed by their first round"
+    engine.generate([[1, 2], [3]], max_new_tokens=4)
+    assert engine.stats.prefill_calls == (name != "eqspec")
 
 
 def test_a_prefill_is_no_round_of_draft_tokens() -> None:

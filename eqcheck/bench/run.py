@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,7 +168,10 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 engine = engines[name]
                 if turn:
                     listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn}: {name}")
-                row = _decode(engine, workload, draft, plan.num_draft_tokens, batch, asked if turn else asked[:batch])
+                some = asked if turn else asked[:batch]
+                models = (workload.pair.target, draft)
+                make = partial(Timed, engine.decoder, engine.generate, *models, plan.num_draft_tokens, batch)
+                row = _judged(workload, some, make, Timed.measure)
                 if isinstance(row, Failure):
                     found.reject(engine, {"engine": name, **config}, row)
                     failed.add(name)
@@ -182,17 +186,19 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
             found.results.append({"engine": name, **config, **middle, **turns})
 
 
-def _decode(
-    engine: _Engine, workload: Workload, draft: Any, k: int, batch: int, asked: Sequence[Asked]
-) -> dict[str, Any] | Failure:
-    """What was measured of one engine decoding these prompts once, if it decoded them right."""
+def _judged(
+    workload: Workload,
+    asked: Sequence[Asked],
+    make: Callable[[], Any],
+    measure: Callable[[Any, Sequence[Asked]], tuple[Any, Any]],
+) -> Any:
+    """What is measured of what ``make`` makes, if that does not fail and its outputs are right; else a `Failure`."""
     try:
-        timed = Timed(engine.decoder, engine.generate, workload.pair.target, draft, k, batch)
-        row, outputs = timed.measure(asked)
+        found, outputs = measure(make(), asked)
     except Exception as error:
         return Failure("error", f"raised {type(error).__name__} ({error})")
     wrong = workload.wrong(outputs, asked)
-    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else row
+    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else found
 
 
 def _speed(row: dict[str, Any]) -> float:
@@ -217,8 +223,9 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
     for turn in range(plan.repeats):
         for name in list(runs):
             listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second, {turn + 1}: {name}")
-            engine = engines[name]
-            seconds = _arriving(engine, workload, plan, asked, rate)
+            settings = {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
+            make = partial(engines[name].decoder.engine, workload.pair.target, workload.pair.draft, **settings)
+            seconds = _judged(workload, asked, make, partial(latencies, rate=rate))
             if isinstance(seconds, Failure):
                 found.note(f"{name} {seconds.told} when {workload.lengths} prompts arrive one by one")
                 del runs[name]
@@ -239,19 +246,6 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
                 "verified": name in runs,
             }
         )
-
-
-def _arriving(
-    engine: _Engine, workload: Workload, plan: Plan, asked: Sequence[Asked], rate: float
-) -> list[float] | Failure:
-    """How long each prompt took from its arrival on, if all were decoded right."""
-    models, settings = workload.pair, {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
-    try:
-        seconds, outputs = latencies(engine.decoder.engine(models.target, models.draft, **settings), asked, rate)
-    except Exception as error:
-        return Failure("error", f"raised {type(error).__name__} ({error})")
-    wrong = workload.wrong(outputs, asked)
-    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else seconds
 
 
 def machine(device: torch.device) -> dict[str, Any]:
