@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-4.57
-INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: audit test test-oldest lint bench comparison clean
 

@@ -37,7 +37,7 @@ import eqcheck
 
 from .serving import Engine, Pool, Row, RowModel, decode, enough, speculate
 
-POOL = 4  # batches in the pool
+POOL = 4  # batches in the pool; one, if a batch is one row: there is nothing to group
 AHEAD = 4  # rounds for which a group has room when it is formed
 
 
@@ -78,10 +78,11 @@ class Exspec(Engine):
         self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
         self.rows = self.pool.rows
         self.group: Group | None = None
+        self.capacity = self.batch_size * (POOL if self.batch_size > 1 else 1)
         self.patience = 4 * POOL
 
     def room(self) -> int:
-        return enough(min(self.batch_size, POOL * self.batch_size - len(self.rows)), self.batch_size)
+        return enough(min(self.batch_size, self.capacity - len(self.rows)), self.batch_size)
 
     def join(self, rows: list[Row]) -> None:
         for row in rows:

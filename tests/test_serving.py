@@ -236,6 +236,10 @@ def test_exspec_groups_equally_long_rows() -> None:
     engine.generate([[1]], max_new_tokens=12)
     alone = engine.stats
     assert alone.grouping_rate is None, "a row alone is no group"
+    engine = ENGINES["exspec"](TARGET, draft(1.0), num_draft_tokens=3, batch_size=1)
+    engine.generate([[1], [3, 4], [5, 6, 1]], max_new_tokens=12)
+    assert engine.stats.prefill_calls == engine.stats.realignments == 0, "with one row a round nobody need wait"
+    engine = ENGINES["exspec"](TARGET, draft(1.0), num_draft_tokens=3, batch_size=2)
     engine.generate([[1], [3, 4], [5, 6, 1], [7, 8, 9, 2]], max_new_tokens=12)
     assert engine.stats.grouping_rate < 1.0
     assert engine.stats.realignments > 0
