@@ -38,22 +38,22 @@ class Plan:
     acceptances: tuple[float | None, ...] = (None, 0.5, 0.7, 0.9)
     num_draft_tokens: int = 4
     max_new_tokens: int = 40
-    waves: int = 8  # prompts for each place in the batch,
-    prompts: int = 32  # and at least so many; half of both with a dictated draft
-    repeats: int = 3  # with the pair's own draft, of which the middle one is shown; once with a dictated one
-    focus: int = 8  # the batch size that is looked at closely
-    focus_repeats: int = 9
+    waves: int = 8  # prompts for each place in the batch, two with a dictated draft,
+    prompts: int = 32  # and at least so many, a quarter of it with a dictated draft
+    repeats: int = 3  # of which the middle one is shown
+    focus: int = 8  # the batch size that is looked at closely, with the pair's own draft
+    focus_repeats: int = 7
     arrival_prompts: int = 100
 
     def count(self, batch: int, acceptance: float | None = None) -> int:
         """How many prompts are decoded."""
-        return max(self.prompts, self.waves * batch) // (1 if acceptance is None else 2)
+        if acceptance is not None:
+            return max(self.prompts // 4, 2 * batch)
+        return max(self.prompts, self.waves * batch)
 
     def turns(self, batch: int, acceptance: float | None) -> int:
         """How often they are."""
-        if acceptance is not None:
-            return 1
-        return self.focus_repeats if batch == self.focus else self.repeats
+        return self.focus_repeats if (batch, acceptance) == (self.focus, None) else self.repeats
 
 
 FULL = Plan()
