@@ -235,7 +235,7 @@ def test_bench(small: Plan, tmp_path: Path) -> None:
     assert len(re.findall(r"raises +\d+ +error +-\n", text)) == 4
     assert len(re.findall(r"off +\d+ +wrong +-\n", text)) == 4
     assert re.search(r"prompts +4 +6 +12\n", text)
-    for name in ("throughput.png", "shares.png"):
+    for name in ("throughput.png", "shares.png", "service.png"):
         assert name in written
         assert (tmp_path / name).stat().st_size > 10_000
 

@@ -136,7 +136,7 @@ def _percent(share: float | None) -> str:
 
 
 def plots(found: Results, folder: Path) -> list[str]:
-    """Throughput over batch size, and where the time goes; no plots where matplotlib is not installed."""
+    """Throughput over batch size, where the time goes, latency and memory; none where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -145,7 +145,8 @@ def plots(found: Results, folder: Path) -> list[str]:
     if not any(row["verified"] for row in found.results):
         return []
     matplotlib.use("Agg")
-    return [_plot_throughput(found, folder), _plot_shares(found, folder)]
+    drawn = [_plot_throughput(found, folder), _plot_shares(found, folder)]
+    return [*drawn, _plot_service(found, folder)] if any(row["verified"] for row in found.arrivals) else drawn
 
 
 def _plot_throughput(found: Results, folder: Path) -> str:
@@ -201,6 +202,33 @@ def _plot_shares(found: Results, folder: Path) -> str:
         axis.set_title(f"batch {batch}, {lengths} prompts, real draft", fontsize=9)
         axis.set_xlabel("milliseconds a token")
     return _save(figure, axes[0][0], folder, "shares.png", 0.1)
+
+
+def _plot_service(found: Results, folder: Path) -> str:
+    """Of engines that take prompts as they come: latency under arrivals, peak memory, grouping rate."""
+    import matplotlib.pyplot as plt
+
+    focus = (found.plan.focus, found.plan.acceptances[0])
+    timed = {(r["engine"], r["lengths"]): r for r in found.results if (r["batch"], r["acceptance"]) == focus}
+    waited = {(row["engine"], row["lengths"]): row for row in found.arrivals if row["verified"]}
+    panels = {
+        "P50, seconds from arrival to last token": {key: row["p50_s"] for key, row in waited.items()},
+        "P99, seconds from arrival to last token": {key: row["p99_s"] for key, row in waited.items()},
+        "peak memory, MB": {key: timed[key]["peak_memory_mb"] or 0 for key in waited},
+        "grouping rate, where rows are grouped": {key: timed[key]["grouping_rate"] or 0 for key in waited},
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 2.6), sharey=True)
+    for axis, (title, values) in zip(axes, panels.items(), strict=True):
+        names = list(dict.fromkeys(name for name, _ in values))
+        height = 0.8 / len(found.plan.lengths)
+        for number, lengths in enumerate(found.plan.lengths):
+            at = [place + number * height for place in range(len(names))]
+            axis.barh(at, [values.get((name, lengths), 0) for name in names], height * 0.9, label=f"{lengths} prompts")
+        axis.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names)
+        axis.set_title(title, fontsize=9)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()
+    return _save(figure, axes[0], folder, "service.png", 0.1)
 
 
 def _save(figure: Any, first: Any, folder: Path, name: str, bottom: float) -> str:
