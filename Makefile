@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-4.57
-INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+
+# What is imported is compiled once, when it is first imported; without this, in every process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: audit test test-oldest lint bench comparison clean
 
