@@ -95,7 +95,7 @@ def test_hangs_beyond_the_claim_do_not_end_the_audit() -> None:
         return right(target, draft, request)
 
     mine = made(sleeping, families=("rotary",))
-    result = audit(mine, Options(cases=30, families=("rotary", "learned"), case_timeout=0.1))
+    result = audit(mine, Options(cases=30, families=("rotary", "learned"), case_timeout=0.5))
     assert [outcome.fingerprint for outcome in result.outcomes if outcome.case.family == "learned"] == [
         "crash/hang"
     ] * 3
