@@ -257,15 +257,15 @@ def test_replay_of_an_isolated_case_is_isolated(work: Path) -> None:
 
 def test_three_decoders_that_crash_hang_and_eat_memory_are_all_reported(work: Path) -> None:
     words = ["--isolate", "--case-timeout", "1s", "--cases", "15"]
-    for name in ("exits", "sleeps", "one_tensor"):
+    for name in ("exits", "deaf", "one_tensor"):
         words += ["--adapter", f"bad.py:{name}"]
     command = [sys.executable, "-m", "eqcheck.cli", "audit", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr
-    for name in ("exits", "sleeps", "one_tensor"):
+    for name in ("exits", "deaf", "one_tensor"):
         data = json.loads((work / "reports" / name / "report.json").read_text())
         (violation,) = data["violations"]
         assert violation["fingerprint"] == WHAT[name][0]
-        assert [len(prompt) for prompt in violation["case"]["prompts"]] == [1, 1] or name == "sleeps"
+        assert [len(prompt) for prompt in violation["case"]["prompts"]] == [1, 1] or name == "deaf"
         assert (data["verdict"], data["isolated"]) == ("violation", True)
         assert violation["fingerprint"] in done.stdout

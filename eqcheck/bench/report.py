@@ -214,8 +214,8 @@ def _plot_service(found: Results, folder: Path) -> str:
     panels = {
         "P50, seconds from arrival to last token": {key: row["p50_s"] for key, row in waited.items()},
         "P99, seconds from arrival to last token": {key: row["p99_s"] for key, row in waited.items()},
-        "peak memory, MB": {key: timed[key]["peak_memory_mb"] or 0 for key in waited},
-        "grouping rate, where rows are grouped": {key: timed[key]["grouping_rate"] or 0 for key in waited},
+        "peak memory, MB": {key: timed[key]["peak_memory_mb"] for key in waited},
+        "grouping rate, where rows are grouped": {key: timed[key]["grouping_rate"] for key in waited},
     }
     figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 2.6), sharey=True)
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
@@ -223,9 +223,13 @@ def _plot_service(found: Results, folder: Path) -> str:
         height = 0.8 / len(found.plan.lengths)
         for number, lengths in enumerate(found.plan.lengths):
             at = [place + number * height for place in range(len(names))]
-            axis.barh(at, [values.get((name, lengths), 0) for name in names], height * 0.9, label=f"{lengths} prompts")
+            known = [values.get((name, lengths)) for name in names]
+            widths = [float("nan") if value is None else value for value in known]
+            bars = axis.barh(at, widths, height * 0.9, label=f"{lengths} prompts")
+            axis.bar_label(bars, fmt="{:.3g}", padding=2, fontsize=7)  # a zero is told from what is not known
         axis.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names)
         axis.set_title(title, fontsize=9)
+        axis.margins(x=0.12)
         axis.grid(axis="x", alpha=0.3)
     axes[0].invert_yaxis()
     return _save(figure, axes[0], folder, "service.png", 0.1)
