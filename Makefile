@@ -7,7 +7,9 @@ INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --cons
 # What is imported is compiled once, when it is first imported; without this, in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: audit test test-oldest lint bench comparison clean
+ENGINES := openvino_genai vllm
+
+.PHONY: audit test test-oldest lint bench comparison engines engines-test clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
@@ -33,8 +35,14 @@ bench: $(VENV)/.installed
 comparison: $(VENV)/.installed
 	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2
 
+# The engines that `eqcheck audit --adapter openvino_genai --adapter vllm` runs, each in an environment of its own.
+engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)
+
+engines-test: engines
+	$(VENV)/bin/python -m pytest tests/engines
+
 clean:
-	rm -rf $(VENV) $(OLDEST)
+	rm -rf $(VENV) $(OLDEST) $(ENGINES:%=.venv-%)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("eqcheck needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
@@ -45,4 +53,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python $(INSTALL) 'transformers==4.57.6' --editable '.[test]'
+	touch $@
+
+.venv-%/.installed: environments/%.txt
+	$(PYTHON) -c 'import sys; sys.exit("the engines need Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(INSTALL) --no-deps --requirement environments/$*.txt
 	touch $@

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 from eqcheck import __version__
 from eqcheck.contract import FAMILIES, Decoder
-from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from eqcheck.audit.result import Audit
+    from eqcheck.blackbox.audit import EngineAudit
 
-EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
     "4 usage, 5 nothing was tested"
 )
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
+_PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
 _CORPUS = Path(".eqcheck")
 
 
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--families", type=_families, default=(), metavar="F,...", help=_FAMILIES)
     audit.add_argument("--case-timeout", type=_seconds, default=60.0, metavar="S", help="a case's limit (60s)")
     audit.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
+    audit.add_argument("--python", metavar="PATH", help=_PYTHON)
     audit.add_argument("--case-memory", type=_bytes, default=2**31, metavar="2G", help="a case's memory, isolated (2G)")
     audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
@@ -94,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
     )
+    replay.add_argument("--python", metavar="PATH", help="for a case of an engine: the Python to run it with")
     replay.set_defaults(run=_replay)
 
     check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=_EPILOG)
@@ -125,7 +128,8 @@ def _audit(options: argparse.Namespace) -> int:
     from eqcheck.console import progress, summary
     from eqcheck.selfcheck import short
 
-    decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
+    decoders = [registry.load(spec) for spec in options.adapter or registry.self_contained()]
+    pythons = [_python(decoder, options.python) for decoder in decoders]
     failures = short().failures
     if failures:
         return _broken(failures)
@@ -142,15 +146,25 @@ def _audit(options: argparse.Namespace) -> int:
         case_memory=options.case_memory,
         corpus=None if options.no_corpus else _CORPUS,
     )
-    results, reports = [], []
+    results: list[Audit | EngineAudit] = []
+    reports = []
     # What a decoder prints must not mix with the one JSON object.
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
     with quiet, progress(quiet=options.json) as listen:
-        for decoder, folder in zip(decoders, folders, strict=True):
-            results.append(audit(decoder, asked, listen))
-            if options.pair and "rotary" in decoder.families and not results[-1].interrupted:
-                results[-1].on_pair = on_pair(decoder)
-            reports.append(report.write(results[-1], folder))
+        for decoder, folder, python in zip(decoders, folders, pythons, strict=True):
+            if python:
+                from eqcheck.blackbox import audit as engines
+                from eqcheck.blackbox import report as engine_report
+
+                found = engines.audit(decoder, asked, python, listen)
+                results.append(found)
+                reports.append(engine_report.write(found, folder))
+            else:
+                result = audit(decoder, asked, listen)
+                results.append(result)
+                if options.pair and "rotary" in decoder.families and not result.interrupted:
+                    result.on_pair = on_pair(decoder)
+                reports.append(report.write(result, folder))
             if results[-1].interrupted:
                 break
     if options.json:
@@ -160,13 +174,23 @@ def _audit(options: argparse.Namespace) -> int:
     return _exit_code(results, options.allow_known)
 
 
-def _exit_code(results: Sequence[Audit], allow_known: bool) -> int:
+def _python(decoder: Decoder, python: str | None) -> str:
+    """The Python of the worker that a decoder needs; empty for one that is audited on transparent models."""
+    if not (decoder.checkpoints or python):
+        return ""
+    from eqcheck.blackbox.worker import environment
+
+    return environment(decoder, python)
+
+
+def _exit_code(results: Sequence[Audit | EngineAudit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
     if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
         return VIOLATION
     allowed = [allow_known and bool(result.violations) for result in results]
-    if any(r.on_pair and r.on_pair.wrong and not known for r, known in zip(results, allowed, strict=True)):
+    pairs = [getattr(result, "on_pair", None) for result in results]
+    if any(pair and pair.wrong and not known for pair, known in zip(pairs, allowed, strict=True)):
         return VIOLATION
     if not any(result.claimed for result in results):
         return NOTHING
@@ -188,37 +212,9 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from eqcheck import registry
-    from eqcheck.audit.casefile import read_case
-    from eqcheck.audit.isolation import Limits
-    from eqcheck.audit.runner import runner
-    from eqcheck.text import render
+    from eqcheck.replay import replay
 
-    stored = read_case(options.case)
-    spec = options.adapter or stored.adapter
-    if spec is None:
-        raise UsageError(f"case file {options.case}: it names no adapter; give one with --adapter")
-    try:
-        decoder = registry.load(spec)
-    except UsageError:
-        print("ERROR: the adapter cannot be loaded")
-        raise
-    isolate = options.isolate or stored.isolated
-    limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
-    with runner(decoder, limits, 1, isolate, []) as running:
-        outcome = running.try_case(stored.case, opinion=True)
-    if outcome.explanation is None:
-        print(
-            f"FIXED: {decoder.name} is equivalent on this case"
-            + (f" (was {stored.fingerprint})" if stored.fingerprint else "")
-        )
-        return EQUIVALENT
-    print(f"FAILS: {decoder.name}")
-    print(render(outcome.explanation))
-    print(outcome.traceback, end="")
-    if stored.fingerprint not in (None, outcome.fingerprint):
-        print(f"The stored violation was {stored.fingerprint}; it fails differently now.")
-    return VIOLATION
+    return replay(options.case, options.adapter, options.isolate, options.python)
 
 
 def _selfcheck(options: argparse.Namespace) -> int:
@@ -236,7 +232,7 @@ def _bench(options: argparse.Namespace) -> int:
     from eqcheck.bench import report
     from eqcheck.bench.run import FULL, QUICK, bench
 
-    decoders = [registry.load(spec) for spec in options.adapter or registry.shipped()]
+    decoders = [registry.load(spec) for spec in options.adapter or registry.self_contained()]
     out = options.out or Path("reports/bench-quick" if options.quick else "reports/bench")
     _writable(out, "")
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()

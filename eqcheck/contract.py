@@ -25,6 +25,36 @@ CACHE_STATES = {
     "late-rows": "rows join while others are being decoded",
 }
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
+CAPABILITIES = {
+    "row-limits": "rows have limits of their own",
+    "row-eos": "rows have EOS ids of their own",
+    "min-new-tokens": "a row may not end before so many new tokens",
+    "repetition-penalty": "logits of tokens in prompt and output are divided (or, below zero, multiplied) by a number",
+    "presence-penalty": "a number is taken from the logits of tokens in the output",
+    "many-rows": "up to 128 rows",
+    "arrivals": "rows are handed over while others run",
+    "token-budget": "a step of the engine computes at most so many tokens",
+    "prefix-caching": "caches of common beginnings are shared, also with earlier requests",
+    "kv-blocks": "the KV cache holds so few blocks that rows have to be preempted",
+    "ngram": "draft tokens are looked up in the row itself, and there may be none",
+}
+DRAFTING = ("model", "ngram", "none")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What one row asks for; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
+
+    ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. ``arrival``: the row is handed over
+    after so many steps of the engine.
+    """
+
+    max_new_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    arrival: int = 0
 
 
 @dataclass
@@ -40,6 +70,10 @@ class Request:
     ``draft_cache`` hold one row with the first so many tokens, which all prompts share. Under ``preallocated``
     the two hold a row per prompt and no token yet; their ``layers[i].keys`` have spare slots behind the
     ``get_seq_length()`` valid ones. ``arrivals`` (``late-rows``): row i may be fed only after that many target calls.
+
+    Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
+    ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
+    ``prefix_caching``; the last three mean the engine's own default where they are None.
     """
 
     prompts: list[list[int]]
@@ -53,6 +87,11 @@ class Request:
     target_cache: Any = None
     draft_cache: Any = None
     arrivals: tuple[int, ...] = ()
+    rows: tuple[RowOptions, ...] = ()
+    drafting: str = "model"
+    token_budget: int | None = None
+    kv_blocks: int | None = None
+    prefix_caching: bool | None = None
 
 
 Generate = Callable[[Any, Any, Request], Any]
@@ -77,6 +116,10 @@ class Decoder:
     version: str = ""
     note: str = ""
     engine: Any = None
+    checkpoints: bool = False
+    capabilities: tuple[str, ...] = ()
+    dtype: str = "float64"
+    environment: str = ""
     spec: str = ""
 
     def __call__(self, target: Any, draft: Any, request: Request) -> Any:
@@ -112,6 +155,10 @@ def decoder(
     version: str = "",
     note: str = "",
     engine: Any = None,
+    checkpoints: bool = False,
+    capabilities: tuple[str, ...] = (),
+    dtype: str = "float64",
+    environment: str = "",
 ) -> Callable[[Any], Decoder]:
     """Register a function (or a class with ``__call__``) as a decoder.
 
@@ -128,14 +175,19 @@ def decoder(
     times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
     batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
     `eqcheck.reference_impls.serving.Engine`.
-    Raises `UsageError` for a padding side, family, cache state or kind of violation that does not exist.
+
+    An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
+    alone. ``capabilities`` names what it takes of `CAPABILITIES`, ``dtype`` what it computes in, ``environment`` the
+    environment of its own in which it runs.
+    Raises `UsageError` for a padding side, family, cache state, capability or kind of violation that does not exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
         (families, FAMILIES, "families"),
         (cache_states, tuple(CACHE_STATES), "cache_states"),
+        (capabilities, tuple(CAPABILITIES), "capabilities"),
     ):
-        if isinstance(given, str) or not given:
+        if isinstance(given, str) or not (given or what == "capabilities"):
             raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
         for one in given:
             if one not in allowed:
@@ -163,6 +215,10 @@ def decoder(
             version=version,
             note=note,
             engine=engine,
+            checkpoints=checkpoints,
+            capabilities=tuple(capabilities),
+            dtype=dtype,
+            environment=environment,
         )
 
     return register

@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Exit codes.
+EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
+
 
 class EqcheckError(Exception):
     """Anything eqcheck raises on purpose."""
@@ -27,6 +30,10 @@ class CaseError(UsageError):
 
 class OutputError(UsageError):
     """Prompts or outputs given to the oracle are malformed."""
+
+
+class Unsupported(EqcheckError):
+    """A decoder cannot do what is asked, and says so: the case is passed over and counted, it is no violation."""
 
 
 class Violation(EqcheckError, AssertionError):

@@ -32,6 +32,11 @@ def shipped() -> dict[str, str]:
     return found
 
 
+def self_contained() -> list[str]:
+    """The shipped decoders that need no environment or server of their own."""
+    return [name for name in shipped() if not load(name).checkpoints]
+
+
 def names() -> list[str]:
     """Every name `load` knows: shipped decoders and entry points."""
     return sorted({*shipped(), *(point.name for point in entry_points(group=GROUP))})

@@ -29,6 +29,7 @@ _MEANING = {
     "over-length": "the row exceeds its limit",
     "pad-in-output": "a pad was emitted",
     "row-swap": "the row holds another row's output",
+    "ignored-option": "an option of the row is not applied as asked",
     "exception": "the decoder raised",
     "hang": "the decoder does not end",
     "invalid-output": "what the decoder returned, or left of its request, breaks the contract",

@@ -7,6 +7,7 @@ mask          pad-visible  token-hidden  future-visible  window
 cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
 bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
               pad-in-output  row-swap
+sampling      ignored-option               (a penalty or a minimum is not applied as asked)
 draft         desync  lost-bonus             (speed, not correctness: reported as a warning)
 crash         exception  hang  invalid-output
 unattributed  unattributed                   (output wrong, no cause shown: never a guess)
@@ -45,6 +46,7 @@ KINDS = {
         "pad-in-output",
         "row-swap",
     ),
+    "sampling": ("ignored-option",),
     "draft": ("desync", "lost-bonus"),
     "crash": ("exception", "hang", "invalid-output"),
     "unattributed": ("unattributed",),

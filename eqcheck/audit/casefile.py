@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
+from eqcheck.blackbox.case import ENGINE_CASE_FORMAT, EngineCase
 from eqcheck.case import CASE_FORMAT, Case
 from eqcheck.errors import UsageError
 
@@ -29,7 +30,7 @@ class StoredViolation:
     audit ended before it could shrink the case.
     """
 
-    case: Case
+    case: Case | EngineCase
     adapter: str | None = None
     fingerprint: str | None = None
     case_timeout: float = 60.0
@@ -70,13 +71,13 @@ def read_case(path: Path) -> StoredViolation:
 
 
 def _stored(data: Any) -> StoredViolation:
-    if isinstance(data, dict) and data.get("format") == CASE_FORMAT:
-        return StoredViolation(Case.from_dict(data))
+    if isinstance(data, dict) and data.get("format") in (CASE_FORMAT, ENGINE_CASE_FORMAT):
+        return StoredViolation(_case(data))
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {CASE_FORMAT!r}, got {got!r}")
     return StoredViolation(
-        case=Case.from_dict(data.get("case", {})),
+        case=_case(data.get("case", {})),
         adapter=_field(data, "adapter", str),
         fingerprint=_field(data, "fingerprint", str),
         case_timeout=float(_field(data, "case_timeout", (int, float), 60.0)),
@@ -85,6 +86,11 @@ def _stored(data: Any) -> StoredViolation:
         minimised=_field(data, "minimised", bool, True),
         explanation=_field(data, "explanation", str, ""),
     )
+
+
+def _case(data: Any) -> Case | EngineCase:
+    engine = isinstance(data, dict) and data.get("format") == ENGINE_CASE_FORMAT
+    return EngineCase.from_dict(data) if engine else Case.from_dict(data)
 
 
 def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:

@@ -79,12 +79,7 @@ class _UnderWay:
         """Run the stored cases that are within what was asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
             case = stored.case
-            asked = (
-                case.family in self.source.families
-                and case.padding_side in self.source.padding_sides
-                and case.cache_state in self.source.cache_states
-            )
-            if not asked:
+            if not (isinstance(case, Case) and self._asked(case)):
                 continue
             outcome = running.try_case(case)
             self.result.replayed.append(outcome)
@@ -95,6 +90,11 @@ class _UnderWay:
                 self._sight(outcome, Sighting(outcome, stored=True, minimised=minimised))
             self._tell("corpus")
             check()
+
+    def _asked(self, case: Case) -> bool:
+        source = self.source
+        sides, states = source.padding_sides, source.cache_states
+        return case.family in source.families and case.padding_side in sides and case.cache_state in states
 
     def _draw(self, running: Runner, check: Callable[[], None]) -> None:
         hung: Counter[bool | str] = Counter()

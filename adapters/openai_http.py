@@ -1,0 +1,119 @@
+"""A pair of OpenAI-compatible completions servers, one that speculates and one that does not.
+
+Both serve the checkpoint that ``python -m eqcheck.blackbox.checkpoints`` names. ``EQCHECK_SPECULATIVE_URL`` and
+``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``), ``EQCHECK_API_KEY`` the key, if they want one.
+The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import eqcheck
+from eqcheck.contract import Request, RowOptions
+from eqcheck.errors import Unsupported
+
+_TIMEOUT_S = 300
+
+
+@eqcheck.decoder(
+    name="openai_http",
+    checkpoints=True,
+    dtype="float32",
+    capabilities=(
+        "row-limits",
+        "row-eos",
+        "min-new-tokens",
+        "repetition-penalty",
+        "presence-penalty",
+        "many-rows",
+    ),
+    origin="https://platform.openai.com/docs/api-reference/completions",
+)
+class OpenAIServers:
+    def open(self) -> None:
+        self.urls = {plain: os.environ.get(name, "").rstrip("/") for plain, name in _URLS.items()}
+        if not self.urls[False]:
+            raise ValueError(
+                f"{_URLS[False]}: expected the URL of the speculative server, such as http://127.0.0.1:8000/v1"
+            )
+        self.version = _models(self.urls[False])
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        plain = request.drafting == "none"
+        url = self.urls[plain]
+        if not url:
+            raise Unsupported(f"there is no plain server: {_URLS[True]} is not set")
+        if any(row.eos_token_ids for row in request.rows) and not _honours_stop(url):
+            raise Unsupported(f"{url} does not honour stop_token_ids")
+        with ThreadPoolExecutor(len(request.prompts)) as pool:
+            return list(pool.map(lambda pair: _complete(url, *pair), zip(request.prompts, request.rows, strict=True)))
+
+
+_URLS = {False: "EQCHECK_SPECULATIVE_URL", True: "EQCHECK_PLAIN_URL"}
+
+
+def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
+    """The new tokens of one prompt."""
+    asked: dict[str, Any] = {
+        "model": _model(url),
+        "prompt": prompt,
+        "max_tokens": row.max_new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    if row.eos_token_ids:
+        asked["stop_token_ids"] = list(row.eos_token_ids)
+    for name, key, default in (
+        ("min_new_tokens", "min_tokens", 0),
+        ("repetition_penalty", "repetition_penalty", 1.0),
+        ("presence_penalty", "presence_penalty", 0.0),
+    ):
+        if getattr(row, name) != default:
+            asked[key] = getattr(row, name)
+    choice = _call(f"{url}/completions", asked)["choices"][0]
+    if choice.get("token_ids") is not None:
+        return list(choice["token_ids"])
+    tokens = (choice.get("logprobs") or {}).get("tokens") or []
+    if tokens and all(token.startswith("token_id:") for token in tokens):
+        return [int(token.partition(":")[2]) for token in tokens]
+    raise Unsupported(f"{url} returns text without token ids (asked for return_token_ids and for logprobs)")
+
+
+@lru_cache
+def _honours_stop(url: str) -> bool:
+    """Whether the server stops at a token id, which is not part of the OpenAI interface."""
+    free = _complete(url, [1, 2, 3], RowOptions(4))
+    stopped = _complete(url, [1, 2, 3], RowOptions(4, (free[1],)))
+    return stopped == free[: free.index(free[1]) + 1]
+
+
+@lru_cache
+def _model(url: str) -> str:
+    return str(_call(f"{url}/models")["data"][0]["id"])
+
+
+def _models(url: str) -> str:
+    """Who serves what, as the server tells."""
+    first = _call(f"{url}/models")["data"][0]
+    return f"{first.get('owned_by', 'server')} {first['id']}"
+
+
+def _call(url: str, asked: dict[str, Any] | None = None) -> Any:
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {os.environ.get('EQCHECK_API_KEY', 'none')}",
+    }
+    body = None if asked is None else json.dumps(asked).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error

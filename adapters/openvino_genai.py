@@ -1,0 +1,159 @@
+"""OpenVINO GenAI: its continuous batching pipeline with a draft model, or with prompt lookup.
+
+The checkpoint is exported once, with optimum-intel, into a folder beside it. Everything is computed in float32, the
+KV cache too; otherwise the pipeline is as it ships.
+"""
+
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import eqcheck
+from eqcheck.contract import Request, RowOptions
+
+_PIPELINES = 4  # kept at a time
+
+
+def prepare() -> None:
+    """Nothing has to be set before the engine is imported."""
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """A pipeline with the request's settings."""
+    import openvino_genai
+
+    precise = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = request.kv_blocks or 1000
+    if request.token_budget:
+        scheduler.max_num_batched_tokens = request.token_budget
+    if request.prefix_caching is not None:
+        scheduler.enable_prefix_caching = request.prefix_caching
+    properties = dict(precise)
+    if request.drafting == "model":
+        properties["draft_model"] = openvino_genai.draft_model(exported(draft), "CPU", **precise)
+    elif request.drafting == "ngram":
+        properties["prompt_lookup"] = True
+    return openvino_genai.ContinuousBatchingPipeline(exported(target), scheduler, "CPU", properties)
+
+
+def exported(folder: str) -> str:
+    """The checkpoint for OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
+    made = Path(folder).with_name(f"{Path(folder).name}-openvino")
+    if made.is_dir():
+        return str(made)
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+    from optimum.intel import OVModelForCausalLM
+    from transformers import AutoTokenizer
+
+    temporary = Path(tempfile.mkdtemp(prefix=f".{made.name}.", dir=made.parent))
+    model = OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False)
+    model.save_pretrained(temporary)
+    tokenizers = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
+    for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
+        openvino.save_model(converted, temporary / f"openvino_{name}.xml")
+    try:
+        os.rename(temporary, made)
+    except OSError:  # another process was faster
+        shutil.rmtree(temporary)
+    return str(made)
+
+
+def generation_config(row: "RowOptions", request: "Request") -> Any:
+    """What one row asks for."""
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = row.max_new_tokens
+    config.do_sample = False
+    config.repetition_penalty = row.repetition_penalty
+    config.presence_penalty = row.presence_penalty
+    config.ignore_eos = not row.eos_token_ids
+    config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
+    config.stop_token_ids = set(row.eos_token_ids) or {0}
+    if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
+        config.min_new_tokens = row.min_new_tokens
+    if request.drafting != "none":
+        config.num_assistant_tokens = request.num_draft_tokens
+    if request.drafting == "ngram":
+        config.max_ngram_size = 2
+    return config
+
+
+def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import numpy
+    import openvino
+
+    prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
+    configs = [generation_config(row, request) for row in request.rows]
+    observed = {} if observed is None else observed
+    if not any(row.arrival for row in request.rows):
+        results = pipeline.generate(prompts, configs)
+        metrics = results[0].extended_perf_metrics
+        if metrics is not None:
+            observed.update(drafted=metrics.get_num_draft_tokens(), accepted=metrics.get_num_accepted_tokens())
+        return [list(result.m_generation_ids[0]) for result in results]
+    waiting = sorted(range(len(prompts)), key=lambda row: request.rows[row].arrival)
+    handles: dict[int, Any] = {}
+    step = 0
+    while waiting or pipeline.has_non_finished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not pipeline.has_non_finished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            handles[row] = pipeline.add_request(row, prompts[row], configs[row])
+        pipeline.step()
+        step += 1
+    return [list(handles[row].read_all()[0].generated_ids) for row in range(len(prompts))]
+
+
+@eqcheck.decoder(
+    name="openvino_genai",
+    checkpoints=True,
+    environment="openvino_genai",
+    dtype="float32",
+    capabilities=(
+        "row-limits",
+        "row-eos",
+        "min-new-tokens",
+        "repetition-penalty",
+        "presence-penalty",
+        "many-rows",
+        "arrivals",
+        "token-budget",
+        "prefix-caching",
+        "kv-blocks",
+        "ngram",
+    ),
+    origin="https://github.com/openvinotoolkit/openvino.genai",
+)
+class OpenVINO:
+    script = (prepare, start, exported, generation_config, decode)
+    requirements = "openvino-genai, optimum-intel[openvino], torch"
+
+    def open(self) -> None:
+        import openvino_genai
+
+        prepare()
+        self.version = openvino_genai.get_version()
+        self.pipelines: OrderedDict[Any, Any] = OrderedDict()
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        settings = (request.drafting, request.token_budget, request.kv_blocks, request.prefix_caching)
+        fresh = settings not in self.pipelines or request.prefix_caching  # which nothing but a new pipeline empties
+        if fresh:
+            self.pipelines.pop(settings, None)
+            while len(self.pipelines) >= _PIPELINES:
+                self.pipelines.popitem(last=False)
+            self.pipelines[settings] = start(target, draft, request)
+        self.pipelines.move_to_end(settings)
+        self.observed: dict[str, int] = {}
+        try:
+            return decode(self.pipelines[settings], request, self.observed)
+        except Exception:
+            self.pipelines.pop(settings)  # it may hold rows that never end
+            raise

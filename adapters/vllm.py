@@ -1,0 +1,222 @@
+"""vLLM, its V1 engine on the CPU: speculation with a draft model or by n-grams.
+
+An engine's settings are fixed when it starts, and one process cannot start several reliably. So vLLM is imported once,
+and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import OrderedDict
+from typing import Any
+
+import eqcheck
+from eqcheck.contract import Request, RowOptions
+from eqcheck.errors import Unsupported
+
+_ENGINES = 2  # kept at a time
+
+
+def prepare() -> None:
+    """What has to be set before vLLM is imported."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+        NUMBA_NUM_THREADS="1",
+    )
+
+
+def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    k, kv_block, rows = request.num_draft_tokens, 32, 128
+    settings: dict[str, Any] = {
+        "model": target,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "max_num_seqs": rows,
+        "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
+        "enable_prefix_caching": bool(request.prefix_caching),
+        "disable_log_stats": False,
+    }
+    if request.kv_blocks:  # one row of the greatest length must fit, or the engine does not start
+        settings["num_gpu_blocks_override"] = request.kv_blocks
+        settings["max_model_len"] = (request.kv_blocks - 1) * kv_block - k - 1
+    if request.token_budget:
+        settings["max_num_batched_tokens"] = request.token_budget
+        settings["max_num_seqs"] = min(rows, request.token_budget)
+    if request.drafting == "model":
+        settings["speculative_config"] = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
+    elif request.drafting == "ngram":
+        lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **lookup}
+    return settings
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """An engine with the request's settings."""
+    from vllm import LLM
+
+    return LLM(**settings_of(target, draft, request))
+
+
+def sampling(row: "RowOptions") -> Any:
+    """What one row asks for."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=row.max_new_tokens,
+        min_tokens=row.min_new_tokens,
+        stop_token_ids=list(row.eos_token_ids),
+        repetition_penalty=row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        detokenize=False,
+    )
+
+
+def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    engine, observed = llm.llm_engine, {} if observed is None else observed
+    waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
+    outputs: dict[int, list[int]] = {}
+    step = 0
+    while waiting or engine.has_unfinished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            engine.add_request(str(row), {"prompt_token_ids": request.prompts[row]}, sampling(request.rows[row]))
+        for result in engine.step():
+            if result.finished:
+                outputs[int(result.request_id.partition("-")[0])] = list(result.outputs[0].token_ids)
+        step += 1
+    observed["steps"] = step
+    return [outputs[row] for row in range(len(request.prompts))]
+
+
+@eqcheck.decoder(
+    name="vllm",
+    checkpoints=True,
+    environment="vllm",
+    dtype="float32",
+    capabilities=(
+        "row-limits",
+        "row-eos",
+        "min-new-tokens",
+        "repetition-penalty",
+        "presence-penalty",
+        "many-rows",
+        "arrivals",
+        "token-budget",
+        "prefix-caching",
+        "kv-blocks",
+        "ngram",
+    ),
+    origin="https://github.com/vllm-project/vllm",
+)
+class VLLM:
+    script = (prepare, settings_of, start, sampling, decode)
+    requirements = "vllm-cpu"
+
+    def open(self) -> None:
+        prepare()
+        import vllm
+        import vllm.model_executor.models.llama  # what an engine imports when it starts
+        import vllm.v1.engine.llm_engine
+        import vllm.v1.worker.cpu_model_runner
+        import vllm.v1.worker.cpu_worker
+
+        self.version = vllm.__version__
+        self.engines: OrderedDict[str, _Engine] = OrderedDict()
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.stop()
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        settings = settings_of(target, draft, request)
+        longest = max(
+            len(prompt) + row.max_new_tokens for prompt, row in zip(request.prompts, request.rows, strict=True)
+        )
+        if longest > settings["max_model_len"]:
+            raise Unsupported(f"a row of more tokens than the {settings['max_model_len']} that an engine may have")
+        key = repr(settings)
+        if key not in self.engines:
+            while len(self.engines) >= _ENGINES:
+                self.engines.popitem(last=False)[1].stop()
+            self.engines[key] = _Engine(target, draft, request)
+        self.engines.move_to_end(key)
+        try:
+            outputs, self.observed = self.engines[key].decode(request)
+        except Exception:
+            self.engines.pop(key).stop()
+            raise
+        return outputs
+
+
+class _Engine:
+    """An engine in a fork of this process."""
+
+    def __init__(self, *arguments: Any) -> None:
+        context: Any = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(arguments, theirs, self.pipe))
+        self.process.start()
+        theirs.close()
+
+    def decode(self, request: Request) -> tuple[list[list[int]], dict[str, int]]:
+        try:
+            self.pipe.send(request)
+            answer, failure = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(5)
+            raise RuntimeError(f"the engine's process ended with exit code {self.process.exitcode}") from None
+        if failure is not None:
+            raise RuntimeError(failure)
+        outputs, observed = answer
+        return outputs, observed
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
+    """Answer requests until the pipe ends; on Linux the process also ends with its parent."""
+    theirs.close()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    try:
+        llm = start(*arguments)
+        while True:
+            request = pipe.recv()
+            before = _counters(llm)
+            observed: dict[str, int] = {}
+            outputs = decode(llm, request, observed)
+            observed |= {name: count - before.get(name, 0) for name, count in _counters(llm).items()}
+            llm.reset_prefix_cache()
+            pipe.send(((outputs, observed), None))
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+def _counters(llm: Any) -> dict[str, int]:
+    """What the engine has counted since it started."""
+    names = {
+        "vllm:spec_decode_num_draft_tokens": "drafted",
+        "vllm:spec_decode_num_accepted_tokens": "accepted",
+        "vllm:num_preemptions": "preemptions",
+        "vllm:prefix_cache_hits": "prefix_hits",
+    }
+    return {names[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in names}

@@ -1,0 +1,119 @@
+"""Attribution from outside: the one edit of what was seen or emitted that yields an engine's wrong tokens.
+
+program      what every query saw, as data; one forward answers for all calls of an engine
+evidence     where the model alone disagrees with the output, what was drafted, which rounds there were
+engines      who writes which entry where in a batch engine, and what is seen, under one edit
+recomputing  the same for engines without caches
+contexts     the edits of what is seen; commits, outputs, options: those of what is done with predictions
+ranking      what each explains, and by how small a chance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eqcheck.blackbox.abduction.commits import RULES, follow
+from eqcheck.blackbox.abduction.contexts import systematic
+from eqcheck.blackbox.abduction.evidence import Evidence
+from eqcheck.blackbox.abduction.options import anothers_end, ignored
+from eqcheck.blackbox.abduction.outputs import emitted, ended
+from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, row_by_row, tried
+from eqcheck.blackbox.case import EngineCase
+
+COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
+
+
+@dataclass(frozen=True)
+class Abduced:
+    """What explains an engine's wrong tokens.
+
+    ``token_index`` is the first wrong token of ``row``, ``edit`` what was changed, in words. ``surprising`` counts the
+    tokens that the model alone does not emit after what is there before them, ``explained`` those of them that are
+    predicted under the edit, with no token before them predicted wrongly. ``chance`` is the probability that any of
+    the edits tried does that by accident, see `Evidence.chance`. ``rivals`` are other fingerprints that explain as
+    much: with one of another component, the component is open.
+    """
+
+    component: str
+    kind: str
+    row: int
+    token_index: int
+    edit: str
+    explained: int
+    surprising: int
+    chance: float
+    rivals: tuple[str, ...] = ()
+
+
+def abduce(
+    target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]], *, rows: Sequence[int] | None = None
+) -> Abduced | None:
+    """Explain the wrong tokens of ``outputs``, or say nothing: for right outputs, and where no edit is sure enough.
+
+    ``rows`` are those to explain; the tokens of others are taken for what they are.
+    """
+    evidence = Evidence(target, draft, case, outputs, rows)
+    first = evidence.first
+    if first is None:
+        return _ended(evidence)
+    found, count = everywhere(evidence)
+    best = _best(evidence, found, count)
+    if best is None or not any(one.complete for one in found if one.explained):
+        alone, more = row_by_row(evidence)
+        best = _best(evidence, found + alone, count + more) or best
+    return best
+
+
+def _ended(evidence: Evidence) -> Abduced | None:
+    """Rows whose tokens are right, and that end too early or too late."""
+    end = ended(evidence)
+    if end is None:
+        return None
+    component, kind, row, index, words = end
+    other = anothers_end(evidence)
+    if other is not None:
+        component, kind, words = "sampling", "ignored-option", f"{words}: rows end as row {other} should"
+    return Abduced(component, kind, row, index, words, 1, 1, 0.0)
+
+
+def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
+    """What the edits explain that an engine makes everywhere, and how many were tried."""
+    found = [finding(evidence, rule, follow(evidence, rule, least)) for rule in RULES for least in (False, True)]
+    found += [*emitted(evidence), *ignored(evidence)]
+    contexts = list(systematic(evidence))
+    count = len(found) + len(contexts)
+    if evidence.first is not None:
+        found += tried(evidence, contexts, evidence.first)
+    return found, count
+
+
+def _best(evidence: Evidence, found: list[Finding], count: int) -> Abduced | None:
+    found = [one for one in found if one.explained]
+    if not found:
+        return None
+    best = min(found, key=lambda one: (not one.complete, one.chance))
+    chance = min(1.0, best.chance * count)
+    if chance > (COMPLETE if best.complete else PARTIAL):
+        return None
+    said = fingerprint(best.hypothesis)
+    rivals = {fingerprint(o.hypothesis) for o in found if _rivals(o, best, count)}
+    rivals |= set(getattr(best.hypothesis, "rivals", ()))
+    row, index = min(best.explained, key=lambda at: (at[1], at[0]))
+    return Abduced(
+        best.hypothesis.component,
+        best.hypothesis.kind,
+        row,
+        index,
+        best.hypothesis.words,
+        len(best.explained),
+        len(evidence.surprising),
+        chance,
+        tuple(sorted(rivals - {said})),
+    )
+
+
+def _rivals(other: Finding, best: Finding, count: int) -> bool:
+    """Whether another finding leaves the best one in doubt: of two partial ones each that is sure enough does."""
+    return other.complete or (not best.complete and other.chance * count <= PARTIAL)

@@ -1,0 +1,217 @@
+"""What is known of a decode from its outputs: where the model alone disagrees, what was drafted, its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+
+from eqcheck.blackbox.abduction.program import Program, answers
+from eqcheck.blackbox.case import PAD, EngineCase, Row
+from eqcheck.blackbox.truth import with_options
+from eqcheck.contract import RowOptions
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row's part in a round: of ``start`` committed tokens, ``accepted`` of ``drafts``; then there are ``end``."""
+
+    row: int
+    start: int
+    drafts: tuple[int, ...]
+    accepted: int
+    end: int
+
+
+Round = tuple[Turn, ...]
+FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it likely
+NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)  # in standard deviations of the scores
+
+
+def pick(scores: torch.Tensor, row: Row, before: Sequence[int]) -> int:
+    """The token chosen from the scores ``[vocabulary]`` after so many new tokens, with the row's options."""
+    options = row.options
+    if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
+        return int(scores.argmax())
+    once = replace(row, prompt=(*row.prompt, *before), options=replace(options, min_new_tokens=0))
+    scores = with_options(scores[None], once, ())[0].clone()
+    scores[sorted(set(before))] -= options.presence_penalty
+    if len(before) < options.min_new_tokens:
+        scores[list(options.eos_token_ids)] = float("-inf")
+    return int(scores.argmax())
+
+
+class Evidence:
+    """The outputs of a case, beside what the model alone says after each of their beginnings.
+
+    ``returned`` is what the engine returned, ``outputs`` the same as far as a row may go, ``texts`` are prompts and
+    outputs, ``plain[row]`` the scores ``[new tokens + 1, vocabulary]`` without options,
+    ``wanted[row]`` what is to be emitted there. ``surprising`` are the (row, index)
+    of the tokens that are something else, in the rows ``judged``.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        case: EngineCase,
+        outputs: Sequence[Sequence[int]],
+        judged: Sequence[int] | None = None,
+    ) -> None:
+        self.target, self.draft, self.case = target, draft, case
+        self.judged = tuple(range(len(outputs)) if judged is None else judged)
+        self.returned = [[int(token) for token in output] for output in outputs]
+        self.outputs = [output[: self.end(row)] for row, output in enumerate(self.returned)]
+        self.pad = PAD
+        self.prompts = [list(row.prompt) for row in case.rows]
+        self.texts = [prompt + output for prompt, output in zip(self.prompts, self.outputs, strict=True)]
+        programs = [
+            plain_row(row, text, len(prompt))
+            for row, (text, prompt) in enumerate(zip(self.texts, self.prompts, strict=True))
+        ]
+        found = answers(target, programs)
+        self.plain = [
+            torch.stack([found[row][row, index] for index in range(len(output) + 1)])
+            for row, output in enumerate(self.outputs)
+        ]
+        self.wanted: list[list[int]] = []
+        self.surprising: set[tuple[int, int]] = set()
+        self._likely: list[torch.Tensor] = []
+        self._ranked: dict[tuple[int, int], float] = {}
+        for number, (scores, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
+            scores = with_options(scores, case.rows[number], output)
+            self.wanted.append(scores.argmax(-1).tolist())
+            if number in self.judged:
+                self.surprising |= {(number, n) for n, token in enumerate(output) if token != self.wanted[number][n]}
+            for n, token in enumerate(output):
+                if (number, n) in self.surprising:
+                    self._ranked[number, n] = 1 / (1 + int((scores[n] > scores[n, token]).sum()))
+            likely = scores.masked_fill(scores.isinf(), FORBIDDEN)[: len(output)]
+            noisy = likely / (self.plain[number].std() * NOISE[:, None, None])  # [noises, new tokens, vocabulary]
+            emitted = torch.tensor(output, dtype=torch.long).expand(len(NOISE), -1)
+            self._likely.append(noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0].cumsum(-1))
+
+    def chance(self, row: int, end: int, once: bool) -> float:
+        """How likely the first ``end`` tokens of a row are by accident, from the first surprising one on.
+
+        Accident is an edit that adds noise to the scores, as much as makes these tokens likeliest. With Gumbel noise
+        the token chosen is a sample from the softmax. One that happens ``once`` may add noise to the surprising tokens
+        alone: the one in place r of the scores has then at most a chance of 1/r.
+        """
+        first = min((n for r, n in self.surprising if r == row), default=end)
+        if first >= end:
+            return 1.0
+        likely = self._likely[row]
+        everywhere = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max().exp())
+        return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
+
+    def end(self, row: int, options: RowOptions | None = None) -> int:
+        """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
+        options = options or self.case.rows[row].options
+        ends = (n for n, token in enumerate(self.returned[row], 1) if token in options.eos_token_ids)
+        return min(
+            next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens), options.max_new_tokens
+        )
+
+    @property
+    def first(self) -> tuple[int, int] | None:
+        """The first surprising token: the row that goes wrong earliest, and where."""
+        return min(self.surprising, key=lambda at: (at[1], at[0]), default=None)
+
+    @cached_property
+    def drafts(self) -> list[dict[int, list[int]]]:
+        """By row and number of committed tokens, the K tokens that the draft proposes next; none without a draft."""
+        if self.draft is None:
+            return [{at: [] for at in range(len(p), len(t) + 1)} for p, t in zip(self.prompts, self.texts, strict=True)]
+        branches: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
+        for _ in range(self.case.num_draft_tokens):
+            for row, found in enumerate(
+                answers(self.draft, [self._branched(r, branches[r]) for r in range(len(branches))])
+            ):
+                for (at, column), scores in found.items():
+                    if column == len(branches[row][at]):
+                        branches[row][at].append(int(scores.argmax()))
+        return branches
+
+    @cached_property
+    def verified(self) -> list[dict[int, list[int]]]:
+        """By row and number of committed tokens, what is wanted after them and after each draft token that follows."""
+        programs = [self._branched(row, self.drafts[row]) for row in range(len(self.texts))]
+        verified: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
+        for row, found in enumerate(answers(self.target, programs)):
+            for at, column in sorted(found):
+                before = self.texts[row][len(self.prompts[row]) : at] + self.drafts[row][at][:column]
+                verified[row][at].append(pick(found[at, column], self.case.rows[row], before))
+        return verified
+
+    def _places(self, row: int) -> range:
+        return range(len(self.prompts[row]), len(self.texts[row]) + 1)
+
+    def _branched(self, row: int, branches: dict[int, list[int]]) -> Program:
+        """A row with a branch of tokens after each number of committed ones; asked are (number, column in it)."""
+        program = plain_row(row, self.texts[row], len(self.prompts[row]))
+        program.asked = {}
+        for at, branch in branches.items():
+            program.asked[at, 0] = at - 1
+            trunk = list(range(at))
+            for column, token in enumerate(branch):
+                trunk.append(program.write(token, at + column))
+                program.sees[-1] = list(trunk)
+                program.asked[at, column + 1] = len(program.tokens) - 1
+        return program
+
+    def limit(self, row: int) -> int:
+        return len(self.prompts[row]) + self.case.rows[row].options.max_new_tokens
+
+    def budget(self, row: int, at: int) -> int:
+        """K, or less where the row's limit is near: its last place belongs to the correction or bonus token."""
+        return max(0, min(self.case.num_draft_tokens, self.limit(row) - at - 1))
+
+    @cached_property
+    def schedules(self) -> dict[str, list[Round]]:
+        """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts."""
+        return {"own": self._rounds(False), "least": self._rounds(True)}
+
+    def _rounds(self, least: bool) -> list[Round]:
+        rounds: list[Round] = []
+        at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
+        while at:
+            drafts = {row: self.drafts[row][n][: self.budget(row, n)] for row, n in at.items()}
+            if least:
+                drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
+            accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
+            if least:
+                ended = {row: n + accepted[row] >= len(self.texts[row]) for row, n in at.items()}
+                least_of = min(len(drafts[row]) if ended[row] else accepted[row] for row in at)
+                accepted = {row: min(least_of, count) for row, count in accepted.items()}
+            turns = tuple(
+                Turn(row, n, tuple(drafts[row]), accepted[row], min(n + accepted[row] + 1, len(self.texts[row])))
+                for row, n in at.items()
+            )
+            rounds.append(turns)
+            at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
+        return rounds
+
+
+def agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
+    """How many draft tokens, from the first, the text goes on with."""
+    count = 0
+    for draft, token in zip(drafts, text, strict=False):
+        if draft != token:
+            break
+        count += 1
+    return count
+
+
+def plain_row(row: int, text: Sequence[int], start: int) -> Program:
+    """A row as it should be seen."""
+    program = Program()
+    for position, token in enumerate(text):
+        program.write(token, position)
+        program.sees[-1] = range(position + 1)
+    program.asked = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
+    return program

@@ -1,0 +1,77 @@
+"""Options of a request that an engine ignores, takes from another row, or applies to what was there a round ago."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from eqcheck.blackbox.abduction.evidence import Evidence, pick
+from eqcheck.blackbox.abduction.ranking import Finding, finding
+from eqcheck.blackbox.case import Row
+from eqcheck.contract import RowOptions
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """What is done with an option."""
+
+    words: str
+    component: str = "sampling"
+    kind: str = "ignored-option"
+
+
+OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+
+
+def ignored(evidence: Evidence) -> Iterator[Finding]:
+    """What is explained by options that are off, stale or another row's, of those that any row has."""
+    rows = evidence.case.rows
+    for name, off in OFF.items():
+        if any(getattr(row.options, name) != off for row in rows):
+            altered = [replace(row, options=replace(row.options, **{name: off})) for row in rows]  # type: ignore[arg-type]
+            yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
+    if any((row.options.repetition_penalty, row.options.presence_penalty) != (1.0, 0.0) for row in rows):
+        for schedule in ("own", "least"):
+            words = "penalties do not count the tokens of the current round"
+            yield finding(evidence, Ignored(words), _stale(evidence, schedule))
+    for other, row in enumerate(rows):
+        if any(_scoring(row.options) != _scoring(one.options) for one in rows):
+            altered = [replace(one, options=row.options) for one in rows]
+            yield finding(
+                evidence, Ignored(f"every row is given the options of row {other}"), _chosen(evidence, altered)
+            )
+
+
+def _scoring(options: RowOptions) -> tuple[object, ...]:
+    eos = options.eos_token_ids if options.min_new_tokens else ()
+    return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
+
+
+def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
+    return {
+        (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
+        for row, some in enumerate(evidence.plain)
+        for index, scores in enumerate(some[:-1])
+    }
+
+
+def _stale(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
+    chosen = {}
+    for turns in evidence.schedules[schedule]:
+        for turn in turns:
+            new = turn.start - len(evidence.prompts[turn.row])
+            for index in range(new, new + turn.end - turn.start):
+                before = evidence.outputs[turn.row][:new]
+                chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
+    return chosen
+
+
+def anothers_end(evidence: Evidence) -> int | None:
+    """The row by whose limit and EOS ids all rows end, where they have their own and some end wrongly."""
+    rows = evidence.case.rows
+    own = [(row.options.max_new_tokens, row.options.eos_token_ids) for row in rows]
+    for other in range(len(rows)):
+        lengths = [evidence.end(row, rows[other].options) for row in range(len(rows))]
+        if len(set(own)) > 1 and [len(output) for output in evidence.returned] == lengths:
+            return other
+    return None

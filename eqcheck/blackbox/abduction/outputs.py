@@ -1,0 +1,102 @@
+"""Edits of what is returned: where rows end, rows exchanged, tokens that are lost or repeated only in the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqcheck.blackbox.abduction.evidence import Evidence, pick, plain_row
+from eqcheck.blackbox.abduction.program import answers
+from eqcheck.blackbox.abduction.ranking import Finding, finding, predictions
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A row was computed rightly and returned wrongly."""
+
+    kind: str
+    words: str
+    component: str = "bookkeeping"
+
+
+def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
+    """Component, kind, row, index and words for the first row whose tokens are right but that ends early or late."""
+    found = []
+    for row in evidence.judged:
+        output, right = evidence.returned[row], evidence.outputs[row]
+        end, surplus = evidence.end(row), output[len(right) :]
+        if len(output) < end:
+            words = f"the row ends after {len(output)} tokens, all of them right"
+            found.append(("bookkeeping", "premature-stop", row, len(output), words))
+        elif surplus:
+            kind = "past-eos" if right[-1] in evidence.case.rows[row].options.eos_token_ids else "over-length"
+            kind = "pad-in-output" if set(surplus) == {evidence.pad} else kind
+            found.append(("bookkeeping", kind, row, end, f"{len(surplus)} token(s) follow the row's end"))
+    return min(found, key=lambda one: one[3], default=None)
+
+
+def emitted(evidence: Evidence) -> list[Finding]:
+    """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
+    return [one for one in (_exchanged(evidence), *_shortened(evidence), *_lengthened(evidence)) if one is not None]
+
+
+def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
+    return {(row, n): token for row, wanted in enumerate(evidence.wanted) for n, token in enumerate(wanted)}
+
+
+def _exchanged(evidence: Evidence) -> Finding | None:
+    """Every wrong row holds exactly what the model alone emits for another one."""
+    predicted = _right(evidence)
+    wrong = {row for row, _ in evidence.surprising}
+    pairs = [(row, other) for row in wrong for other in range(len(evidence.texts)) if other != row]
+    programs = [
+        plain_row(row, evidence.prompts[other] + evidence.outputs[row], len(evidence.prompts[other]))
+        for row, other in pairs
+    ]
+    for (row, other), found in zip(pairs, answers(evidence.target, programs), strict=True):
+        output = evidence.outputs[row]
+        tokens = [pick(found[row, n], evidence.case.rows[other], output[:n]) for n in range(len(output))]
+        if tokens == output:
+            predicted |= {(row, n): token for n, token in enumerate(tokens)}
+            wrong.discard(row)
+    return None if wrong else finding(evidence, Returned("row-swap", "rows hold the output of other rows"), predicted)
+
+
+def _shortened(evidence: Evidence) -> list[Finding]:
+    """Tokens were computed and not returned: the row goes on as after them."""
+    found = []
+    for row in {row for row, _ in evidence.surprising}:
+        index = min(n for r, n in evidence.surprising if r == row)
+        start = len(evidence.prompts[row])
+        text = evidence.texts[row][: start + index]
+        missing: list[int] = []
+        for _ in range(evidence.case.num_draft_tokens + 1):
+            scores = answers(evidence.target, [plain_row(row, text, len(text))])[0][row, 0]
+            missing.append(pick(scores, evidence.case.rows[row], text[start:]))
+            text = [*text, missing[-1]]
+            program = plain_row(row, text + evidence.texts[row][start + index :], start)
+            count = len(missing)
+            program.asked = {(row, n - count): entry for (_, n), entry in program.asked.items() if n >= index + count}
+            predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
+            words = f"{count} token(s) that were computed are missing from the output"
+            found.append(finding(evidence, Returned("lost-token", words), predicted))
+    return found
+
+
+def _lengthened(evidence: Evidence) -> list[Finding]:
+    """Tokens were returned twice: the row goes on as if they were there once."""
+    found = []
+    for row in {row for row, _ in evidence.surprising}:
+        index = min(n for r, n in evidence.surprising if r == row)
+        start = len(evidence.prompts[row])
+        text = evidence.texts[row]
+        for count in range(1, evidence.case.num_draft_tokens + 2):
+            at = start + index
+            if count > index or text[at : at + count] != text[at - count : at]:
+                continue
+            program = plain_row(row, text[:at] + text[at + count :], start)
+            program.asked = {(row, n + count): entry for (_, n), entry in program.asked.items() if n >= index}
+            predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
+            predicted |= {(row, index + n): text[at + n] for n in range(count)}
+            words = f"{count} token(s) are in the output twice"
+            found.append(finding(evidence, Returned("repeated-token", words), predicted))
+    return found

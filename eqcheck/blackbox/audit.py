@@ -1,0 +1,290 @@
+"""The audit of an engine: draw, decode, judge; then confirm, minimise and explain what is wrong. It never prints."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from eqcheck.audit.result import Listener, Options, Progress
+from eqcheck.blackbox.axes import COUNTERS, Axes
+from eqcheck.blackbox.case import EngineCase
+from eqcheck.blackbox.explain import explain
+from eqcheck.blackbox.judge import Judge
+from eqcheck.blackbox.outcome import EngineOutcome, judged
+from eqcheck.blackbox.shrink import minimise, needs, without
+from eqcheck.blackbox.worker import EngineWorker
+from eqcheck.contract import CAPABILITIES, Decoder
+from eqcheck.text import render
+from eqcheck.verdict import Explanation, merge
+
+HANG = "crash/hang"
+HANGS_TO_GIVE_UP = 3
+REPEATS = 3
+DRAWING = 0.6  # share of a time budget; the rest is for what was found
+MINIMISE_S = 60.0
+_LAST_RESORT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A distinct violation: how many cases show it, the smallest case, what it needs, and why it is wrong.
+
+    ``plain`` says what the engine does without speculation: ``right``, ``wrong too``, and then the fault is not the
+    speculation's, or ``not known``.
+    """
+
+    fingerprint: str
+    count: int
+    outcome: EngineOutcome
+    explanation: Explanation
+    needs: tuple[str, ...]
+    plain: str
+    minimised: bool = True
+
+    @property
+    def case(self) -> EngineCase:
+        return self.outcome.case
+
+    @property
+    def text(self) -> str:
+        return render(self.explanation)
+
+
+@dataclass
+class EngineAudit:
+    """The result of an engine's audit; ``doubtful`` are failing cases that did not fail again."""
+
+    decoder: Decoder
+    options: Options
+    python: str
+    version: str = ""
+    outcomes: list[EngineOutcome] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    doubtful: list[EngineOutcome] = field(default_factory=list)
+    unsettled: int = 0
+    warnings: list[str] = field(default_factory=list)
+    drawing_s: float = 0.0
+    elapsed: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def claimed(self) -> list[EngineOutcome]:
+        """The cases the engine could take."""
+        return [outcome for outcome in self.outcomes if outcome.status != "skipped"]
+
+    @property
+    def violations(self) -> list[Finding]:
+        return self.findings
+
+    @property
+    def unknown(self) -> list[Finding]:
+        """Violations that the adapter does not declare as known."""
+        return [finding for finding in self.findings if finding.fingerprint not in self.decoder.known]
+
+    @property
+    def stale(self) -> list[str]:
+        return []
+
+    @property
+    def verdict(self) -> str:
+        if self.findings:
+            return "violation"
+        unclear = ["inconclusive"] if self.doubtful or self.interrupted or self.unsettled else []
+        return merge([*unclear, *(o.status for o in self.claimed if o.status != "violation")])
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How many cases raised each counter."""
+        counts = Counter(name for outcome in self.claimed for name in outcome.coverage)
+        return {name: counts[name] for name in COUNTERS if counts[name]}
+
+    @property
+    def ties(self) -> int:
+        """Near-ties that the engine decided otherwise."""
+        return sum(len(row.ties) for outcome in self.claimed for row in outcome.rows)
+
+
+def audit(decoder: Decoder, options: Options, python: str, listen: Listener = lambda event: None) -> EngineAudit:
+    """Audit one engine in the environment of ``python``. ``KeyboardInterrupt`` ends it early with what there is."""
+    start = time.monotonic()
+    result = EngineAudit(decoder, options, python)
+    with EngineWorker(decoder, python, options.case_timeout) as worker:
+        under_way = _UnderWay(result, worker, listen)
+        try:
+            under_way.draw()
+            under_way.settle()
+        except KeyboardInterrupt:
+            result.interrupted = True
+            result.warnings.append("interrupted")
+        result.version = worker.version
+    result.warnings += _warnings(result)
+    result.findings.sort(key=lambda finding: -finding.count)
+    result.elapsed = time.monotonic() - start
+    return result
+
+
+class _UnderWay:
+    """An audit while it runs."""
+
+    def __init__(self, result: EngineAudit, worker: EngineWorker, listen: Listener) -> None:
+        self.result, self.worker, self.listen = result, worker, listen
+        self.judge = Judge(result.decoder.dtype)
+        budget = result.options.budget
+        self.begun = time.monotonic()
+        self.draw_until = self.begun + (budget * DRAWING if budget else float("inf"))
+        self.end = self.begun + (budget or _LAST_RESORT_S * 10)
+
+    def draw(self) -> None:
+        """Decode case after case; meanwhile the last one is judged and the next one drawn."""
+        source = islice(self._cases(), self.result.options.cases)
+        hung = 0
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(next, source, None)
+            waiting: Future[EngineOutcome] | None = None
+            while (case := following.result()) is not None:
+                following = pool.submit(next, source, None)
+                answer = self.worker.decode(case)
+                if waiting is not None:
+                    self._keep(waiting.result())
+                waiting = pool.submit(judged, self.judge, case, answer)
+                hung += answer.failure is not None and answer.failure.fingerprint == HANG
+                if hung >= HANGS_TO_GIVE_UP:
+                    self.result.warnings.append(f"stopped after {hung} cases that did not end")
+                    break
+            if waiting is not None:
+                self._keep(waiting.result())
+        self.result.drawing_s = time.monotonic() - self.begun
+
+    def _cases(self) -> Iterator[EngineCase]:
+        for case in Axes(self.result.options.seed, self.result.decoder.capabilities).cases():
+            if time.monotonic() > self.draw_until:
+                return
+            yield case
+
+    def _keep(self, outcome: EngineOutcome) -> None:
+        self.result.outcomes.append(outcome)
+        self._tell()
+
+    def _tell(self, stage: str = "cases") -> None:
+        outcomes = self.result.outcomes
+        failing = sum(outcome.status == "violation" for outcome in outcomes)
+        self.listen(Progress(self.result.decoder.name, len(outcomes), self.result.options.cases, failing, stage))
+
+    def settle(self) -> None:
+        """From failing cases to findings. Cases of one symptom under the same engine options are looked at together."""
+        groups: dict[tuple[str, tuple[str, ...]], list[EngineOutcome]] = {}
+        for outcome in self.result.outcomes:
+            if outcome.status == "violation":
+                engine = needs(without(outcome.case, _ROW_OPTIONS))
+                groups.setdefault((outcome.symptom, engine), []).append(outcome)
+        for (symptom, _), outcomes in sorted(groups.items(), key=lambda item: (len(item[0][1]), -len(item[1]))):
+            self._tell(symptom)
+            if time.monotonic() > self.end:
+                self.result.unsettled += len(outcomes)
+                continue
+            self._settle_group(symptom, outcomes)
+        if self.result.unsettled:
+            self.result.warnings.append(
+                f"{self.result.unsettled} failing cases were not looked at: the time was used up"
+            )
+
+    def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
+        """Findings of a group until every case of it belongs to one."""
+        left = sorted(outcomes, key=_size)
+        while left and time.monotonic() < self.end:
+            outcome = left.pop(0)
+            if self._belongs(outcome, symptom):
+                continue
+            if not self._repeats(outcome):
+                self.result.doubtful.append(outcome)
+                continue
+            self._find(outcome, symptom, left)
+        self.result.unsettled += len(left)
+
+    def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
+        """Count a case with an earlier finding if it fails with no other options than that one needs."""
+        named = needs(outcome.case)
+        for number, finding in enumerate(self.result.findings):
+            if finding.outcome.symptom != symptom or not set(finding.needs) <= set(named):
+                continue
+            others = tuple(name for name in named if name not in finding.needs)
+            if not others or self._fails(without(outcome.case, others), symptom):
+                self.result.findings[number] = replace(finding, count=finding.count + 1)
+                return True
+        return False
+
+    def _repeats(self, outcome: EngineOutcome) -> bool:
+        """Whether a new process, and that one again, give the same answer to this case alone."""
+        self.worker.kill()
+        again = [self.worker.decode(outcome.case) for _ in range(REPEATS)]
+        same = outcome.answer
+        return all(one.outputs == same.outputs and (one.failure is None) == (same.failure is None) for one in again)
+
+    def _fails(self, case: EngineCase, symptom: str) -> bool:
+        return self._decode(case).symptom == symptom
+
+    def _decode(self, case: EngineCase) -> EngineOutcome:
+        return judged(self.judge, case, self.worker.decode(case))
+
+    def _find(self, outcome: EngineOutcome, symptom: str, left: list[EngineOutcome]) -> None:
+        seconds = min(MINIMISE_S, max(0.0, self.end - time.monotonic()))
+        hung = symptom == HANG
+        small = outcome.case if hung else minimise(outcome.case, lambda case: self._fails(case, symptom), seconds)
+        smallest = outcome if hung else self._decode(small)
+        if smallest.symptom != symptom:
+            self.result.doubtful.append(outcome)
+            return
+        plain = self._decode(replace(small, drafting="none")).status
+        explanation = explain(smallest, [outcome, *left[:3]])
+        named = needs(small)
+        finding = Finding(
+            fingerprint=":".join([explanation.fingerprint, *(["+".join(named)] if named else [])]),
+            count=1,
+            outcome=smallest,
+            explanation=explanation,
+            needs=named,
+            plain={"violation": "wrong too", "skipped": "not known"}.get(plain, "right"),
+            minimised=not hung,
+        )
+        for number, earlier in enumerate(self.result.findings):
+            if earlier.fingerprint == finding.fingerprint:
+                self.result.findings[number] = replace(earlier, count=earlier.count + 1)
+                return
+        self.result.findings.append(finding)
+
+
+_ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
+
+
+def _size(outcome: EngineOutcome) -> tuple[int, int]:
+    rows = outcome.case.rows
+    return len(needs(outcome.case)), sum(len(row.prompt) + row.options.max_new_tokens for row in rows)
+
+
+def _warnings(result: EngineAudit) -> list[str]:
+    """What the audit cannot say."""
+    found = []
+    lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
+    if lacking:
+        found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    missing = [name for name in _essential(result) if not result.coverage.get(name)]
+    if missing and result.claimed:
+        found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+    skipped = Counter(outcome.answer.unsupported for outcome in result.outcomes if outcome.status == "skipped")
+    found += [f"{count} cases skipped: {reason}" for reason, count in skipped.most_common(3)]
+    if result.doubtful:
+        ids = ", ".join(outcome.case.id for outcome in result.doubtful[:5])
+        found.append(
+            f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by a "
+            f"new process ({ids}); they are no violations"
+        )
+    return found
+
+
+def _essential(result: EngineAudit) -> list[str]:
+    seen = any("drafted" in outcome.answer.observed for outcome in result.claimed)
+    return ["several_rows", "ragged_prompts", *(["accepted", "rejected"] if seen else [])]

@@ -1,0 +1,204 @@
+"""Cases as an engine meets them in service, drawn within what it can do.
+
+An engine takes seconds to start under new settings, so cases come in blocks: settings are drawn for a block, rows for
+each case. `COUNTERS` says what a case exercises, and where the engine counts, whether that really happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eqcheck.blackbox.case import EngineCase, Row
+from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.blackbox.judge import truth
+from eqcheck.contract import RowOptions
+
+BLOCK = 50  # cases under one setting of the engine
+_KV_BLOCK = 32  # tokens, in both engines
+_ROWS_WITH_EOS = 4  # more cost time: what they emit must be known
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Where the cases of an engine come from: same seed and capabilities, same cases.
+
+    >>> axes = Axes(seed=1, capabilities=("ngram",))
+    >>> next(axes.cases()) == next(axes.cases())
+    True
+    """
+
+    seed: int
+    capabilities: tuple[str, ...]
+
+    def cases(self) -> Iterator[EngineCase]:
+        """Cases without end."""
+        number = 0
+        while True:
+            rng = random.Random(f"eqcheck {self.seed} {number}")
+            settings = self._settings(rng, number)
+            for _ in range(BLOCK):
+                yield self._case(rng, settings)
+            number += 1
+
+    def _has(self, rng: random.Random, capability: str, share: float) -> bool:
+        return rng.random() < share and capability in self.capabilities
+
+    def _settings(self, rng: random.Random, number: int) -> EngineCase:
+        """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
+        case = EngineCase((Row((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
+        if number == 0:
+            return case
+        if self._has(rng, "ngram", 0.25):
+            case = replace(case, drafting="ngram")
+        if self._has(rng, "token-budget", 0.4):
+            case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
+        if self._has(rng, "kv-blocks", 0.3):
+            case = replace(case, kv_blocks=rng.randint(9, 14))
+        if self._has(rng, "prefix-caching", 0.3):
+            case = replace(case, prefix_caching=True)
+        return case
+
+    def _case(self, rng: random.Random, settings: EngineCase) -> EngineCase:
+        count = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
+        if self._has(rng, "many-rows", 0.03):
+            count = rng.choice((32, 48, 64, 128))
+        longest = rng.choice((6, 12, 24, 40))
+        if settings.kv_blocks:
+            count, longest = max(count, 4), rng.choice((24, 48, 80))
+        prompts = self._prompts(rng, settings, count, longest)
+        limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
+        common = self._options(rng, limit, prompts)
+        rows = [Row(prompt, common) for prompt in prompts]
+        if self._has(rng, "row-limits", 0.5):
+            rows = [_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
+        for name, values in (
+            ("repetition-penalty", (1.1, 1.3, 2.0, 0.8)),
+            ("presence-penalty", (0.5, 1.0, 2.0, -1.0)),
+        ):
+            if self._has(rng, name, 0.15):
+                field = name.replace("-", "_")
+                rows = [_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
+        least = self._has(rng, "min-new-tokens", 0.25)
+        if self._has(rng, "row-eos", 0.4) or least:
+            chosen = rng.sample(range(count), min(count, _ROWS_WITH_EOS))
+            rows = [_ending(rng, row, least) if number in chosen else row for number, row in enumerate(rows)]
+        if self._has(rng, "arrivals", 0.2):
+            rows = [_with(row, arrival=rng.randint(0, 8)) for row in rows]
+        return replace(settings, rows=tuple(rows))
+
+    def _prompts(self, rng: random.Random, settings: EngineCase, count: int, longest: int) -> list[tuple[int, ...]]:
+        def tokens(least: int, most: int) -> tuple[int, ...]:
+            return tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(least, most)))
+
+        prompts = [tokens(1, longest) for _ in range(count)]
+        if settings.token_budget and rng.random() < 0.3:
+            prompts[rng.randrange(count)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
+        if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
+            for row in rng.sample(range(count), min(count, _ROWS_WITH_EOS)):
+                emitted = truth().row(Row(prompts[row], RowOptions(rng.randint(2, 10))))
+                prompts[row] = (*prompts[row], *emitted, *prompts[row])
+        if settings.prefix_caching:
+            shared = tokens(_KV_BLOCK, 3 * _KV_BLOCK)
+            prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
+            prompts[-1] = prompts[0]
+        return prompts
+
+    def _options(self, rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
+        """Options that all rows share: any decoder can do that much."""
+        if rng.random() < 0.7:
+            return RowOptions(limit)
+        row = Row(rng.choice(prompts), RowOptions(limit))
+        return RowOptions(limit, _eos(rng, row))
+
+
+def _eos(rng: random.Random, row: Row) -> tuple[int, ...]:
+    """One or two tokens that the row itself emits."""
+    emitted = truth().row(_with(row, max_new_tokens=min(row.options.max_new_tokens, 16)))
+    return tuple(dict.fromkeys(rng.choice(emitted) for _ in range(rng.randint(1, 2))))
+
+
+def _ending(rng: random.Random, row: Row, least: bool) -> Row:
+    """The row with EOS ids of its own, and a minimum of new tokens about where one of them would end it."""
+    row = _with(row, eos_token_ids=_eos(rng, row))
+    if not least or rng.random() < 0.3:
+        return row
+    at = len(truth().row(_with(row, max_new_tokens=min(row.options.max_new_tokens, 16))))
+    minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
+    return _with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
+
+
+def _with(row: Row, **options: Any) -> Row:
+    return replace(row, options=replace(row.options, **options))
+
+
+COUNTERS = {
+    "several_rows": "more than one row",
+    "many_rows": "32 rows or more",
+    "ragged_prompts": "prompts of different lengths",
+    "drafted": "the engine says that draft tokens were proposed",
+    "accepted": "the engine says that some were accepted",
+    "rejected": "the engine says that some were rejected",
+    "ngram": "draft tokens are looked up in the row",
+    "row_limits": "rows with limits of their own",
+    "ended_by_eos": "a row ended by an EOS before its limit",
+    "row_eos": "rows with EOS ids of their own",
+    "min_new_tokens": "an EOS held back by a minimum of new tokens",
+    "penalty": "a penalty changed a token",
+    "token_budget": "a token budget per step",
+    "budget_below_round": "the budget is smaller than one round of the batch",
+    "prompt_beyond_budget": "a prompt longer than the budget",
+    "prefix_caching": "prefix caching with shared beginnings",
+    "prefix_hits": "the engine says that a cached beginning was used",
+    "kv_blocks": "fewer KV blocks than the batch needs",
+    "preemptions": "the engine says that rows were preempted",
+    "late_rows": "rows handed over while others ran",
+}
+_SEEN_BY_ENGINE = {"drafted", "accepted", "rejected", "prefix_hits", "preemptions", "late_rows"}
+
+
+def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
+    """The counters that a decoded case raises."""
+    rows, options = case.rows, [row.options for row in case.rows]
+    needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // _KV_BLOCK) for r in rows)
+    budget = case.token_budget or 10**9
+    checks = {
+        "several_rows": len(rows) > 1,
+        "many_rows": len(rows) >= 32,
+        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+        "ngram": case.drafting == "ngram",
+        "row_limits": len({o.max_new_tokens for o in options}) > 1,
+        "row_eos": len({o.eos_token_ids for o in options}) > 1,
+        "ended_by_eos": any(
+            output and output[-1] in o.eos_token_ids and len(output) < o.max_new_tokens
+            for output, o in zip(outputs, options, strict=True)
+        ),
+        "token_budget": case.token_budget is not None,
+        "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
+        "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
+        "prefix_caching": bool(case.prefix_caching),
+        "kv_blocks": case.kv_blocks is not None and case.kv_blocks < needed,
+        "drafted": observed.get("drafted", 0) > 0,
+        "accepted": observed.get("accepted", 0) > 0,
+        "rejected": observed.get("drafted", 0) > observed.get("accepted", 0),
+        "prefix_hits": observed.get("prefix_hits", 0) > 0,
+        "preemptions": observed.get("preemptions", 0) > 0,
+        "late_rows": observed.get("late_rows", 0) > 0,
+    }
+    found = {name for name, holds in checks.items() if holds}
+    for row, output in zip(rows, outputs, strict=True):
+        o = row.options
+        if o.min_new_tokens and o.eos_token_ids and _changed(row, output, min_new_tokens=0):
+            found.add("min_new_tokens")
+        if (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0) and _changed(
+            row, output, repetition_penalty=1.0, presence_penalty=0.0
+        ):
+            found.add("penalty")
+    return found
+
+
+def _changed(row: Row, output: tuple[int, ...], **without: Any) -> bool:
+    """Whether an option decides a token of the row."""
+    return truth().choices(row, output)[:-1].tolist() != truth().choices(_with(row, **without), output)[:-1].tolist()

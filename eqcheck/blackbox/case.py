@@ -1,0 +1,120 @@
+"""A case for an engine that loads a checkpoint: its rows with their options, and how the engine is to be set up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from eqcheck.contract import DRAFTING, Request, RowOptions
+from eqcheck.errors import CaseError, did_you_mean
+
+ENGINE_CASE_FORMAT = "eqcheck-engine-case/1"
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.RowOptions`."""
+
+    prompt: tuple[int, ...]
+    options: RowOptions
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not all(isinstance(token, int) and token >= 0 for token in self.prompt):
+            raise CaseError(f"prompt: expected at least one token id, got {self.prompt!r}")
+        if not 1 <= self.options.max_new_tokens <= 4096:
+            raise CaseError(f"max_new_tokens: expected 1..4096, got {self.options.max_new_tokens!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without what is at its default."""
+        return {"prompt": list(self.prompt), **_set(self.options)}
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """One test input for an engine. ``checkpoint`` names the pair of models, by their weights.
+
+    ``token_budget``, ``kv_blocks`` and ``prefix_caching`` are the engine's own defaults where they are None.
+
+        >>> case = EngineCase((Row((1, 2), RowOptions(4)),), num_draft_tokens=3)
+        >>> EngineCase.from_dict(case.to_dict()) == case
+        True
+    """
+
+    rows: tuple[Row, ...]
+    num_draft_tokens: int = 1
+    drafting: str = "model"
+    token_budget: int | None = None
+    kv_blocks: int | None = None
+    prefix_caching: bool | None = None
+    checkpoint: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise CaseError("rows: expected at least one, got none")
+        if not 1 <= self.num_draft_tokens <= 64:
+            raise CaseError(f"num_draft_tokens: expected 1..64, got {self.num_draft_tokens!r}")
+        if self.drafting not in DRAFTING:
+            raise CaseError(f"drafting: expected one of {DRAFTING}, got {self.drafting!r}")
+
+    def request(self) -> Request:
+        """What the decoder is asked; those that know no options per row find the first row's in the request."""
+        first = self.rows[0].options
+        return Request(
+            prompts=[list(row.prompt) for row in self.rows],
+            max_new_tokens=first.max_new_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            eos_token_ids=first.eos_token_ids,
+            pad_token_id=PAD,
+            padding_side="left",
+            rows=tuple(row.options for row in self.rows),
+            drafting=self.drafting,
+            token_budget=self.token_budget,
+            kv_blocks=self.kv_blocks,
+            prefix_caching=self.prefix_caching,
+        )
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that identify the content."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without what is at its default; the inverse of `from_dict`."""
+        return {"format": ENGINE_CASE_FORMAT, **_set(self), "rows": [row.to_dict() for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineCase:
+        """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
+        if data.get("format") != ENGINE_CASE_FORMAT:
+            raise CaseError(f"case: expected format {ENGINE_CASE_FORMAT!r}, got {data.get('format')!r}")
+        values = {name: value for name, value in data.items() if name != "format"}
+        _known(values, {field.name for field in fields(cls)}, "case")
+        rows = values.get("rows")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "prompt" in row for row in rows):
+            raise CaseError("rows: expected a list of objects, each with a prompt")
+        try:
+            return cls(**{**values, "rows": tuple(_row(row) for row in rows)})
+        except TypeError as error:
+            raise CaseError(f"case: {error}") from error
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    options = {name: value for name, value in data.items() if name != "prompt"}
+    _known(options, {field.name for field in fields(RowOptions)}, "row")
+    options["eos_token_ids"] = tuple(options.get("eos_token_ids", ()))
+    return Row(tuple(data["prompt"]), RowOptions(**options))
+
+
+def _known(values: Mapping[str, Any], names: set[str], what: str) -> None:
+    for name in values:
+        if name not in names:
+            raise CaseError(f"{what}: unknown field {name!r}{did_you_mean(name, names)}")
+
+
+def _set(record: Any) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(record)}
+    return {name: value for name, value in asdict(record).items() if value != defaults[name]}

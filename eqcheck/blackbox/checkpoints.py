@@ -1,0 +1,184 @@
+"""The pair of models that engines load: a tiny Llama with random weights, and a draft that is a noisy copy of it.
+
+Nothing is trained or fetched. The weights are spread widely (untied, standard deviation 0.3), so that greedy output is
+varied and depends on the whole context; on the customary 0.02 most faults of positions and masks change no token.
+`measure` says by how much, and the tests hold the figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB_SIZE = 256
+POSITIONS = 2048
+_SEED, _SPREAD, _NOISE = 1, 0.3, 0.013
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Two folders that `transformers` and engines can load; ``name`` changes with the weights."""
+
+    name: str
+    target: Path
+    draft: Path
+
+    def models(self, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+        """Target and draft as `transformers` models."""
+        return _load(self.target, dtype), _load(self.draft, dtype)
+
+
+@lru_cache(maxsize=8)
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+@lru_cache(maxsize=1)
+def checkpoint() -> Checkpoint:
+    """The pair, built on first use and kept in the user's cache folder.
+
+    >>> checkpoint().target.name
+    'target'
+    """
+    pair = target_model(), noisy(target_model())
+    name = f"llama-{_digest(*pair)}"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eqcheck" / name
+    if not folder.is_dir():
+        _save(folder)
+    return Checkpoint(name, folder / "target", folder / "draft")
+
+
+def _save(folder: Path) -> None:
+    """Write both models; another process may do the same at the same time."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        build(temporary)
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def build(folder: Path) -> tuple[str, str]:
+    """Write target and draft into a folder; returns where they are."""
+    target = target_model()
+    for name, model in (("target", target), ("draft", noisy(target))):
+        model.save_pretrained(folder / name)
+        tokenizer().save(str(folder / name / "tokenizer.json"))
+        (folder / name / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return str(folder / "target"), str(folder / "draft")
+
+
+def config() -> Any:
+    """A tiny Llama."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=_SPREAD,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def target_model() -> Any:
+    """The target: random weights, widely spread."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(config()).float().eval()
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, _SPREAD, generator=generator)
+    return model
+
+
+def noisy(model: Any) -> Any:
+    """The draft: the target with noise on its weights."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    draft = LlamaForCausalLM(model.config).float().eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.empty_like(parameter).normal_(0.0, _NOISE, generator=generator))
+    return draft
+
+
+def tokenizer() -> Any:
+    """A tokenizer, for engines ask for one even where prompts are token ids; OpenVINO's wants a special token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2]
+    vocabulary = {token: i for i, token in enumerate([*letters, "ab"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+def _digest(*pair: Any) -> str:
+    digest = hashlib.sha256()
+    for model in pair:
+        for parameter in model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()[:8]
+
+
+@torch.no_grad()
+def measure() -> dict[str, float]:
+    """How fit the pair is for finding faults, over 32 random prompts of 12 tokens with 32 new ones.
+
+    ``distinct`` of the 32 new tokens of a row; ``sensitivity``: how often the next token changes when one token of the
+    context does, the least over all places; ``agreement``: how often the draft's choice is the target's, and of one row
+    the ``least`` and ``most``.
+    """
+    target, draft = checkpoint().models()
+    generator = torch.Generator().manual_seed(7)
+    rows, new = 32, 32
+    tokens = torch.randint(VOCAB_SIZE, (rows, 12), generator=generator)
+    for _ in range(new):
+        tokens = torch.cat([tokens, target(tokens).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    emitted = tokens[:, -new:]
+    after = target(tokens).logits[:, -1].argmax(-1)
+    changed = []
+    for place in range(tokens.shape[1]):
+        other = tokens.clone()
+        other[:, place] = (other[:, place] + torch.randint(1, VOCAB_SIZE, (rows,), generator=generator)) % VOCAB_SIZE
+        changed.append((target(other).logits[:, -1].argmax(-1) != after).double().mean().item())
+    agrees = (draft(tokens).logits[:, -new - 1 : -1].argmax(-1) == emitted).double().mean(1)
+    return {
+        "distinct": sum(len(set(row.tolist())) for row in emitted) / rows,
+        "sensitivity": min(changed),
+        "agreement": agrees.mean().item(),
+        "least": agrees.min().item(),
+        "most": agrees.max().item(),
+    }
+
+
+if __name__ == "__main__":
+    print(f"target: {checkpoint().target}\ndraft:  {checkpoint().draft}")

@@ -1,0 +1,177 @@
+"""What an engine's audit leaves on disk: report.json, report.md, a case file and a script per finding."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from eqcheck import __version__
+from eqcheck.audit.casefile import StoredViolation, file_stem, write_whole
+from eqcheck.audit.report import REPORT_FORMAT, percent
+from eqcheck.blackbox.audit import EngineAudit, Finding
+from eqcheck.blackbox.axes import COUNTERS
+from eqcheck.blackbox.script import checked_script
+
+CLEAN_SHOWS = (
+    "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target does "
+    "not, on one tiny Llama and on the axes counted below. It does not show: sampling, other architectures, low "
+    "precision, several devices, speed, or draft-side faults that cost acceptance alone."
+)
+
+
+def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
+    """Write the report of an audit into ``folder``; returns it. A script is written only if it was seen to fail."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {folder / "report.json", folder / "report.md"}
+    scripts = {}
+    for finding in audit.findings:
+        case_file = _case_file(folder, finding)
+        case_file.parent.mkdir(exist_ok=True)
+        write_whole(case_file, _stored(audit, finding).to_json())
+        named.add(case_file)
+        script = checked_script(audit, finding)
+        if script is not None:
+            path = folder / f"{file_stem(finding.fingerprint)}.py"
+            write_whole(path, script)
+            named.add(path)
+            scripts[finding.fingerprint] = str(path)
+    report = to_dict(audit, folder, scripts)
+    write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
+    write_whole(folder / "report.md", to_markdown(audit, report))
+    for path in {*folder.glob("*.py"), *folder.glob("cases/*.json")} - named:
+        path.unlink()
+    return report
+
+
+def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dict[str, Any]:
+    """The report as the contract's ``eqcheck-report/1``."""
+    outcomes, decoder = audit.claimed, audit.decoder
+    statuses = Counter(outcome.status for outcome in audit.outcomes)
+    count = len(outcomes)
+    drafted = sum(outcome.answer.observed.get("drafted", 0) for outcome in outcomes)
+    accepted = sum(outcome.answer.observed.get("accepted", 0) for outcome in outcomes)
+    return {
+        "format": REPORT_FORMAT,
+        "decoder": {"name": decoder.name, "origin": decoder.origin, "version": audit.version or decoder.version},
+        "verdict": audit.verdict,
+        "cases": {
+            "run": count,
+            "equivalent": statuses["equivalent"],
+            "tie": statuses["tie"],
+            "violation": statuses["violation"] - len(audit.doubtful) - audit.unsettled,
+            "inconclusive": len(audit.doubtful) + audit.unsettled,
+            "skipped": statuses["skipped"],
+        },
+        "equivalence": {
+            "exact_match": round(sum(o.exact_match for o in outcomes) / count, 4) if count else None,
+            "prefix_match": round(sum(o.prefix_match for o in outcomes) / count, 4) if count else None,
+        },
+        "coverage": audit.coverage,
+        "violations": [_finding(audit, finding, folder, scripts) for finding in audit.findings],
+        "discoveries": [],
+        "inconclusive": [],
+        "warnings": audit.warnings,
+        "ties": audit.ties,
+        "acceptance": round(accepted / drafted, 3) if drafted else None,
+        "cases_per_second": round(len(audit.outcomes) / audit.drawing_s, 2) if audit.drawing_s else None,
+        "families": [],
+        "matrix": {},
+        "cache_states": {},
+        "capabilities": list(decoder.capabilities),
+        "corpus": {"replayed": 0, "failing": 0},
+        "real_pair": None,
+        "stale": [],
+        "interrupted": audit.interrupted,
+        "isolated": True,
+        "seed": audit.options.seed,
+        "elapsed_s": round(audit.elapsed, 1),
+    }
+
+
+def _finding(audit: EngineAudit, finding: Finding, folder: Path, scripts: Mapping[str, str]) -> dict[str, Any]:
+    e = finding.explanation
+    return {
+        "fingerprint": finding.fingerprint,
+        "component": e.component,
+        "kind": e.kind,
+        "count": finding.count,
+        "known": audit.decoder.known.get(finding.fingerprint),
+        "first": {
+            "row": e.row,
+            "token_index": e.token_index,
+            "round": e.round,
+            "expected": e.expected,
+            "observed": e.observed,
+        },
+        "case": finding.case.to_dict(),
+        "needs": list(finding.needs),
+        "without_speculation": finding.plain,
+        "from_corpus": False,
+        "minimised": finding.minimised,
+        "explanation": f"{finding.text}\n  {about_plain(finding)}",
+        "details": e.to_dict(),
+        "traceback": finding.outcome.answer.traceback,
+        "script": scripts.get(finding.fingerprint),
+        "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, finding)))}",
+    }
+
+
+def about_plain(finding: Finding) -> str:
+    """What the case needs, and whether the fault is the speculation's."""
+    needed = f"Needs {', '.join(finding.needs)}." if finding.needs else "Needs no option: the defaults are enough."
+    if finding.plain == "right":
+        return f"{needed} Without speculation the engine is right on this case."
+    if finding.plain == "not known":
+        return f"{needed} What the engine does without speculation is not known."
+    return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
+
+
+def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
+    """The report for a reader."""
+    cases, equivalence = report["cases"], report["equivalence"]
+    accepted = f", {report['acceptance']:.0%} of the draft tokens accepted" if report["acceptance"] else ""
+    lines = [
+        f"# {audit.decoder.name} {report['decoder']['version']}: {report['verdict']}",
+        "",
+        f"{cases['run']} cases, seed {report['seed']}, {report['elapsed_s']} s "
+        f"({report['cases_per_second']} cases a second while drawing){accepted}, eqcheck {__version__}. "
+        f"{audit.decoder.origin}",
+        "",
+        f"Exact match {percent(equivalence['exact_match'])}, prefix match {percent(equivalence['prefix_match'])}. "
+        f"{report['ties']} near-ties (`eqcheck/blackbox/judge.py` has the policy).",
+        "",
+    ]
+    if report["warnings"]:
+        lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
+    for violation in report["violations"]:
+        text = "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part)
+        lines += [f"## {violation['fingerprint']}: {violation['count']} cases", "", "```", text, "```", ""]
+        lines += [f"Case: `{json.dumps(violation['case'])}`", "", f"Reproduce: `{violation['reproduce']}`"]
+        lines += [f", or with the engine alone: `python {violation['script']}`" if violation["script"] else "", ""]
+    rows = [(name, report["coverage"].get(name, 0), what) for name, what in COUNTERS.items()]
+    table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
+    return "\n".join(
+        [*lines, "## What was exercised", "", table, "", "## What a clean audit does not show", "", CLEAN_SHOWS, ""]
+    )
+
+
+def _stored(audit: EngineAudit, finding: Finding) -> StoredViolation:
+    return StoredViolation(
+        case=finding.case,
+        adapter=audit.decoder.spec or audit.decoder.name,
+        fingerprint=finding.fingerprint,
+        case_timeout=audit.options.case_timeout,
+        isolated=True,
+        minimised=finding.minimised,
+        explanation=finding.text,
+    )
+
+
+def _case_file(folder: Path, finding: Finding) -> Path:
+    return folder / "cases" / f"{file_stem(finding.fingerprint)}.json"

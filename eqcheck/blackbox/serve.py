@@ -1,0 +1,115 @@
+"""A decoder served over JSON lines, in whatever Python runs this file; only the decoder's engine must be installed.
+
+    python serve.py SPEC TARGET DRAFT
+
+One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}}`` is
+answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": ..., "traceback":
+...}``, until standard input ends. What the decoder prints goes to standard error. The process ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parents[1]
+
+
+def serve(spec: str, target: str, draft: str) -> None:
+    """Answer requests until standard input ends."""
+    _die_with_parent()
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    def say(**message: Any) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    _import_eqcheck()
+    from eqcheck import registry
+    from eqcheck.contract import Request, RowOptions
+    from eqcheck.errors import Unsupported
+
+    try:
+        decoder = registry.load(spec)
+        pair: tuple[Any, Any] = (target, draft) if decoder.checkpoints else _models(target, draft)
+        running = decoder.running()
+        generate = running.__enter__()
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        return
+    say(ready=str(getattr(generate, "version", decoder.version)))
+    for line in sys.stdin:
+        asked = json.loads(line)["request"]
+        asked["rows"] = tuple(
+            RowOptions(**{**row, "eos_token_ids": tuple(row["eos_token_ids"])}) for row in asked["rows"]
+        )
+        request = Request(**{**asked, "eos_token_ids": tuple(asked["eos_token_ids"])})
+        try:
+            with _no_grad(decoder.checkpoints):
+                outputs = [[int(token) for token in row] for row in generate(*pair, request)]
+        except Unsupported as error:
+            say(unsupported=str(error))
+        except Exception as error:
+            say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        else:
+            say(outputs=outputs, observed=getattr(generate, "observed", {}))
+    with suppress(Exception):
+        running.__exit__(None, None, None)
+
+
+def _import_eqcheck() -> None:
+    """Make this very eqcheck importable, and nothing else that is installed beside it."""
+    spec = importlib.util.spec_from_file_location(
+        "eqcheck", _HERE / "__init__.py", submodule_search_locations=[str(_HERE)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["eqcheck"] = module
+    spec.loader.exec_module(module)
+
+
+def _models(*folders: str) -> tuple[Any, ...]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    return tuple(AutoModelForCausalLM.from_pretrained(folder).to(torch.float64).eval() for folder in folders)
+
+
+def _no_grad(checkpoints: bool) -> Any:
+    if checkpoints:
+        return nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def _die_with_parent() -> None:
+    """End this process and its children when the parent ends, however that ends."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: holds while an engine keeps the interpreter
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            threading.Event().wait(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder holds modules of eqcheck
+    serve(*sys.argv[1:])

@@ -1,0 +1,374 @@
+"""Attribution from outside explains what a small incremental decoder does wrong, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from eqcheck.blackbox.abduction import Abduced, abduce
+from eqcheck.blackbox.case import PAD, EngineCase, Row
+from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.blackbox.truth import Truth, without
+from eqcheck.contract import RowOptions
+
+PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
+K = 3
+
+
+def case_of(*, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> EngineCase:
+    chosen = RowOptions(**{"max_new_tokens": 18, **options})
+    return EngineCase(tuple(Row(prompt, chosen) for prompt in prompts), num_draft_tokens=K)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    torch.set_num_threads(1)
+    target, draft = checkpoint().models()
+    for model in (target, draft):
+        model.set_attn_implementation("sdpa")
+    return target, draft
+
+
+@dataclass
+class Line:
+    """A row being decoded: its cache, and of each slot the index of its token and whether it is seen."""
+
+    row: int
+    text: list[int]
+    pads: int = 0
+    cache: Any = field(default_factory=DynamicCache)
+    at: list[int] = field(default_factory=list)
+    seen: list[bool] = field(default_factory=list)
+    cached: int = 0
+    rejected: int = 0  # draft tokens, in all rounds so far
+
+
+class Decoder:
+    """Speculative decoding with a cache per row; rejected entries stay where they are and are hidden. It is right."""
+
+    pads = False
+
+    def __init__(self, target: Any, draft: Any, case: EngineCase) -> None:
+        self.target, self.draft, self.case = target, draft, case
+        self.number = 0
+
+    def position(self, line: Line, at: int) -> int:
+        return at
+
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        return line.seen[key] and key <= query
+
+    def keeps(self, line: Line, rejected: int) -> bool:
+        return False
+
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        return [*drafts[:count], wanted[count]]
+
+    def again(self, line: Line) -> int:
+        return 0
+
+    def between(self, lines: list[Line]) -> None:
+        pass
+
+    @torch.no_grad()
+    def decode(self) -> list[list[int]]:
+        most = max(len(row.prompt) for row in self.case.rows)
+        lines = [Line(n, list(row.prompt)) for n, row in enumerate(self.case.rows)]
+        for line in lines:
+            line.pads = (most - len(line.text)) if self.pads else 0
+        going = list(lines)
+        while going:
+            for line in going:
+                self.round(line)
+            self.between(lines)
+            self.number += 1
+            going = [line for line in going if not self.done(line)]
+        return [line.text[len(row.prompt) :] for line, row in zip(lines, self.case.rows, strict=True)]
+
+    def end(self, line: Line) -> int:
+        return len(self.case.rows[line.row].prompt) + self.case.rows[line.row].options.max_new_tokens
+
+    def done(self, line: Line) -> bool:
+        return len(line.text) >= self.end(line)
+
+    def round(self, line: Line) -> None:
+        drafts: list[int] = []
+        while len(drafts) < min(K, self.end(line) - len(line.text) - 1):
+            ids = torch.tensor([line.text + drafts])
+            drafts.append(int(self.draft(input_ids=ids, use_cache=False).logits[0, -1].argmax()))
+        start = line.cached - self.again(line)
+        tokens, at = [*line.text[start:], *drafts], list(range(start, len(line.text) + len(drafts)))
+        if line.pads and not line.at:
+            tokens, at = [PAD] * line.pads + tokens, [-1] * line.pads + at
+        wanted = self.feed(line, tokens, at)[-len(drafts) - 1 :]
+        count = next((n for n, (a, b) in enumerate(zip(drafts, wanted, strict=False)) if a != b), len(drafts))
+        block = self.block(drafts, wanted, count)
+        kept = next(
+            (n for n, (a, b) in enumerate(zip(drafts, block, strict=False)) if a != b), min(map(len, (drafts, block)))
+        )
+        for slot in range(len(line.at) - len(drafts) + kept, len(line.at)):
+            line.seen[slot] = self.keeps(line, slot - len(line.at) + len(drafts) - kept)
+        line.rejected += len(drafts) - kept
+        line.cached = min(len(line.text) + kept, len(line.text) + len(block) - 1)
+        line.text += block
+        del line.text[self.end(line) :]
+
+    def feed(self, line: Line, tokens: list[int], at: list[int]) -> list[int]:
+        begin = len(line.at)
+        line.at += at
+        line.seen += [True] * len(at)
+        mask = torch.full((len(at), len(line.at)), -1e30, dtype=torch.float64)
+        for query in range(begin, len(line.at)):
+            for key in range(len(line.at)):
+                if self.sees(line, query, key):
+                    mask[query - begin, key] = 0.0
+        logits = self.target(
+            input_ids=torch.tensor([tokens]),
+            attention_mask=mask[None, None],
+            position_ids=torch.tensor([[max(0, self.position(line, place)) for place in at]]),
+            past_key_values=line.cache,
+            use_cache=True,
+        ).logits
+        choices: list[int] = logits[0].argmax(-1).tolist()
+        return choices
+
+
+class ShiftedFromOnset(Decoder):
+    def position(self, line: Line, at: int) -> int:
+        return at + 2 * (self.number >= 3 and line.row == 0)
+
+
+class ShiftedOnce(Decoder):
+    def position(self, line: Line, at: int) -> int:
+        return at + 3 * (self.number == 1 and line.row != 1)
+
+
+class Drifting(Decoder):
+    def position(self, line: Line, at: int) -> int:
+        return at + line.rejected
+
+
+class ChunkRestarted(Decoder):
+    def position(self, line: Line, at: int) -> int:
+        return at - 2 * (line.row == 0 and self.number == 0 and 2 <= at < 5)
+
+
+class RejectedSeen(Decoder):
+    def keeps(self, line: Line, rejected: int) -> bool:
+        return True
+
+
+class OneRejectedSeen(Decoder):
+    def keeps(self, line: Line, rejected: int) -> bool:
+        return rejected == 0
+
+
+class RejectedSeenFromOneRound(Decoder):
+    def keeps(self, line: Line, rejected: int) -> bool:
+        return self.number == 1 and line.row == 2
+
+
+class TokenLost(Decoder):
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        lost = line.row == 0 and self.number > 1 and line.at[key] == 3
+        return super().sees(line, query, key) and not lost
+
+
+class NewestTwice(Decoder):
+    def again(self, line: Line) -> int:
+        return int(line.cached > 0)
+
+
+class FutureSeen(Decoder):
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        return line.seen[key] and key <= query + 1
+
+
+class ItselfHidden(Decoder):
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        return super().sees(line, query, key) and (key != query or line.at[query] == line.cached)
+
+
+class PadsSeen(Decoder):
+    pads = True
+
+
+class SecondChunkAlone(Decoder):
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        return super().sees(line, query, key) and not (line.row == 0 and line.at[key] < 2 <= line.at[query] < 5)
+
+
+class ChunkLost(Decoder):
+    def sees(self, line: Line, query: int, key: int) -> bool:
+        return super().sees(line, query, key) and not (line.row == 0 and line.at[key] < 2 <= line.at[query])
+
+
+class RowsExchanged(Decoder):
+    def between(self, lines: list[Line]) -> None:
+        if self.number == 1:
+            a, b = lines[0], lines[1]
+            a.cache, a.at, a.seen, b.cache, b.at, b.seen = b.cache, b.at, b.seen, a.cache, a.at, a.seen
+
+
+class OverAccepting(Decoder):
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        return drafts[: count + 1] if count < len(drafts) else [*drafts, wanted[-1]]
+
+
+class LastColumn(Decoder):
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        return [*drafts[:count], wanted[-1]]
+
+
+class Dropping(Decoder):
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        return [*drafts[: max(0, count - 1)], wanted[count]]
+
+
+class Twice(Decoder):
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        return [*drafts[:count], wanted[count], wanted[count]]
+
+
+PLANTED: list[tuple[type[Decoder], str]] = [
+    (ShiftedFromOnset, "position/query-position"),
+    (ShiftedOnce, "position/query-position"),
+    (Drifting, "position/query-position"),
+    (ChunkRestarted, "position/query-position"),
+    (RejectedSeen, "cache/stale-entry"),
+    (OneRejectedSeen, "cache/stale-entry"),
+    (RejectedSeenFromOneRound, "cache/stale-entry"),
+    (TokenLost, "cache/missing-entry"),
+    (ChunkLost, "cache/missing-entry"),
+    (NewestTwice, "cache/duplicate-entry"),
+    (RowsExchanged, "cache/wrong-row"),
+    (PadsSeen, "mask/pad-visible"),
+    (FutureSeen, "mask/future-visible"),
+    (ItselfHidden, "mask/token-hidden"),
+    (SecondChunkAlone, "mask/token-hidden"),
+    (OverAccepting, "bookkeeping/over-accept"),
+    (LastColumn, "bookkeeping/wrong-correction"),
+    (Dropping, "bookkeeping/lost-token"),
+    (Twice, "bookkeeping/repeated-token"),
+]
+
+
+def named(found: Abduced | None) -> str:
+    return f"{found.component}/{found.kind}" if found else ""
+
+
+@pytest.mark.parametrize(("decoder", "fingerprint"), PLANTED, ids=lambda given: getattr(given, "__name__", ""))
+def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder], fingerprint: str) -> None:
+    case = case_of()
+    outputs = decoder(*models, case).decode()
+    truth = Truth(models[0])
+    right = [truth.row(row) for row in case.rows]
+    assert outputs != right, "the edit has to change a token"
+    found = abduce(*models, case, outputs)
+    assert found is not None
+    assert named(found) == fingerprint
+    assert outputs[found.row][: found.token_index] == right[found.row][: found.token_index]
+    assert 0 < found.explained <= found.surprising
+    assert found.chance <= 0.01
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -> None:
+    draw = random.Random(seed)
+    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 8))) for _ in range(2))
+    case = case_of(prompts=prompts)
+    outputs = Decoder(*models, case).decode()
+    assert outputs == [Truth(models[0]).row(row) for row in case.rows]
+    assert abduce(*models, case, outputs) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [1, 4])
+def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    case = case_of(prompts=PROMPTS[:2], max_new_tokens=12)
+    truth = Truth(models[0])
+    begin = truth.row(case.rows[0])[: 1 + seed] + [draw.randrange(VOCAB_SIZE) for _ in range(count)]
+    outputs = [truth.row(case.rows[0], begin), truth.row(case.rows[1])]
+    assert abduce(*models, case, outputs) is None
+
+
+def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tuple[Any, Any]) -> None:
+    case = case_of()
+    right = [Truth(models[0]).row(row) for row in case.rows]
+    outputs = PadsSeen(*models, case).decode()
+    assert outputs[1] != right[1]
+    assert outputs[2] != right[2]
+    found = abduce(*models, case, [right[0], outputs[1], right[2]])
+    assert found is None or found.edit != "pads are seen"
+
+
+def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) -> None:
+    class Plain(ShiftedFromOnset):
+        def end(self, line: Line) -> int:
+            return min(super().end(line), len(line.text) + 1) if self.number < 20 else super().end(line)
+
+        def done(self, line: Line) -> bool:
+            return len(line.text) >= Decoder.end(self, line)
+
+    target, draft = models
+    case = case_of(prompts=PROMPTS[:2])
+    assert named(abduce(target, None, case, Plain(target, draft, case).decode())) == "position/query-position"
+
+
+def _ends(outputs: list[list[int]]) -> dict[str, list[list[int]]]:
+    first, *rest = outputs
+    return {
+        "premature-stop": [first[:-3], *rest],
+        "pad-in-output": [[*first, PAD, PAD], *rest],
+        "row-swap": [*rest[:1], first, *rest[1:]],
+        "lost-token": [first[2:], *rest],
+        "repeated-token": [[*first[:7], first[6], *first[7:-1]], *rest],
+    }
+
+
+@pytest.mark.parametrize("kind", ["premature-stop", "pad-in-output", "row-swap", "lost-token", "repeated-token"])
+def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], kind: str) -> None:
+    case = case_of(max_new_tokens=14)
+    right = [Truth(models[0]).row(row) for row in case.rows]
+    assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
+
+
+def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
+    truth = Truth(models[0])
+    case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
+    longer = [truth.row(without(row, max_new_tokens=11)) for row in case.rows]
+    assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
+    ended = case_of(prompts=PROMPTS[:2], max_new_tokens=11, eos_token_ids=(longer[0][4],))
+    assert named(abduce(*models, ended, longer)) == "bookkeeping/past-eos"
+
+
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.7, "presence_penalty": 2.0, "min_new_tokens": 15}
+
+
+@pytest.mark.parametrize("option", PENALTIES)
+def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str) -> None:
+    truth = Truth(models[0])
+    eos = truth.row(case_of().rows[0])[9]
+    case = case_of(eos_token_ids=(eos,), max_new_tokens=30, **{option: PENALTIES[option]})
+    right = [truth.row(row) for row in case.rows]
+    off = {"min_new_tokens": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0}[option]
+    outputs = [truth.row(without(row, **{option: off})) for row in case.rows]
+    assert outputs != right
+    assert abduce(*models, case, right) is None
+    found = abduce(*models, case, outputs)
+    assert named(found) == "sampling/ignored-option"
+    assert found is not None
+    assert option in found.edit
+
+
+def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
+    rows = case_of(prompts=PROMPTS[:2]).rows
+    case = EngineCase((rows[0], without(rows[1], max_new_tokens=6)), num_draft_tokens=K)
+    outputs = [Truth(models[0]).row(row) for row in rows]
+    assert named(abduce(*models, case, outputs)) == "sampling/ignored-option"
