@@ -28,10 +28,7 @@ def case_of(*, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any]:
     torch.set_num_threads(1)
-    target, draft = checkpoint().models()
-    for model in (target, draft):
-        model.set_attn_implementation("sdpa")
-    return target, draft
+    return checkpoint().models()
 
 
 @dataclass
@@ -306,6 +303,16 @@ def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tup
     assert outputs[2] != right[2]
     found = abduce(*models, case, [right[0], outputs[1], right[2]])
     assert found is None or found.edit != "pads are seen"
+
+
+def test_only_the_rows_asked_for_are_explained(models: tuple[Any, Any]) -> None:
+    case = case_of()
+    outputs = PadsSeen(*models, case).decode()
+    assert abduce(*models, case, outputs, rows=[0]) is None
+    found = abduce(*models, case, outputs, rows=[1])
+    assert named(found) == "mask/pad-visible"
+    assert found is not None
+    assert found.row == 1
 
 
 def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) -> None:

@@ -24,9 +24,10 @@ from eqcheck.verdict import Explanation, merge
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
-DRAWING = 0.6  # share of a time budget; the rest is for what was found
-MINIMISE_S = 60.0
-_LAST_RESORT_S = 600.0
+DRAWING, SETTLING = 0.5, 0.35  # shares of a time budget; the rest is for the scripts of what was found
+MINIMISE_S = 30.0
+_LAST_RESORT_S = 3600.0
+_EXPLAINED, _FEW_ROWS = 4, 6  # cases of a group that abduction is asked about first
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class _UnderWay:
         budget = result.options.budget
         self.begun = time.monotonic()
         self.draw_until = self.begun + (budget * DRAWING if budget else float("inf"))
-        self.end = self.begun + (budget or _LAST_RESORT_S * 10)
+        self.end = self.begun + (budget * (DRAWING + SETTLING) if budget else _LAST_RESORT_S)
 
     def draw(self) -> None:
         """Decode case after case; meanwhile the last one is judged and the next one drawn."""
@@ -193,16 +194,24 @@ class _UnderWay:
             )
 
     def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
-        """Findings of a group until every case of it belongs to one."""
+        """Findings of a group until every case of it belongs to one; those come first that abduction can explain."""
         left = sorted(outcomes, key=_size)
+        for outcome in _telling(outcomes):
+            explanation = explain(outcome)
+            known = {finding.explanation.fingerprint for finding in self.result.findings}
+            if explanation.component == "unattributed" or explanation.fingerprint in known:
+                continue
+            if time.monotonic() < self.end and self._repeats(outcome):
+                self._find(outcome, symptom, explanation)
+                left.remove(outcome)
         while left and time.monotonic() < self.end:
             outcome = left.pop(0)
             if self._belongs(outcome, symptom):
                 continue
-            if not self._repeats(outcome):
+            if self._repeats(outcome):
+                self._find(outcome, symptom, explain(outcome))
+            else:
                 self.result.doubtful.append(outcome)
-                continue
-            self._find(outcome, symptom, left)
         self.result.unsettled += len(left)
 
     def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
@@ -230,25 +239,55 @@ class _UnderWay:
     def _decode(self, case: EngineCase) -> EngineOutcome:
         return judged(self.judge, case, self.worker.decode(case))
 
-    def _find(self, outcome: EngineOutcome, symptom: str, left: list[EngineOutcome]) -> None:
+    def _minimised(self, outcome: EngineOutcome, symptom: str, explanation: Explanation) -> EngineOutcome:
+        """The smallest outcome of the symptom; where the larger one is explained, of the same explanation."""
+        if symptom == HANG:
+            return outcome
+        best = outcome
+
+        def fails(case: EngineCase) -> bool:
+            nonlocal best
+            smaller = self._decode(case)
+            if smaller.symptom != symptom:
+                return False
+            same = explanation.component == "unattributed" or explain(smaller).fingerprint == explanation.fingerprint
+            best = smaller if same else best
+            return same
+
         seconds = min(MINIMISE_S, max(0.0, self.end - time.monotonic()))
-        hung = symptom == HANG
-        small = outcome.case if hung else minimise(outcome.case, lambda case: self._fails(case, symptom), seconds)
-        smallest = outcome if hung else self._decode(small)
-        if smallest.symptom != symptom:
-            self.result.doubtful.append(outcome)
-            return
-        plain = self._decode(replace(small, drafting="none")).status
-        explanation = explain(smallest, [outcome, *left[:3]])
-        named = needs(small)
+        minimise(outcome.case, fails, seconds, self.result.decoder.capabilities)
+        return best
+
+    def _plain(self, case: EngineCase) -> str:
+        """What the engine does without speculation; a decoder that is no engine cannot do without."""
+        if not self.result.decoder.checkpoints:
+            return "not known"
+        status = self._decode(replace(case, drafting="none")).status
+        return {"violation": "wrong too", "skipped": "not known"}.get(status, "right")
+
+    def _alike(self, outcome: EngineOutcome, symptom: str) -> list[EngineOutcome]:
+        """Other cases of the symptom that are right as soon as penalties and minimum are at their defaults."""
+        found: list[EngineOutcome] = []
+        for other in self.result.outcomes:
+            options = tuple(_SAMPLING & set(needs(other.case)))
+            if other is outcome or other.symptom != symptom or not options or time.monotonic() > self.end:
+                continue
+            if len(found) < _ALIKE and not self._fails(without(other.case, options), symptom):
+                found.append(other)
+        return found
+
+    def _find(self, outcome: EngineOutcome, symptom: str, explanation: Explanation) -> None:
+        smallest = self._minimised(outcome, symptom, explanation)
+        named = needs(smallest.case)
+        explanation = explain(smallest, self._alike(outcome, symptom) if set(named) & _SAMPLING else ())
         finding = Finding(
             fingerprint=":".join([explanation.fingerprint, *(["+".join(named)] if named else [])]),
             count=1,
             outcome=smallest,
             explanation=explanation,
             needs=named,
-            plain={"violation": "wrong too", "skipped": "not known"}.get(plain, "right"),
-            minimised=not hung,
+            plain=self._plain(smallest.case),
+            minimised=symptom != HANG,
         )
         for number, earlier in enumerate(self.result.findings):
             if earlier.fingerprint == finding.fingerprint:
@@ -257,6 +296,18 @@ class _UnderWay:
         self.result.findings.append(finding)
 
 
+def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
+    """The cases of a group that hold most evidence: many wrong tokens, few rows."""
+    few = [outcome for outcome in outcomes if outcome.wrong and len(outcome.case.rows) <= _FEW_ROWS]
+
+    def evidence(outcome: EngineOutcome) -> int:
+        return sum(len(row.observed) - (row.first or 0) for row in outcome.wrong)
+
+    return sorted(few, key=evidence, reverse=True)[:_EXPLAINED]
+
+
+_SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
+_ALIKE = 20
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 

@@ -40,7 +40,8 @@ class Checkpoint:
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    # In eager attention the softmax is taken in float32 whatever the dtype, and a pad that sees nothing is NaN.
+    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
 @lru_cache(maxsize=1)

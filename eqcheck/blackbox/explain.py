@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from eqcheck.blackbox.abduction import Abduced, abduce
+from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.outcome import EngineOutcome
@@ -13,20 +15,21 @@ from eqcheck.verdict import Explanation
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: EngineOutcome, others: Sequence[EngineOutcome] = ()) -> Explanation:
-    """The explanation of a failing case, the smallest one; ``others`` show the same and may hold more evidence."""
+def explain(outcome: EngineOutcome, alike: Sequence[EngineOutcome] = ()) -> Explanation:
+    """The explanation of a failing case.
+
+    ``alike`` are others that fail in the same way and are right once a penalty or minimum is at its default.
+    """
     if outcome.answer.failure is not None:
         return outcome.answer.failure
     found = _abduced(outcome)
-    source = ""
-    if found is None:
-        known = [(other, one) for other in others if (one := _abduced(other)) is not None]
-        fingerprints = {f"{one.component}/{one.kind}" for _, one in known}
-        if len(fingerprints) == 1:
-            other, found = min(known, key=lambda pair: pair[1].chance)
-            source = f" (found on the larger case {other.case.id})"
+    if found is None and alike:
+        several = [outcome, *alike]
+        decoded = [(one.case, one.answer.outputs or ()) for one in several]
+        found = abduce_options(*_models(outcome), decoded)
+        found = found and replace(found, edit=f"{found.edit} (in {len(several)} cases)")
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
-    detail = _words(found) + source if found else UNEXPLAINED
+    detail = _words(found) if found else UNEXPLAINED
     row = outcome.wrong[0]
     index = row.first
     assert index is not None
@@ -49,12 +52,15 @@ def explain(outcome: EngineOutcome, others: Sequence[EngineOutcome] = ()) -> Exp
 
 def _abduced(outcome: EngineOutcome) -> Abduced | None:
     """What abduction says, where it is of one mind about the component."""
-    target, draft = checkpoint().models()
-    outputs = outcome.answer.outputs or ()
-    found = abduce(target, draft if outcome.case.drafting == "model" else None, outcome.case, outputs)
+    found = abduce(*_models(outcome), outcome.case, outcome.answer.outputs or ())
     if found is None or any(rival.partition("/")[0] != found.component for rival in found.rivals):
         return None
     return found
+
+
+def _models(outcome: EngineOutcome) -> tuple[Any, Any]:
+    target, draft = checkpoint().models()
+    return target, draft if outcome.case.drafting == "model" else None
 
 
 def _words(found: Abduced) -> str:

@@ -128,7 +128,7 @@ def about_plain(finding: Finding) -> str:
     if finding.plain == "right":
         return f"{needed} Without speculation the engine is right on this case."
     if finding.plain == "not known":
-        return f"{needed} What the engine does without speculation is not known."
+        return needed
     return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
 
 

@@ -3,8 +3,9 @@
     python serve.py SPEC TARGET DRAFT
 
 One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}}`` is
-answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": ..., "traceback":
-...}``, until standard input ends. What the decoder prints goes to standard error. The process ends when its parent does.
+answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": ...,
+"traceback": ...}``, until standard input ends. What the decoder prints goes to standard error. The process ends when
+its parent does.
 """
 
 from __future__ import annotations

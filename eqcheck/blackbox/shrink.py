@@ -6,25 +6,27 @@ What is left that is not a default is what the failure needs; `needs` names it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 
 from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.contract import RowOptions
+from eqcheck.contract import CAPABILITIES, RowOptions
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _ROW = ("arrival", "min_new_tokens", "repetition_penalty", "presence_penalty", "eos_token_ids")
 
 
-def minimise(case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float) -> EngineCase:
-    """The smallest case found that ``fails``, in so many seconds."""
+def minimise(
+    case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
+) -> EngineCase:
+    """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
     end = time.monotonic() + seconds
     tried = {case}
     smaller = True
     while smaller:
         smaller = False
-        for candidate in _candidates(case):
+        for candidate in _candidates(case, capabilities):
             if time.monotonic() > end:
                 return case
             if candidate in tried:
@@ -61,7 +63,7 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
     return case
 
 
-def _candidates(case: EngineCase) -> Iterator[EngineCase]:
+def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
     """Smaller cases, those that promise most first."""
     for name in needs(case):
         yield without(case, (name,))
@@ -72,31 +74,37 @@ def _candidates(case: EngineCase) -> Iterator[EngineCase]:
             if len(rows) > size:
                 yield _rows(case, rows[:start] + rows[start + size :])
         size //= 2
+    if not {"row-limits", "row-eos"} <= set(capabilities):  # rows share their options
+        for options in _simpler(rows[0].options):
+            yield _rows(case, [replace(row, options=options) for row in rows])
     for number, row in enumerate(rows):
-        for smaller in _smaller(row):
-            yield _rows(case, [*rows[:number], smaller, *rows[number + 1 :]])
+        smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
+        if {"row-limits", "row-eos"} <= set(capabilities):
+            smaller += [replace(row, options=options) for options in _simpler(row.options)]
+        for one in smaller:
+            yield _rows(case, [*rows[:number], one, *rows[number + 1 :]])
     for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
         if k < case.num_draft_tokens:
             yield replace(case, num_draft_tokens=k)
 
 
-def _smaller(row: Row) -> Iterator[Row]:
-    options, prompt = row.options, row.prompt
+def _simpler(options: RowOptions) -> Iterator[RowOptions]:
     defaults = {field.name: field.default for field in fields(RowOptions)}
     for name in _ROW:
         if getattr(options, name) != defaults[name]:
-            yield _with(row, **{name: defaults[name]})
+            yield replace(options, **{name: defaults[name]})  # type: ignore[arg-type]
     if len(options.eos_token_ids) > 1:
         for token in options.eos_token_ids:
-            yield _with(row, eos_token_ids=(token,))
+            yield replace(options, eos_token_ids=(token,))
     limit = options.max_new_tokens
-    for shorter in sorted({limit // 2, limit - 1}):
-        if 0 < shorter < limit:
-            yield _with(row, max_new_tokens=shorter, min_new_tokens=min(shorter, options.min_new_tokens))
-    for size in sorted({len(prompt) // 2, 1}, reverse=True):
-        if 0 < size < len(prompt):
-            yield replace(row, prompt=prompt[size:])
-            yield replace(row, prompt=prompt[:-size])
+    for shorter in sorted({limit // 2, limit - 1} - {0, limit}):
+        yield replace(options, max_new_tokens=shorter, min_new_tokens=min(shorter, options.min_new_tokens))
+
+
+def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for size in sorted({len(prompt) // 2, 1} - {0, len(prompt)}, reverse=True):
+        yield prompt[size:]
+        yield prompt[:-size]
 
 
 def _rows(case: EngineCase, rows: list[Row]) -> EngineCase:

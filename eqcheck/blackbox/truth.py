@@ -33,7 +33,7 @@ class Truth:
         while len(output) < row.options.max_new_tokens:
             with torch.no_grad():
                 scores = self.model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
-            output.append(int(_one(scores[0], row, output).argmax()))
+            output.append(int(at_place(scores[0], row, output).argmax()))
             if output[-1] in row.options.eos_token_ids:
                 break
             fed = output[-1:]
@@ -56,10 +56,11 @@ def with_options(scores: torch.Tensor, row: Row, output: Sequence[int]) -> torch
     options = row.options
     if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
         return scores
-    return torch.stack([_one(score, row, output[:index]) for index, score in enumerate(scores)])
+    return torch.stack([at_place(score, row, output[:index]) for index, score in enumerate(scores)])
 
 
-def _one(scores: torch.Tensor, row: Row, before: Sequence[int]) -> torch.Tensor:
+def at_place(scores: torch.Tensor, row: Row, before: Sequence[int]) -> torch.Tensor:
+    """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
     options, scores = row.options, scores.clone()
     seen = sorted({*row.prompt, *before})
     penalty = options.repetition_penalty

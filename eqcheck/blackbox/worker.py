@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,7 +101,7 @@ class EngineWorker:
         start = time.monotonic()
         try:
             self._start()
-            self._send({"request": _plain(case)})
+            self._send({"request": self._request(case)})
             message = self._receive(self.timeout)
         except _Lost as lost:
             text = self._tail()
@@ -155,6 +155,10 @@ class EngineWorker:
             raise _Lost("exception", message["error"].splitlines()[0])
         self.version = message.get("ready", "")
 
+    def _request(self, case: EngineCase) -> dict[str, Any]:
+        request = asdict(replace(case.request(), padding_side=self.decoder.padding_sides[0]))
+        return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
+
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
@@ -206,8 +210,3 @@ def _read(pipe: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
         for line in pipe:
             lines.put(line)
     lines.put(None)
-
-
-def _plain(case: EngineCase) -> dict[str, Any]:
-    request = asdict(case.request())
-    return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}

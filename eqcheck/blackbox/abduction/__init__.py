@@ -11,7 +11,7 @@ ranking      what each explains, and by how small a chance
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eqcheck.blackbox.abduction.commits import RULES, follow
@@ -19,7 +19,7 @@ from eqcheck.blackbox.abduction.contexts import systematic
 from eqcheck.blackbox.abduction.evidence import Evidence
 from eqcheck.blackbox.abduction.options import anothers_end, ignored
 from eqcheck.blackbox.abduction.outputs import emitted, ended
-from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, row_by_row, tried
+from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, row_by_row, together, tried
 from eqcheck.blackbox.case import EngineCase
 
 COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
@@ -61,9 +61,33 @@ def abduce(
     found, count = everywhere(evidence)
     best = _best(evidence, found, count)
     if best is None or not any(one.complete for one in found if one.explained):
+        if evidence.least_chance * count > COMPLETE:
+            return best
         alone, more = row_by_row(evidence)
         best = _best(evidence, found + alone, count + more) or best
     return best
+
+
+def abduce_options(
+    target: Any, draft: Any, decoded: Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
+) -> Abduced | None:
+    """The one wrong use of a penalty or minimum that explains all wrong tokens of several cases.
+
+    For cases that are right once such an option is at its default: nothing else is tried. A held back EOS makes one
+    wrong token, and that the second best, so that only several cases together show more than chance.
+    """
+    common: dict[str, Finding] = {}
+    most, evidences = 0, [Evidence(target, draft, case, outputs) for case, outputs in decoded]
+    for number, evidence in enumerate(evidences):
+        found = list(ignored(evidence))
+        most = max(most, len(found))
+        here = {one.hypothesis.words: one for one in found if one.explained and one.complete}
+        common = here if not number else {key: together(common[key], here[key]) for key in common.keys() & here.keys()}
+    best = _best(evidences[0], list(common.values()), most)
+    if best is None:
+        return None
+    surprising = sum(len(evidence.surprising) for evidence in evidences)
+    return replace(best, explained=surprising, surprising=surprising)
 
 
 def _ended(evidence: Evidence) -> Abduced | None:
@@ -80,7 +104,12 @@ def _ended(evidence: Evidence) -> Abduced | None:
 
 def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
     """What the edits explain that an engine makes everywhere, and how many were tried."""
-    found = [finding(evidence, rule, follow(evidence, rule, least)) for rule in RULES for least in (False, True)]
+    found = [
+        finding(evidence, rule, follow(evidence, rule, least, most))
+        for rule in RULES
+        for most in range(len(evidence.texts), 1, -1)
+        for least in (False, True)
+    ]
     found += [*emitted(evidence), *ignored(evidence)]
     contexts = list(systematic(evidence))
     count = len(found) + len(contexts)

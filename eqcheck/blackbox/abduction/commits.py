@@ -163,11 +163,18 @@ RULES = (
 )
 
 
-def follow(evidence: Evidence, rule: Rule, least: bool) -> dict[tuple[int, int], int]:
-    """What the rule emits at each new token, as far as it agrees with the output: after a difference a row is left."""
+def follow(evidence: Evidence, rule: Rule, least: bool, most: int) -> dict[tuple[int, int], int]:
+    """What the rule emits at each new token, as far as it agrees with the output: after a difference a row is left.
+
+    At most so many rows are decoded at a time; with ``least`` all commit what the one does that accepts least.
+    """
     emitted: dict[tuple[int, int], int] = {}
-    at = {row: len(prompt) for row, prompt in enumerate(evidence.prompts) if evidence.outputs[row]}
-    while at:
+    waiting = {row: len(prompt) for row, prompt in enumerate(evidence.prompts) if evidence.outputs[row]}
+    at: dict[int, int] = {}
+    while at or waiting:
+        while waiting and len(at) < most:
+            row = min(waiting)
+            at[row] = waiting.pop(row)
         drafts = {row: evidence.drafts[row][n][: evidence.budget(row, n)] for row, n in at.items()}
         if least:
             drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}

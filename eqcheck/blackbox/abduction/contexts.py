@@ -31,6 +31,8 @@ class Context:
         rounds = evidence.schedules[self.schedule]
         if self.style in ("recomputed", "expanded"):
             return recomputed(evidence, self.style, self.edit, rounds, final)
+        if self.edit.name == "tenant-seen":  # what the other row held when it ended
+            final = len(rounds)
         return [Simulation(evidence, self.style, self.edit, rounds, final).program]
 
 
@@ -93,6 +95,7 @@ SYSTEMATIC = (
     ("mask/pad-visible", "pads-seen", (0, 1), (*BATCH, *ANEW), "pads are seen"),
     ("mask/pad-visible", "prompt-pads-seen", (0, 1), ("holes/own",), "the pads before the prompt are seen"),
     ("mask/pad-visible", "block-pads-seen", (0, 1), BATCH, "the pads of a short block are seen"),
+    ("mask/pad-visible", "pads-after-seen", (0,), ("separate/own",), "the pads that follow a short block are seen"),
     ("mask/pad-visible", "new-pads-seen", (0,), ("realigned/own",), "pads that realigning adds to a row are seen"),
     ("mask/pad-visible", "rejected-zeroed", (0,), ("holes/own",), "zeroed slots are seen"),
     ("mask/pad-visible", "pads-accumulate", (0,), ANEW, "pads between a row's prompt and its new tokens are seen"),
@@ -256,9 +259,9 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
             words = f"its tokens in the cache and those of row {other} are exchanged after round {onset + 1}"
             yield context("cache/wrong-row", words, Edit("exchanged", other, onset, onset, row))
     for other in others:
-        yield context(
-            "cache/wrong-row", f"what row {other} left in the cache is seen", Edit("tenant-seen", other, row=row)
-        )
+        for last_drafts in (0, 1):
+            words = f"what row {other} left in the cache is seen"
+            yield context("cache/wrong-row", words, Edit("tenant-seen", other, row=row, token=last_drafts))
     for token in range(length + wrong):
         written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):

@@ -111,7 +111,13 @@ class Simulation:
                 self.held[cache].append(self.program.write(token, place))
                 self.rows.append(row)
         for turn in turns:
-            self._see(turn, begin[turn.row], list(blocks))
+            row = turn.row
+            after = []  # the pads that follow the block, which the next one overwrites
+            if self.on("pads-after-seen", row=row):
+                end = starts[row] + len(blocks[row])
+                after = [self.program.write(self.evidence.pad, end + n) for n in range(width - len(blocks[row]))]
+                self.rows += [row] * len(after)
+            self._see(turn, begin[row], list(blocks), after)
         for row, block in blocks.items():
             self.lengths[row] += len(block) - again[row]
             self.believed[row] += len(block) - again[row]
@@ -153,7 +159,7 @@ class Simulation:
             return [p - self.edit.token if p in chunk else p for p in positions]
         return positions
 
-    def _see(self, turn: Turn, begin: int, batch: list[int]) -> None:
+    def _see(self, turn: Turn, begin: int, batch: list[int], after: list[int]) -> None:
         """Write down what each query of a row's block sees, and which of them is asked for which new token."""
         row, program = turn.row, self.program
         cache = self._cache_of(row)
@@ -181,10 +187,13 @@ class Simulation:
                     for c, slot in zip(held[: query + 1], slots, strict=False)
                     if slot.at >= self.edit.token * forgotten
                 ]
+            visible = [*visible, *after]
             entry = program.entry(held[query])
             if not visible and itself:
                 program.blind[entry] = list(held)
             program.sees[entry] = visible or ([] if itself else [self._blank()])
+        for pad in after:
+            program.sees[program.entry(pad)] = [*(column for column in seen if column is not None), *after]
         prompt = len(self.evidence.prompts[row])
         newest = len(slots) - len(turn.drafts) - 1
         for offset in range(turn.end - turn.start):
@@ -218,6 +227,8 @@ class Simulation:
         most, least = max(surplus[row] for row in rows), min(surplus[row] for row in rows)
         if self.style == "separate":
             for turn in turns:
+                if self.on("tenant-seen") and self.edit.token and turn not in going:
+                    continue
                 self._crop(turn.row, surplus[turn.row], turn)
                 self.lengths[turn.row] = wanted[turn.row]
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from eqcheck.blackbox.abduction.program import Program, answers
 from eqcheck.blackbox.case import PAD, EngineCase, Row
-from eqcheck.blackbox.truth import with_options
+from eqcheck.blackbox.truth import at_place, with_options
 from eqcheck.contract import RowOptions
 
 
@@ -34,15 +34,7 @@ NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)  # in standard deviations
 
 def pick(scores: torch.Tensor, row: Row, before: Sequence[int]) -> int:
     """The token chosen from the scores ``[vocabulary]`` after so many new tokens, with the row's options."""
-    options = row.options
-    if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
-        return int(scores.argmax())
-    once = replace(row, prompt=(*row.prompt, *before), options=replace(options, min_new_tokens=0))
-    scores = with_options(scores[None], once, ())[0].clone()
-    scores[sorted(set(before))] -= options.presence_penalty
-    if len(before) < options.min_new_tokens:
-        scores[list(options.eos_token_ids)] = float("-inf")
-    return int(scores.argmax())
+    return int(at_place(scores, row, before).argmax())
 
 
 class Evidence:
@@ -109,6 +101,11 @@ class Evidence:
         everywhere = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max().exp())
         return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
 
+    @property
+    def least_chance(self) -> float:
+        """That of an edit that happens once and explains everything."""
+        return prod(self.chance(row, len(self.outputs[row]), True) for row in self.judged)
+
     def end(self, row: int, options: RowOptions | None = None) -> int:
         """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
         options = options or self.case.rows[row].options
@@ -173,14 +170,19 @@ class Evidence:
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
-        """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts."""
-        return {"own": self._rounds(False), "least": self._rounds(True)}
+        """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts.
 
-    def _rounds(self, least: bool) -> list[Round]:
+        In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts.
+        """
+        return {"own": self._rounds(), "least": self._rounds(least=True), "prefilled": self._rounds(prefilled=True)}
+
+    def _rounds(self, *, least: bool = False, prefilled: bool = False) -> list[Round]:
         rounds: list[Round] = []
         at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
         while at:
             drafts = {row: self.drafts[row][n][: self.budget(row, n)] for row, n in at.items()}
+            if prefilled and not rounds:
+                drafts = {row: [] for row in drafts}
             if least:
                 drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
             accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}

@@ -30,10 +30,13 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
         if any(getattr(row.options, name) != off for row in rows):
             altered = [replace(row, options=replace(row.options, **{name: off})) for row in rows]  # type: ignore[arg-type]
             yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
-    if any((row.options.repetition_penalty, row.options.presence_penalty) != (1.0, 0.0) for row in rows):
-        for schedule in ("own", "least"):
-            words = "penalties do not count the tokens of the current round"
-            yield finding(evidence, Ignored(words), _stale(evidence, schedule))
+    if any(getattr(row.options, name) != off for row in rows for name, off in OFF.items()):
+        for schedule in evidence.schedules:
+            for bonus_only, where in ((False, ""), (True, " for the bonus token")):
+                words = f"penalties and the minimum do not count the tokens of the current round{where}"
+                yield finding(evidence, Ignored(words), _stale(evidence, schedule, bonus_only))
+            words = "penalties and the minimum are applied to the first token of a round alone"
+            yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
     for other, row in enumerate(rows):
         if any(_scoring(row.options) != _scoring(one.options) for one in rows):
             altered = [replace(one, options=row.options) for one in rows]
@@ -55,14 +58,28 @@ def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
     }
 
 
-def _stale(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
+def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[int, int], int]:
     chosen = {}
     for turns in evidence.schedules[schedule]:
         for turn in turns:
             new = turn.start - len(evidence.prompts[turn.row])
             for index in range(new, new + turn.end - turn.start):
-                before = evidence.outputs[turn.row][:new]
+                bonus = index == new + len(turn.drafts)
+                before = evidence.outputs[turn.row][: new if bonus or not bonus_only else index]
                 chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
+    return chosen
+
+
+def _first_alone(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
+    chosen = {}
+    for turns in evidence.schedules[schedule]:
+        for turn in turns:
+            row = evidence.case.rows[turn.row]
+            bare = replace(row, options=replace(row.options, **OFF))  # type: ignore[arg-type]
+            new = turn.start - len(evidence.prompts[turn.row])
+            for index in range(new, new + turn.end - turn.start):
+                before = evidence.outputs[turn.row][:index]
+                chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row if index == new else bare, before)
     return chosen
 
 

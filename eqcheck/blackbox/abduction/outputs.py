@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eqcheck.blackbox.abduction.evidence import Evidence, pick, plain_row
+from eqcheck.blackbox.abduction.evidence import Evidence, agreeing, pick, plain_row
 from eqcheck.blackbox.abduction.program import answers
 from eqcheck.blackbox.abduction.ranking import Finding, finding, predictions
 
@@ -16,6 +16,7 @@ class Returned:
     kind: str
     words: str
     component: str = "bookkeeping"
+    once: bool = False
 
 
 def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
@@ -36,7 +37,8 @@ def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
 
 def emitted(evidence: Evidence) -> list[Finding]:
     """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
-    return [one for one in (_exchanged(evidence), *_shortened(evidence), *_lengthened(evidence)) if one is not None]
+    found = (_exchanged(evidence), _unverified(evidence), *_shortened(evidence), *_lengthened(evidence))
+    return [one for one in found if one is not None]
 
 
 def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
@@ -59,6 +61,37 @@ def _exchanged(evidence: Evidence) -> Finding | None:
             predicted |= {(row, n): token for n, token in enumerate(tokens)}
             wrong.discard(row)
     return None if wrong else finding(evidence, Returned("row-swap", "rows hold the output of other rows"), predicted)
+
+
+def _unverified(evidence: Evidence) -> Finding | None:
+    """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
+    predicted = _right(evidence)
+    for row in {row for row, _ in evidence.surprising}:
+        output, index = evidence.outputs[row], 0
+        while index < len(output):
+            if output[index] != evidence.wanted[row][index]:
+                end = max((_delayed(evidence, row, start) for start in range(index + 1)), default=0)
+                if end <= index:
+                    return None
+                predicted |= {(row, n): output[n] for n in range(index, end)}
+                index = end
+            index += 1
+    words = "draft tokens are emitted that the target never verified, and its predictions for their places after them"
+    return finding(evidence, Returned("over-accept", words, once=True), predicted)
+
+
+def _delayed(evidence: Evidence, row: int, start: int) -> int:
+    """Where such a round would end that begins at ``start``; 0 where none can begin."""
+    output, wanted = evidence.outputs[row], evidence.wanted[row]
+    drafts = evidence.drafts[row][len(evidence.prompts[row]) + start]
+    best = 0
+    for count in range(1, min(len(drafts), len(output) - start) + 1):
+        if output[start : start + count] != drafts[:count]:
+            break
+        late = agreeing(output[start + count :], wanted[start : start + len(drafts) + 1])
+        if late or start + count == len(output):
+            best = max(best, start + count + late)
+    return best
 
 
 def _shortened(evidence: Evidence) -> list[Finding]:

@@ -97,14 +97,14 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
 
     Rows are taken in the order in which they go wrong, as long as some kind that explains all before explains the next.
     """
-    together: dict[str, Finding] = {}
+    known: dict[str, Finding] = {}
     count = 0
     wrong = sorted(
         {row for row, _ in evidence.surprising}, key=lambda row: min(n for r, n in evidence.surprising if r == row)
     )
     for number, row in enumerate(wrong):
         index = min(n for r, n in evidence.surprising if r == row)
-        contexts = [one for one in single(evidence, row, index) if not number or fingerprint(one) in together]
+        contexts = [one for one in single(evidence, row, index) if not number or fingerprint(one) in known]
         count += len(contexts)
         here: dict[str, Finding] = {}
         for found in tried(evidence, contexts, (row, index), [row]):
@@ -113,14 +113,13 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
             if found.complete and (name not in here or found.chance < here[name].chance):
                 here[name] = found
         if not here:
-            return [replace(found, complete=False) for found in together.values()], count
-        together = {name: _and(together.get(name), found) for name, found in here.items()}
-    return list(together.values()), count
+            return [replace(found, complete=False) for found in known.values()], count
+        known = {name: together(known[name], found) if name in known else found for name, found in here.items()}
+    return list(known.values()), count
 
 
-def _and(before: Finding | None, found: Finding) -> Finding:
-    if before is None:
-        return found
+def together(before: Finding, found: Finding) -> Finding:
+    """What two findings explain of different tokens."""
     return replace(before, explained=before.explained | found.explained, chance=before.chance * found.chance)
 
 

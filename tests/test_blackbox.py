@@ -1,0 +1,333 @@
+"""Decoders judged by their tokens: the worker, the checkpoint, the policy on numbers, cases, minimising."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from eqcheck import registry
+from eqcheck.audit.result import Options
+from eqcheck.blackbox.audit import audit
+from eqcheck.blackbox.axes import BLOCK, Axes, exercised
+from eqcheck.blackbox.case import EngineCase, Row
+from eqcheck.blackbox.checkpoints import checkpoint, measure
+from eqcheck.blackbox.judge import Judge
+from eqcheck.blackbox.shrink import minimise, needs, without
+from eqcheck.blackbox.truth import Truth
+from eqcheck.blackbox.worker import EngineWorker, environment
+from eqcheck.contract import CAPABILITIES, Decoder, RowOptions
+from eqcheck.errors import CaseError, UsageError
+
+CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
+ENGINE = """
+import os, signal, sys, time
+import eqcheck
+
+@eqcheck.decoder(name="engine", checkpoints=True, dtype="float32")
+class Engine:
+    def open(self):
+        print("noise on standard output")
+        self.version = "7.1"
+
+    def __call__(self, target, draft, request):
+        token = request.prompts[0][0]
+        if token == 1:
+            print("more noise")
+            os.write(1, b"and below Python\\n")
+        if token == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if token == 3:
+            time.sleep(600)
+        if token == 4:
+            raise KeyError(str(target))
+        if token == 5:
+            return [[10**6]]
+        if token == 6:
+            raise eqcheck.errors.Unsupported("six is too much")
+        if token == 7:
+            os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
+            time.sleep(600)
+        self.observed = {"pid": os.getpid()}
+        return [[prompt[-1]] for prompt in request.prompts]
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Decoder:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    return registry.load(str(tmp_path / "engine.py"))
+
+
+def _asking(token: int) -> EngineCase:
+    return EngineCase((Row((token, 8), RowOptions(1)),))
+
+
+def test_a_worker_survives_many_cases_and_what_the_decoder_prints(engine: Decoder) -> None:
+    with EngineWorker(engine, sys.executable) as worker:
+        answers = [worker.decode(_asking(token)) for token in (1, 1, 8)]
+    assert [answer.outputs for answer in answers] == [((8,),)] * 3
+    assert len({answer.observed["pid"] for answer in answers}) == 1
+    assert worker.version == "7.1"
+
+
+def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_replaced(engine: Decoder) -> None:
+    with EngineWorker(engine, sys.executable, timeout=1.0) as worker:
+        found = {}
+        for token in (2, 3, 4, 5):
+            answer = worker.decode(_asking(token))
+            assert answer.outputs is None
+            assert answer.failure is not None
+            found[token] = answer.failure.fingerprint
+            assert worker.decode(_asking(8)).outputs == ((8,),)
+        refused = worker.decode(_asking(6))
+    assert found[2] == "crash/exception:ProcessExit-SIGKILL"
+    assert found[3] == "crash/hang"
+    assert found[4] == "crash/exception:KeyError"
+    assert found[5].startswith("crash/invalid-output")
+    assert (refused.failure, refused.unsupported) == (None, "six is too much")
+
+
+def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None:
+    with EngineWorker(engine, sys.executable, timeout=1.0) as worker:
+        worker.decode(_asking(8))
+        assert worker._process is not None
+        group = worker._process.pid
+        assert _alive(group)
+        worker.decode(_asking(7))
+    assert not _alive(group)
+
+
+def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom eqcheck import registry\nfrom eqcheck.blackbox.worker import EngineWorker\n"
+        "from eqcheck.blackbox.case import EngineCase, Row\nfrom eqcheck.contract import RowOptions\n"
+        "worker = EngineWorker(registry.load(sys.argv[1]), sys.executable)\n"
+        "worker.decode(EngineCase((Row((8,), RowOptions(1)),)))\n"
+        "print(worker._process.pid, flush=True)\n"
+        "worker.decode(EngineCase((Row((3,), RowOptions(1)),)))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, engine.spec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        assert _alive(group)
+        parent.kill()
+    end = time.monotonic() + 20
+    while _alive(group) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _alive(group)
+
+
+def _alive(group: int) -> bool:
+    """Whether any process of the group runs; one that only waits to be reaped does not."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
+
+
+def test_a_decoder_that_cannot_be_set_up_fails_its_cases(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(ENGINE.replace("print(", "raise RuntimeError('no engine here') #("))
+    with EngineWorker(registry.load(str(tmp_path / "broken.py")), sys.executable) as worker:
+        answer = worker.decode(CASE)
+    assert answer.failure is not None
+    assert answer.failure.detail == "RuntimeError: no engine here"
+
+
+def test_an_environment_is_named_given_or_this_one(
+    engine: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert environment(engine, None) == sys.executable
+    with pytest.raises(UsageError, match="--python /no/such: expected the Python"):
+        environment(engine, "/no/such")
+    foreign = replace(engine, environment="elsewhere")
+    with pytest.raises(UsageError, match="make engines"):
+        environment(foreign, None)
+    python = tmp_path / ".venv-elsewhere" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert environment(foreign, None) == str(python)
+
+
+def test_the_checkpoint_is_varied_sensitive_and_partly_agreed_on() -> None:
+    figures = measure()
+    assert figures["distinct"] > 24  # of 32 new tokens
+    assert figures["sensitivity"] > 0.15  # at the least effective place of the context
+    assert 0.3 < figures["least"] < figures["agreement"] < figures["most"] < 0.9
+
+
+def test_truth_with_a_cache_is_what_every_token_says_without_one() -> None:
+    truth = Truth(checkpoint().models()[0])
+    options = RowOptions(12, (3, 77), 4, 1.3, 0.7)
+    for row in (Row((5, 6, 7), RowOptions(12)), Row((5, 6, 7), options)):
+        tokens = truth.row(row)
+        assert truth.choices(row, tokens).tolist()[: len(tokens)] == tokens
+
+
+def test_penalties_and_minimum_are_applied_as_the_libraries_do() -> None:
+    truth = Truth(checkpoint().models()[0])
+    plain, row = Row((5, 6, 5), RowOptions(2)), Row((5, 6, 5), RowOptions(2, (9,), 2, 2.0, 0.5))
+    before, after = truth.scores(plain, [8]), truth.scores(row, [8])
+    for token, seen, emitted in ((5, True, False), (8, True, True), (100, False, False)):
+        score = before[1, token]
+        expected = (score / 2 if score > 0 else score * 2) if seen else score
+        assert after[1, token] == expected - (0.5 if emitted else 0.0)
+    assert after[1, 9] == float("-inf")
+    assert after[0, 8] == before[0, 8]
+
+
+def test_a_near_tie_is_a_tie_and_the_rest_is_judged_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge("float32")
+    row = CASE.rows[0]
+    scores = judge.truth.scores(row, ())[0]
+    best, second = scores.topk(2).indices.tolist()
+    output = judge.truth.row(row, [second])
+    case = EngineCase((row,))
+    (judgement,) = judge.rows(case, [output])
+    assert (judgement.first, judgement.expected) == (0, best)
+    margin = float(scores[best] - scores[second])
+    monkeypatch.setattr(Judge, "_bound", lambda *_: 1.01 * margin)
+    (judgement,) = judge.rows(case, [output])
+    assert (judgement.first, judgement.ties) == (None, (0,))
+    wrong = [*output[:-1], (output[-1] + 1) % 256]
+    (judgement,) = judge.rows(case, [wrong])
+    assert (judgement.first, judgement.ties) == (len(wrong) - 1, (0,))
+
+
+def test_the_bound_is_far_below_what_separates_tokens_and_covers_another_order_of_adding() -> None:
+    judge = Judge("float32")
+    row = Row(tuple(range(40)), RowOptions(24))
+    output = tuple(judge.truth.row(row))
+    bound = judge._bound(row, output)
+    top = judge.truth.scores(row, output).topk(2).values
+    assert 0 < bound < 0.01 * float((top[:, 0] - top[:, 1]).median())
+    assert Judge("float64")._bound(row, output) == 0
+    assert Judge("bfloat16")._bound(row, output) > 100 * bound
+
+
+@pytest.mark.parametrize(
+    ("output", "first", "expected_end"),
+    [([], 0, False), ("short", 3, False), ("long", 4, True)],
+)
+def test_rows_that_end_early_or_late_are_wrong(output: object, first: int, expected_end: bool) -> None:
+    judge = Judge("float32")
+    row = CASE.rows[0]
+    truth = judge.truth.row(row)
+    rows = {"short": truth[:3], "long": [*truth, 1]}
+    (judgement,) = judge.rows(EngineCase((row,)), [rows.get(str(output), [])])
+    assert judgement.first == first
+    assert (judgement.expected is None) == expected_end
+    ends = Row(row.prompt, RowOptions(4, (truth[1],)))
+    (judgement,) = judge.rows(EngineCase((ends,)), [truth])
+    assert (judgement.first, judgement.expected) == (2, None)
+
+
+def test_a_case_is_what_it_was_after_a_round_trip_and_malformed_ones_are_refused() -> None:
+    case = next(islice(Axes(3, tuple(CAPABILITIES)).cases(), BLOCK + 1, None))
+    assert EngineCase.from_dict(case.to_dict()) == case
+    assert case.id != CASE.id
+    for broken, message in (
+        ({"format": "eqcheck-case/1"}, "expected format"),
+        ({**CASE.to_dict(), "kvblocks": 3}, "did you mean 'kv_blocks'"),
+        ({**CASE.to_dict(), "rows": []}, "at least one"),
+        ({**CASE.to_dict(), "rows": [{"prompt": [], "max_new_tokens": 1}]}, "at least one token"),
+        ({**CASE.to_dict(), "rows": [{"prompt": [1]}]}, "max_new_tokens"),
+    ):
+        with pytest.raises(CaseError, match=message):
+            EngineCase.from_dict(broken)
+
+
+def test_cases_stay_within_the_capabilities_and_reach_each_of_them() -> None:
+    for case in islice(Axes(1, ()).cases(), 2 * BLOCK):
+        assert set(needs(case)) <= {"eos-token-ids"}
+        assert len({row.options for row in case.rows}) == 1
+    found = set()
+    for case in islice(Axes(1, tuple(CAPABILITIES)).cases(), 12 * BLOCK):
+        found |= set(needs(case))
+        found |= {"row-limits"} if len({row.options.max_new_tokens for row in case.rows}) > 1 else set()
+    assert found >= {"ngram", "token-budget", "kv-blocks", "prefix-caching", "arrival", "min-new-tokens", "many-rows"}
+    assert found >= {"repetition-penalty", "presence-penalty", "eos-token-ids", "row-limits"}
+
+
+def test_triggers_are_recorded_only_where_they_fired() -> None:
+    truth = Truth(checkpoint().models()[0])
+    free = Row((5, 6, 7), RowOptions(6))
+    eos = truth.row(free)[2]
+    held, late = (Row((5, 6, 7), RowOptions(6, (eos,), minimum)) for minimum in (4, 1))
+    for row, fired in ((held, True), (late, False)):
+        case = EngineCase((row,))
+        assert ("min_new_tokens" in exercised(case, (tuple(truth.row(row)),), {})) == fired
+    case = replace(CASE, kv_blocks=9)
+    assert "preemptions" not in exercised(case, ((1,), (1,)), {"preemptions": 0})
+    assert "preemptions" in exercised(case, ((1,), (1,)), {"preemptions": 2})
+    assert "kv_blocks" not in exercised(case, ((1,), (1,)), {})
+
+
+def test_minimising_walks_options_back_and_keeps_what_the_failure_needs() -> None:
+    rows = tuple(Row(tuple(range(20)), RowOptions(20, (1, 2), 3, 1.3, 0.5, 2)) for _ in range(20))
+    case = EngineCase(rows, 8, "ngram", 32, 9, True)
+
+    def fails(one: EngineCase) -> bool:
+        return one.kv_blocks is not None and any(row.options.min_new_tokens > 1 for row in one.rows)
+
+    smallest = minimise(case, fails, 20.0)
+    assert needs(smallest) == ("kv-blocks", "min-new-tokens")
+    assert len(smallest.rows) == 1
+    assert len(smallest.rows[0].prompt) == 1
+    assert needs(without(smallest, needs(smallest))) == ()
+
+
+def test_rows_that_share_options_still_do_after_minimising() -> None:
+    case = EngineCase(tuple(Row((1, 2, number), RowOptions(9, (4,))) for number in range(3)), 3)
+    seen: list[EngineCase] = []
+
+    def fails(one: EngineCase) -> bool:
+        seen.append(one)
+        return len(one.rows) > 1
+
+    smallest = minimise(case, fails, 20.0, capabilities=())
+    assert all(len({row.options for row in one.rows}) == 1 for one in seen)
+    assert smallest.rows[0].options == RowOptions(1)
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
+def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(name: str, verdict: str) -> None:
+    torch.set_num_threads(1)
+    found = audit(registry.load(name), Options(cases=8, budget=60.0), sys.executable)
+    assert found.verdict == verdict
+    assert len(found.outcomes) == 8
+    assert not found.doubtful
+    if found.findings:
+        assert found.findings[0].explanation.component == "bookkeeping"
+
+
+def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(ENGINE.replace("if token == 3", "if True"))
+    start = time.monotonic()
+    found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5), sys.executable)
+    assert len(found.outcomes) == 3
+    assert [finding.fingerprint for finding in found.findings] == ["crash/hang"]
+    assert any("stopped after 3 cases" in warning for warning in found.warnings)
+    assert time.monotonic() - start < 60
+
+
+def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
+    body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
+    body += " for prompt, row in zip(request.prompts, request.rows)]"
+    (tmp_path / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"        {body}\n")
+    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3, budget=30.0), sys.executable)
+    assert (found.verdict, found.findings) == ("inconclusive", [])
+    assert len(found.doubtful) == 3
