@@ -144,9 +144,7 @@ class OpenVINO:
 
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
         settings = (request.drafting, request.token_budget, request.kv_blocks, request.prefix_caching)
-        fresh = settings not in self.pipelines or request.prefix_caching  # which nothing but a new pipeline empties
-        if fresh:
-            self.pipelines.pop(settings, None)
+        if settings not in self.pipelines:
             while len(self.pipelines) >= _PIPELINES:
                 self.pipelines.popitem(last=False)
             self.pipelines[settings] = start(target, draft, request)

@@ -156,7 +156,7 @@ def test_several_adapters_get_a_report_each(work: Path, capsys: Printed) -> None
 
 def test_without_adapter_every_shipped_decoder_is_audited(work: Path) -> None:
     assert eqcheck("audit", "--cases", "10") == 1
-    assert sorted(path.parent.name for path in work.glob("reports/*/report.json")) == sorted(registry.shipped())
+    assert sorted(path.parent.name for path in work.glob("reports/*/report.json")) == sorted(registry.self_contained())
 
 
 def test_replay_fails_then_is_fixed(work: Path, capsys: Printed) -> None:
@@ -298,3 +298,22 @@ def test_interrupt_leaves_a_report(work: Path) -> None:
     assert (data["interrupted"], data["verdict"]) == (True, "inconclusive")
     assert data["cases"]["run"] >= CHUNK
     assert "WARNING interrupted" in printed
+
+
+def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: Printed) -> None:
+    assert eqcheck("audit", "--adapter", "vllm", "--python", "/no/such/python") == 4
+    assert "--python /no/such/python: expected the Python of an environment" in capsys.readouterr().err
+
+
+def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(work: Path, capsys: Printed) -> None:
+    own = ("--python", sys.executable)
+    assert audited("short", *own, "--cases", "2", "--budget", "20s") == 1
+    report = read(work / "reports" / "short" / "report.json")
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "bookkeeping/premature-stop"
+    assert violation["case"]["format"] == "eqcheck-engine-case/1"
+    (case,) = (work / "reports" / "short" / "cases").glob("*.json")
+    capsys.readouterr()
+    assert eqcheck("replay", str(case), *own) == 1
+    assert capsys.readouterr().out.startswith("FAILS: short")
+    assert eqcheck("replay", str(case), "--adapter", "mine.py:good", *own) == 0

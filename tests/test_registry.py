@@ -14,7 +14,8 @@ from eqcheck import registry
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.errors import UsageError
 
-SHIPPED = ["bsp", "dsd", "eqspec", "exspec", "hf_pr", "ragged", "transformers"]
+ENGINES = ["openai_http", "openvino_genai", "vllm"]  # need an environment or a server of their own
+SHIPPED = sorted(["bsp", "dsd", "eqspec", "exspec", "hf_pr", "ragged", "transformers", *ENGINES])
 ONE = """
 import eqcheck
 
@@ -58,6 +59,8 @@ def test_shipped_decoders_load_under_their_names() -> None:
         loaded = registry.load(name)
         assert (loaded.name, loaded.spec) == (name, name)
         assert loaded.origin
+        assert loaded.checkpoints == (name in ENGINES)
+    assert sorted(registry.self_contained()) == sorted(set(SHIPPED) - set(ENGINES))
 
 
 def test_names_are_sorted_and_public() -> None:

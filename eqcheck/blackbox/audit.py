@@ -9,10 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+import torch
+
 from eqcheck.audit.result import Listener, Options, Progress
+from eqcheck.blackbox.abduction import Abduced
 from eqcheck.blackbox.axes import COUNTERS, Axes
 from eqcheck.blackbox.case import EngineCase
-from eqcheck.blackbox.explain import explain
+from eqcheck.blackbox.explain import abduced, explain
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import EngineOutcome, judged
 from eqcheck.blackbox.shrink import minimise, needs, without
@@ -27,7 +30,7 @@ REPEATS = 3
 DRAWING, SETTLING = 0.5, 0.35  # shares of a time budget; the rest is for the scripts of what was found
 MINIMISE_S = 30.0
 _LAST_RESORT_S = 3600.0
-_EXPLAINED, _FEW_ROWS = 4, 6  # cases of a group that abduction is asked about first
+_EXPLAINED, _FEW_ROWS = 3, 5  # cases of a group that abduction is asked about first
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class _UnderWay:
         """Decode case after case; meanwhile the last one is judged and the next one drawn."""
         source = islice(self._cases(), self.result.options.cases)
         hung = 0
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             following = pool.submit(next, source, None)
             waiting: Future[EngineOutcome] | None = None
             while (case := following.result()) is not None:
@@ -197,19 +200,17 @@ class _UnderWay:
         """Findings of a group until every case of it belongs to one; those come first that abduction can explain."""
         left = sorted(outcomes, key=_size)
         for outcome in _telling(outcomes):
-            explanation = explain(outcome)
+            cause = abduced(outcome) if time.monotonic() < self.end else None
             known = {finding.explanation.fingerprint for finding in self.result.findings}
-            if explanation.component == "unattributed" or explanation.fingerprint in known:
-                continue
-            if time.monotonic() < self.end and self._repeats(outcome):
-                self._find(outcome, symptom, explanation)
+            if cause is not None and f"{cause.component}/{cause.kind}" not in known and self._repeats(outcome):
+                self._find(outcome, symptom, cause)
                 left.remove(outcome)
         while left and time.monotonic() < self.end:
             outcome = left.pop(0)
             if self._belongs(outcome, symptom):
                 continue
             if self._repeats(outcome):
-                self._find(outcome, symptom, explain(outcome))
+                self._find(outcome, symptom)
             else:
                 self.result.doubtful.append(outcome)
         self.result.unsettled += len(left)
@@ -239,23 +240,20 @@ class _UnderWay:
     def _decode(self, case: EngineCase) -> EngineOutcome:
         return judged(self.judge, case, self.worker.decode(case))
 
-    def _minimised(self, outcome: EngineOutcome, symptom: str, explanation: Explanation) -> EngineOutcome:
-        """The smallest outcome of the symptom; where the larger one is explained, of the same explanation."""
-        if symptom == HANG:
-            return outcome
+    def _minimised(self, outcome: EngineOutcome, symptom: str) -> EngineOutcome:
+        """The smallest outcome of the symptom."""
         best = outcome
 
         def fails(case: EngineCase) -> bool:
             nonlocal best
             smaller = self._decode(case)
-            if smaller.symptom != symptom:
-                return False
-            same = explanation.component == "unattributed" or explain(smaller).fingerprint == explanation.fingerprint
-            best = smaller if same else best
-            return same
+            if smaller.symptom == symptom:
+                best = smaller
+            return smaller.symptom == symptom
 
-        seconds = min(MINIMISE_S, max(0.0, self.end - time.monotonic()))
-        minimise(outcome.case, fails, seconds, self.result.decoder.capabilities)
+        if symptom != HANG:  # every try would take the whole time limit
+            seconds = min(MINIMISE_S, max(0.0, self.end - time.monotonic()))
+            minimise(outcome.case, fails, seconds, self.result.decoder.capabilities)
         return best
 
     def _plain(self, case: EngineCase) -> str:
@@ -276,10 +274,12 @@ class _UnderWay:
                 found.append(other)
         return found
 
-    def _find(self, outcome: EngineOutcome, symptom: str, explanation: Explanation) -> None:
-        smallest = self._minimised(outcome, symptom, explanation)
+    def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
+        smallest = self._minimised(outcome, symptom)
         named = needs(smallest.case)
-        explanation = explain(smallest, self._alike(outcome, symptom) if set(named) & _SAMPLING else ())
+        if cause is None and set(named) & _SAMPLING:
+            cause = abduced(smallest, self._alike(outcome, symptom))
+        explanation = explain(smallest, cause)
         finding = Finding(
             fingerprint=":".join([explanation.fingerprint, *(["+".join(named)] if named else [])]),
             count=1,
@@ -297,13 +297,9 @@ class _UnderWay:
 
 
 def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
-    """The cases of a group that hold most evidence: many wrong tokens, few rows."""
+    """The cases of a group that say most in little time: several wrong tokens, few rows."""
     few = [outcome for outcome in outcomes if outcome.wrong and len(outcome.case.rows) <= _FEW_ROWS]
-
-    def evidence(outcome: EngineOutcome) -> int:
-        return sum(len(row.observed) - (row.first or 0) for row in outcome.wrong)
-
-    return sorted(few, key=evidence, reverse=True)[:_EXPLAINED]
+    return sorted(few, key=lambda outcome: -min(len(outcome.wrong), 3))[:_EXPLAINED]
 
 
 _SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}

@@ -9,16 +9,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
+
+import torch
 
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
 from eqcheck.blackbox.judge import truth
+from eqcheck.blackbox.truth import with_options
 from eqcheck.contract import RowOptions
 
 BLOCK = 50  # cases under one setting of the engine
 _KV_BLOCK = 32  # tokens, in both engines
-_ROWS_WITH_EOS = 4  # more cost time: what they emit must be known
+_ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,13 @@ class Axes:
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
-        number = 0
-        while True:
-            rng = random.Random(f"eqcheck {self.seed} {number}")
-            settings = self._settings(rng, number)
-            for _ in range(BLOCK):
-                yield self._case(rng, settings)
-            number += 1
+        return map(self.case, count())
+
+    def case(self, number: int) -> EngineCase:
+        """One of the cases; those of a block share the engine's settings."""
+        block = number // BLOCK
+        settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
+        return self._case(random.Random(f"eqcheck {self.seed} case {number}"), settings)
 
     def _has(self, rng: random.Random, capability: str, share: float) -> bool:
         return rng.random() < share and capability in self.capabilities
@@ -57,20 +61,20 @@ class Axes:
             case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
         if self._has(rng, "kv-blocks", 0.3):
             case = replace(case, kv_blocks=rng.randint(9, 14))
-        if self._has(rng, "prefix-caching", 0.3):
+        if self._has(rng, "prefix-caching", 0.2):
             case = replace(case, prefix_caching=True)
         return case
 
     def _case(self, rng: random.Random, settings: EngineCase) -> EngineCase:
-        count = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
+        size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
         if self._has(rng, "many-rows", 0.03):
-            count = rng.choice((32, 48, 64, 128))
+            size = rng.choice((32, 48, 64, 128))
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
-            count, longest = max(count, 4), rng.choice((24, 48, 80))
-        prompts = self._prompts(rng, settings, count, longest)
+            size, longest = max(size, 4), rng.choice((24, 48, 80))
+        prompts = self._prompts(rng, settings, size, longest)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
-        common = self._options(rng, limit, prompts)
+        common = _options(rng, limit, prompts)
         rows = [Row(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5):
             rows = [_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
@@ -83,49 +87,52 @@ class Axes:
                 rows = [_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
         least = self._has(rng, "min-new-tokens", 0.25)
         if self._has(rng, "row-eos", 0.4) or least:
-            chosen = rng.sample(range(count), min(count, _ROWS_WITH_EOS))
-            rows = [_ending(rng, row, least) if number in chosen else row for number, row in enumerate(rows)]
+            chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
+            emitted = truth().emitted([rows[number] for number in chosen], _LOOK_AHEAD)
+            for number, tokens in zip(chosen, emitted, strict=True):
+                rows[number] = _ending(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.2):
             rows = [_with(row, arrival=rng.randint(0, 8)) for row in rows]
         return replace(settings, rows=tuple(rows))
 
-    def _prompts(self, rng: random.Random, settings: EngineCase, count: int, longest: int) -> list[tuple[int, ...]]:
+    def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
         def tokens(least: int, most: int) -> tuple[int, ...]:
             return tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(least, most)))
 
-        prompts = [tokens(1, longest) for _ in range(count)]
+        prompts = [tokens(1, longest) for _ in range(size)]
         if settings.token_budget and rng.random() < 0.3:
-            prompts[rng.randrange(count)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
+            prompts[rng.randrange(size)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
         if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
-            for row in rng.sample(range(count), min(count, _ROWS_WITH_EOS)):
-                emitted = truth().row(Row(prompts[row], RowOptions(rng.randint(2, 10))))
-                prompts[row] = (*prompts[row], *emitted, *prompts[row])
+            chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
+            emitted = truth().emitted([Row(prompts[row], RowOptions(1)) for row in chosen], rng.randint(2, 10))
+            for row, tokens_after in zip(chosen, emitted, strict=True):
+                prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
         if settings.prefix_caching:
             shared = tokens(_KV_BLOCK, 3 * _KV_BLOCK)
             prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
 
-    def _options(self, rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
-        """Options that all rows share: any decoder can do that much."""
-        if rng.random() < 0.7:
-            return RowOptions(limit)
-        row = Row(rng.choice(prompts), RowOptions(limit))
-        return RowOptions(limit, _eos(rng, row))
+
+def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
+    """Options that all rows share: any decoder can do that much."""
+    if rng.random() < 0.7:
+        return RowOptions(limit)
+    (emitted,) = truth().emitted([Row(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
+    return RowOptions(limit, _some(rng, emitted))
 
 
-def _eos(rng: random.Random, row: Row) -> tuple[int, ...]:
-    """One or two tokens that the row itself emits."""
-    emitted = truth().row(_with(row, max_new_tokens=min(row.options.max_new_tokens, 16)))
-    return tuple(dict.fromkeys(rng.choice(emitted) for _ in range(rng.randint(1, 2))))
+def _some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(rng.choice(tokens) for _ in range(rng.randint(1, 2))))
 
 
-def _ending(rng: random.Random, row: Row, least: bool) -> Row:
-    """The row with EOS ids of its own, and a minimum of new tokens about where one of them would end it."""
-    row = _with(row, eos_token_ids=_eos(rng, row))
+def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Row:
+    """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
+    emitted = emitted[: row.options.max_new_tokens]
+    row = _with(row, eos_token_ids=_some(rng, emitted))
     if not least or rng.random() < 0.3:
         return row
-    at = len(truth().row(_with(row, max_new_tokens=min(row.options.max_new_tokens, 16))))
+    at = min(emitted.index(token) for token in row.options.eos_token_ids) + 1
     minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
     return _with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
@@ -188,17 +195,26 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     found = {name for name, holds in checks.items() if holds}
-    for row, output in zip(rows, outputs, strict=True):
-        o = row.options
-        if o.min_new_tokens and o.eos_token_ids and _changed(row, output, min_new_tokens=0):
+    chosen = [number for number, row in enumerate(rows) if _scoring(row)]
+    scores = truth().together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
+    for number, plain in zip(chosen, scores, strict=True):
+        row, output, o = rows[number], outputs[number], rows[number].options
+        if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
             found.add("min_new_tokens")
         if (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0) and _changed(
-            row, output, repetition_penalty=1.0, presence_penalty=0.0
+            plain, row, output, repetition_penalty=1.0, presence_penalty=0.0
         ):
             found.add("penalty")
     return found
 
 
-def _changed(row: Row, output: tuple[int, ...], **without: Any) -> bool:
+def _scoring(row: Row) -> bool:
+    """Whether options change the row's scores."""
+    o = row.options
+    return bool(o.min_new_tokens and o.eos_token_ids) or (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0)
+
+
+def _changed(scores: torch.Tensor, row: Row, output: tuple[int, ...], **off: Any) -> bool:
     """Whether an option decides a token of the row."""
-    return truth().choices(row, output)[:-1].tolist() != truth().choices(_with(row, **without), output)[:-1].tolist()
+    on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, _with(row, **off)))
+    return on.tolist() != off_row.tolist()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options
+from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options, fits
+from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.outcome import EngineOutcome
@@ -15,21 +16,15 @@ from eqcheck.verdict import Explanation
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: EngineOutcome, alike: Sequence[EngineOutcome] = ()) -> Explanation:
-    """The explanation of a failing case.
-
-    ``alike`` are others that fail in the same way and are right once a penalty or minimum is at its default.
-    """
+def explain(outcome: EngineOutcome, larger: Abduced | None = None) -> Explanation:
+    """The explanation of a failing case: its own, or that of the larger case it was minimised from, if that fits."""
     if outcome.answer.failure is not None:
         return outcome.answer.failure
-    found = _abduced(outcome)
-    if found is None and alike:
-        several = [outcome, *alike]
-        decoded = [(one.case, one.answer.outputs or ()) for one in several]
-        found = abduce_options(*_models(outcome), decoded)
-        found = found and replace(found, edit=f"{found.edit} (in {len(several)} cases)")
+    found, where = abduced(outcome), ""
+    if found is None and larger is not None and _name(larger) in fits(*_models(outcome), *_decoded(outcome)):
+        found, where = larger, ", in the case from which this one was made"
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
-    detail = _words(found) if found else UNEXPLAINED
+    detail = _words(found) + where if found else UNEXPLAINED
     row = outcome.wrong[0]
     index = row.first
     assert index is not None
@@ -50,12 +45,31 @@ def explain(outcome: EngineOutcome, alike: Sequence[EngineOutcome] = ()) -> Expl
     )
 
 
-def _abduced(outcome: EngineOutcome) -> Abduced | None:
-    """What abduction says, where it is of one mind about the component."""
-    found = abduce(*_models(outcome), outcome.case, outcome.answer.outputs or ())
-    if found is None or any(rival.partition("/")[0] != found.component for rival in found.rivals):
+def abduced(outcome: EngineOutcome, alike: Sequence[EngineOutcome] = ()) -> Abduced | None:
+    """What abduction says, where it is of one mind about the component.
+
+    ``alike`` are others that fail in the same way and are right once a penalty or minimum is at its default.
+    """
+    if outcome.answer.outputs is None:
         return None
-    return found
+    found = abduce(*_models(outcome), *_decoded(outcome))
+    if (found is None or _open(found)) and alike:
+        several = [outcome, *alike]
+        found = abduce_options(*_models(outcome), [_decoded(one) for one in several])
+        found = found and replace(found, edit=f"{found.edit} (in {len(several)} cases)")
+    return None if found is None or _open(found) else found
+
+
+def _open(found: Abduced) -> bool:
+    return any(rival.partition("/")[0] != found.component for rival in found.rivals)
+
+
+def _name(found: Abduced) -> str:
+    return f"{found.component}/{found.kind}"
+
+
+def _decoded(outcome: EngineOutcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
+    return outcome.case, outcome.answer.outputs or ()
 
 
 def _models(outcome: EngineOutcome) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 Engines compute in float32 or less, so where two tokens score almost the same the engine may choose the other. A
 difference is a **tie** when the float64 target prefers its own token by no more than ``FACTOR`` times the noise: the
-largest difference, over all scores of that row, between the target in the engine's dtype and the one in float64.
+largest difference, over all scores of the case, between the target in the engine's dtype and the one in float64.
 Engines add in another order than the target does, which on these models changes scores by less than twice that; the
 factor leaves room and still is a thousandth of what usually lies between two tokens. What follows a tie is judged
 after the engine's own tokens. Anything else is a violation.
@@ -18,7 +18,7 @@ import torch
 
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.truth import Truth
+from eqcheck.blackbox.truth import Truth, with_options
 
 FACTOR = 16
 
@@ -55,12 +55,24 @@ class Judge:
         self.truth = truth()
 
     def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:
-        """A judgement of each row."""
-        return [self._row(i, row, output) for i, (row, output) in enumerate(zip(case.rows, outputs, strict=True))]
+        """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
+        kept = [output[: row.options.max_new_tokens] for row, output in zip(case.rows, outputs, strict=True)]
+        together = self.truth.together(case.rows, kept)
+        found = []
+        bound: float | None = None
+        for number, scores in enumerate(together):
+            row, output = case.rows[number], tuple(outputs[number])
+            seen = self._row(number, row, output, with_options(scores, row, kept[number]), 0.0)
+            if seen.first is not None:
+                bound = self._bound(case.rows, kept, together) if bound is None else bound
+                seen = self._row(number, row, output, self.truth.scores(row, kept[number]), bound)
+            found.append(seen)
+        return found
 
-    def _row(self, number: int, row: Row, output: Sequence[int]) -> RowJudgement:
-        options, observed = row.options, tuple(output)
-        scores = self.truth.scores(row, observed[: options.max_new_tokens])
+    def _row(
+        self, number: int, row: Row, observed: tuple[int, ...], scores: torch.Tensor, bound: float
+    ) -> RowJudgement:
+        options = row.options
         choices = scores.argmax(-1).tolist()
         ties: list[int] = []
         first, margin = None, 0.0
@@ -70,7 +82,7 @@ class Judge:
                 break
             if token != choices[index]:
                 margin = float(scores[index, choices[index]] - scores[index, token])
-                if margin > self._bound(row, observed):
+                if margin > bound:
                     first = index
                     break
                 ties.append(index)
@@ -81,12 +93,13 @@ class Judge:
         expected = None if first is None or ended_before else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(ties), margin)
 
-    def _bound(self, row: Row, observed: tuple[int, ...]) -> float:
+    def _bound(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
+        """How much the target may prefer its own token at a tie: `FACTOR` times the noise on these rows."""
         if self.dtype == torch.float64:
             return 0.0
-        plain = Row(row.prompt, type(row.options)(row.options.max_new_tokens))
-        rounded = Truth(checkpoint().models(self.dtype)[0]).scores(plain, observed)
-        return FACTOR * float((rounded.double() - self.truth.scores(plain, observed)).abs().max())
+        rounded = Truth(checkpoint().models(self.dtype)[0]).together(rows, outputs)
+        noise = max(float((a.double() - b).abs().max()) for a, b in zip(rounded, scores, strict=True))
+        return FACTOR * noise
 
 
 @lru_cache(maxsize=1)

@@ -39,6 +39,41 @@ class Truth:
             fed = output[-1:]
         return output
 
+    @torch.no_grad()
+    def together(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """The scores of several rows, each ``[n + 1, vocabulary]``, without their options, from one forward.
+
+        Rows are padded at their end, where nothing of a row looks, so that they are the rows' own up to rounding.
+        """
+        texts = [[*row.prompt, *output] for row, output in zip(rows, outputs, strict=True)]
+        ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+        for line, text in zip(ids, texts, strict=True):
+            line[: len(text)] = torch.tensor(text)
+        logits = self.model(input_ids=ids, use_cache=False).logits
+        return [
+            logits[number, len(row.prompt) - 1 : len(text)]
+            for number, (row, text) in enumerate(zip(rows, texts, strict=True))
+        ]
+
+    @torch.no_grad()
+    def emitted(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+        """So many tokens after each prompt, whatever the rows' options; for drawing cases, where it has to be fast."""
+        lengths = torch.tensor([len(row.prompt) for row in rows])
+        places = torch.arange(int(lengths.max())).expand(len(rows), -1)
+        seen = (places < lengths[:, None]).long()
+        ids = torch.zeros_like(places)
+        for line, row in zip(ids, rows, strict=True):
+            line[: len(row.prompt)] = torch.tensor(row.prompt)
+        cache = DynamicCache(config=self.model.config)
+        logits = self.model(ids, attention_mask=seen, position_ids=places, past_key_values=cache).logits
+        found = [logits[torch.arange(len(rows)), lengths - 1].argmax(-1)]
+        for step in range(count - 1):
+            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
+            fed, at = found[-1][:, None], (lengths + step)[:, None]
+            logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
+            found.append(logits[:, -1].argmax(-1))
+        return [list(tokens) for tokens in zip(*(step.tolist() for step in found), strict=True)]
+
     def choices(self, row: Row, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""
         return self.scores(row, output).argmax(-1)

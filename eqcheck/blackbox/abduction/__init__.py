@@ -68,6 +68,16 @@ def abduce(
     return best
 
 
+def fits(target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]]) -> set[str]:
+    """The fingerprints of all edits that explain every wrong token, however likely by chance."""
+    evidence = Evidence(target, draft, case, outputs)
+    if evidence.first is None:
+        end = _ended(evidence)
+        return {f"{end.component}/{end.kind}"} if end else set()
+    found = everywhere(evidence)[0]
+    return {fingerprint(one.hypothesis) for one in found if one.complete and one.explained}
+
+
 def abduce_options(
     target: Any, draft: Any, decoded: Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
 ) -> Abduced | None:

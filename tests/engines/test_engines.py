@@ -1,0 +1,121 @@
+"""The engines in environments of their own (`make engines`), and the scripts of what was found in them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from eqcheck import registry
+from eqcheck.audit.result import Options
+from eqcheck.blackbox.audit import audit
+from eqcheck.blackbox.axes import Axes
+from eqcheck.blackbox.checkpoints import checkpoint
+from eqcheck.blackbox.judge import Judge
+from eqcheck.blackbox.outcome import judged
+from eqcheck.blackbox.worker import EngineWorker, environment
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("openvino_genai", "vllm")
+SCRIPTS = sorted(path for name in ENGINES for path in (ROOT / "reports" / name).glob("*.py"))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_without_speculation_the_engine_is_the_float64_model_and_nothing_is_near_a_tie(name: str) -> None:
+    decoder = registry.load(name)
+    judge = Judge(decoder.dtype)
+    cases = [replace(case, drafting="none") for case in islice(Axes(7, decoder.capabilities).cases(), 40)]
+    with EngineWorker(decoder, environment(decoder, None)) as worker:
+        outcomes = [judged(judge, case, worker.decode(case)) for case in cases]
+    assert [outcome.status for outcome in outcomes] == ["equivalent"] * len(cases)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_default_settings_speculate_and_are_right_where_no_minimum_is_asked(name: str) -> None:
+    decoder = registry.load(name)
+    capabilities = ("row-limits", "row-eos", "repetition-penalty", "presence-penalty", "arrivals")
+    decoder = replace(decoder, capabilities=capabilities)
+    found = audit(decoder, Options(cases=50, seed=11), environment(decoder, None))
+    assert found.verdict == "equivalent"
+    assert found.coverage["accepted"] > 30
+    assert found.coverage["rejected"] > 30
+    assert found.ties == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_script_shows_what_it_claims(script: Path, tmp_path: Path) -> None:
+    python = ROOT / f".venv-{script.parent.name}" / "bin" / "python"
+    done = subprocess.run([python, script], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "WRONG" in done.stdout
+
+
+def test_a_real_pair_of_servers_is_audited_over_http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pair = checkpoint()
+    speculation = f'{{"method": "draft_model", "model": "{pair.draft}", "num_speculative_tokens": 4}}'
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(_server(tmp_path / name, str(pair.target), *options))
+            for name, options in (("speculative", ("--speculative-config", speculation)), ("plain", ()))
+        ]
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", urls[0])
+        monkeypatch.setenv("EQCHECK_PLAIN_URL", urls[1])
+        decoder = registry.load("openai_http")
+        decoder = replace(decoder, capabilities=("row-limits", "row-eos", "presence-penalty"))
+        found = audit(decoder, Options(cases=40, seed=2), environment(decoder, None))
+    assert found.verdict == "equivalent"
+    assert len(found.claimed) == 40
+    assert "vllm" in found.version
+
+
+@contextmanager
+def _server(log: Path, model: str, *options: str) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(ROOT / ".venv-vllm" / "bin" / "python"),
+        *("-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)),
+        *("--model", model, "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--block-size", "32"),
+        *options,
+    ]
+    environ = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        end = time.monotonic() + 240
+        while not _answers(f"{url}/models"):
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.5)
+        yield url
+    finally:
+        with suppress(OSError):
+            os.killpg(process.pid, SIGKILL)
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,111 @@
+"""The HTTP adapter against a server that answers as an OpenAI-compatible one does, right and wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from eqcheck import registry
+from eqcheck.blackbox.case import EngineCase, Row
+from eqcheck.blackbox.checkpoints import checkpoint
+from eqcheck.blackbox.truth import Truth
+from eqcheck.contract import RowOptions
+from eqcheck.errors import Unsupported
+
+CASE = EngineCase((Row((1, 2, 3), RowOptions(6)), Row((9,), RowOptions(4))))
+
+
+@contextmanager
+def serving(*, token_ids: bool = True, stops: bool = True, error: int = 0) -> Iterator[str]:
+    truth = Truth(checkpoint().models()[0])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send({"data": [{"id": "tiny", "owned_by": "somebody"}]})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if error:
+                self._send({"error": "no room"}, error)
+                return
+            eos = tuple(asked.get("stop_token_ids", ())) if stops else ()
+            options = RowOptions(
+                asked["max_tokens"],
+                eos,
+                asked.get("min_tokens", 0),
+                asked.get("repetition_penalty", 1.0),
+                asked.get("presence_penalty", 0.0),
+            )
+            tokens = truth.row(Row(tuple(asked["prompt"]), options))
+            choice: dict[str, Any] = {"text": "?", "logprobs": {"tokens": [f"token_id:{token}" for token in tokens]}}
+            if not token_ids:
+                choice = {"text": "?", "logprobs": {"tokens": ["a"] * len(tokens)}}
+            self._send({"choices": [choice]})
+
+        def _send(self, data: Any, status: int = 200) -> None:
+            body = json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _decode(case: EngineCase) -> Any:
+    with registry.load("openai_http").running() as generate:
+        return generate("", "", case.request())
+
+
+def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = Truth(checkpoint().models()[0])
+    rows = (
+        Row((1, 2, 3), RowOptions(8, (truth.row(CASE.rows[0])[3],), 2)),
+        Row((9,), RowOptions(5, (), 0, 1.5, 0.5)),
+    )
+    with serving() as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        assert _decode(EngineCase(rows)) == [truth.row(row) for row in rows]
+
+
+def test_what_a_server_cannot_do_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = EngineCase((Row((1, 2, 3), RowOptions(6, (5,))),))
+    with serving(token_ids=False) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(Unsupported, match="without token ids"):
+            _decode(CASE)
+    with serving(stops=False) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(Unsupported, match="stop_token_ids"):
+            _decode(ending)
+        plain = EngineCase(CASE.rows, drafting="none")
+        with pytest.raises(Unsupported, match="EQCHECK_PLAIN_URL"):
+            _decode(plain)
+
+
+def test_an_error_of_the_server_is_told_with_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(error=503) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(RuntimeError, match=r"503.*no room"):
+            _decode(CASE)
+
+
+def test_without_a_url_the_adapter_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQCHECK_SPECULATIVE_URL", raising=False)
+    with pytest.raises(ValueError, match="EQCHECK_SPECULATIVE_URL: expected"):
+        _decode(CASE)
