@@ -14,16 +14,18 @@ import torch
 
 from eqcheck import registry
 from eqcheck.audit.result import Options
-from eqcheck.blackbox.audit import audit
+from eqcheck.blackbox.audit import EngineAudit, Finding, _UnderWay, audit
 from eqcheck.blackbox.axes import BLOCK, Axes, exercised
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.checkpoints import checkpoint, measure
-from eqcheck.blackbox.judge import Judge
+from eqcheck.blackbox.judge import Judge, RowJudgement
+from eqcheck.blackbox.outcome import EngineOutcome
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.truth import Truth
-from eqcheck.blackbox.worker import EngineWorker, environment
+from eqcheck.blackbox.worker import Answer, EngineWorker, environment
 from eqcheck.contract import CAPABILITIES, Decoder, RowOptions
 from eqcheck.errors import CaseError, UsageError
+from eqcheck.verdict import Explanation
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """
@@ -344,3 +346,28 @@ def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
     found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3, budget=30.0), sys.executable)
     assert (found.verdict, found.findings) == ("inconclusive", [])
     assert len(found.doubtful) == 3
+
+
+def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(ENGINE.replace("if token == 4", "if True"))
+    decoder = registry.load(str(tmp_path / "raises.py"))
+    options = Options(cases=2, budget=20.0, corpus=tmp_path / "corpus")
+    first = audit(decoder, options, sys.executable)
+    assert [finding.fingerprint for finding in first.findings] == ["crash/exception:KeyError"]
+    assert first.replayed == []
+    second = audit(decoder, options, sys.executable)
+    assert [outcome.case for outcome in second.replayed] == [first.findings[0].case]
+    assert second.findings[0].count == 3
+
+
+def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(engine: Decoder) -> None:
+    case = EngineCase((Row((8, 8), RowOptions(1)),))
+    result = EngineAudit(engine, Options(), sys.executable)
+    with EngineWorker(engine, sys.executable) as worker:
+        under_way = _UnderWay(result, worker, lambda event: None)
+        outcome = EngineOutcome(case, Answer(((8,),)), (RowJudgement(0, (8,), 0, 7),))
+        for component in ("unattributed", "position", "mask"):
+            kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
+            under_way.keep(Finding(f"{component}/{kind}", 1, outcome, Explanation(component, kind), (), "right"))
+    (finding,) = result.findings
+    assert (finding.fingerprint, finding.count) == ("position/query-position", 3)

@@ -11,10 +11,13 @@ from itertools import islice
 
 import torch
 
+from eqcheck.audit.casefile import StoredViolation
+from eqcheck.audit.corpus import Corpus
 from eqcheck.audit.result import Listener, Options, Progress
 from eqcheck.blackbox.abduction import Abduced
 from eqcheck.blackbox.axes import COUNTERS, Axes
 from eqcheck.blackbox.case import EngineCase
+from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.explain import abduced, explain
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import EngineOutcome, judged
@@ -37,6 +40,7 @@ _EXPLAINED, _FEW_ROWS = 3, 5  # cases of a group that abduction is asked about f
 class Finding:
     """A distinct violation: how many cases show it, the smallest case, what it needs, and why it is wrong.
 
+    Two violations are distinct if they look different from outside or need different options.
     ``plain`` says what the engine does without speculation: ``right``, ``wrong too``, and then the fault is not the
     speculation's, or ``not known``.
     """
@@ -60,13 +64,18 @@ class Finding:
 
 @dataclass
 class EngineAudit:
-    """The result of an engine's audit; ``doubtful`` are failing cases that did not fail again."""
+    """The result of an engine's audit.
+
+    ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
+    not fail again, ``unsettled`` counts those that were not looked at.
+    """
 
     decoder: Decoder
     options: Options
     python: str
     version: str = ""
     outcomes: list[EngineOutcome] = field(default_factory=list)
+    replayed: list[EngineOutcome] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     doubtful: list[EngineOutcome] = field(default_factory=list)
     unsettled: int = 0
@@ -119,8 +128,10 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
     with EngineWorker(decoder, python, options.case_timeout) as worker:
         under_way = _UnderWay(result, worker, listen)
         try:
+            under_way.replay()
             under_way.draw()
             under_way.settle()
+            under_way.store()
         except KeyboardInterrupt:
             result.interrupted = True
             result.warnings.append("interrupted")
@@ -137,10 +148,24 @@ class _UnderWay:
     def __init__(self, result: EngineAudit, worker: EngineWorker, listen: Listener) -> None:
         self.result, self.worker, self.listen = result, worker, listen
         self.judge = Judge(result.decoder.dtype)
+        self.corpus = Corpus(result.options.corpus, result.decoder.name) if result.options.corpus else None
         budget = result.options.budget
         self.begun = time.monotonic()
         self.draw_until = self.begun + (budget * DRAWING if budget else float("inf"))
         self.end = self.begun + (budget * (DRAWING + SETTLING) if budget else _LAST_RESORT_S)
+
+    def replay(self) -> None:
+        """Decode what broke the engine before; cases of other checkpoints cannot be."""
+        for stored in self.corpus.load().values() if self.corpus else ():
+            if isinstance(stored.case, EngineCase) and stored.case.checkpoint in ("", checkpoint().name):
+                self.result.replayed.append(self._decode(stored.case))
+                self._tell("corpus")
+
+    def store(self) -> None:
+        """Keep the smallest case of each finding."""
+        for finding in self.result.findings:
+            if self.corpus:
+                self.corpus.store(stored_finding(self.result, finding), claimed=True)
 
     def draw(self) -> None:
         """Decode case after case; meanwhile the last one is judged and the next one drawn."""
@@ -181,7 +206,7 @@ class _UnderWay:
     def settle(self) -> None:
         """From failing cases to findings. Cases of one symptom under the same engine options are looked at together."""
         groups: dict[tuple[str, tuple[str, ...]], list[EngineOutcome]] = {}
-        for outcome in self.result.outcomes:
+        for outcome in [*self.result.replayed, *self.result.outcomes]:
             if outcome.status == "violation":
                 engine = needs(without(outcome.case, _ROW_OPTIONS))
                 groups.setdefault((outcome.symptom, engine), []).append(outcome)
@@ -289,11 +314,29 @@ class _UnderWay:
             plain=self._plain(smallest.case),
             minimised=symptom != HANG,
         )
+        self.keep(finding)
+
+    def keep(self, finding: Finding) -> None:
+        """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""
         for number, earlier in enumerate(self.result.findings):
-            if earlier.fingerprint == finding.fingerprint:
-                self.result.findings[number] = replace(earlier, count=earlier.count + 1)
+            if (earlier.outcome.symptom, earlier.needs) == (finding.outcome.symptom, finding.needs):
+                better = earlier.explanation.component == "unattributed" != finding.explanation.component
+                self.result.findings[number] = replace(finding if better else earlier, count=earlier.count + 1)
                 return
         self.result.findings.append(finding)
+
+
+def stored_finding(audit: EngineAudit, finding: Finding) -> StoredViolation:
+    """A finding as its case file tells it."""
+    return StoredViolation(
+        case=finding.case,
+        adapter=audit.decoder.spec or audit.decoder.name,
+        fingerprint=finding.fingerprint,
+        case_timeout=audit.options.case_timeout,
+        isolated=True,
+        minimised=finding.minimised,
+        explanation=finding.text,
+    )
 
 
 def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:

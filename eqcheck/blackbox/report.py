@@ -6,15 +6,17 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from eqcheck import __version__
-from eqcheck.audit.casefile import StoredViolation, file_stem, write_whole
+from eqcheck.audit.casefile import file_stem, write_whole
 from eqcheck.audit.report import REPORT_FORMAT, percent
-from eqcheck.blackbox.audit import EngineAudit, Finding
+from eqcheck.blackbox.audit import EngineAudit, Finding, stored_finding
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.script import checked_script
 
@@ -30,12 +32,13 @@ def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     named = {folder / "report.json", folder / "report.md"}
     scripts = {}
-    for finding in audit.findings:
+    with ThreadPoolExecutor(2) as pool:
+        checked = list(pool.map(partial(checked_script, audit), audit.findings))
+    for finding, script in zip(audit.findings, checked, strict=True):
         case_file = _case_file(folder, finding)
         case_file.parent.mkdir(exist_ok=True)
-        write_whole(case_file, _stored(audit, finding).to_json())
+        write_whole(case_file, stored_finding(audit, finding).to_json())
         named.add(case_file)
-        script = checked_script(audit, finding)
         if script is not None:
             path = folder / f"{file_stem(finding.fingerprint)}.py"
             write_whole(path, script)
@@ -84,7 +87,10 @@ def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dic
         "matrix": {},
         "cache_states": {},
         "capabilities": list(decoder.capabilities),
-        "corpus": {"replayed": 0, "failing": 0},
+        "corpus": {
+            "replayed": len(audit.replayed),
+            "failing": sum(outcome.status == "violation" for outcome in audit.replayed),
+        },
         "real_pair": None,
         "stale": [],
         "interrupted": audit.interrupted,
@@ -158,18 +164,6 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     return "\n".join(
         [*lines, "## What was exercised", "", table, "", "## What a clean audit does not show", "", CLEAN_SHOWS, ""]
-    )
-
-
-def _stored(audit: EngineAudit, finding: Finding) -> StoredViolation:
-    return StoredViolation(
-        case=finding.case,
-        adapter=audit.decoder.spec or audit.decoder.name,
-        fingerprint=finding.fingerprint,
-        case_timeout=audit.options.case_timeout,
-        isolated=True,
-        minimised=finding.minimised,
-        explanation=finding.text,
     )
 
 
