@@ -319,9 +319,12 @@ def test_rows_that_share_options_still_do_after_minimising() -> None:
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
-def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(name: str, verdict: str) -> None:
+def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
+    name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
     torch.set_num_threads(1)
-    found = audit(registry.load(name), Options(cases=4, budget=20.0), sys.executable)
+    found = audit(registry.load(name), Options(cases=4), sys.executable)
     assert found.verdict == verdict
     assert len(found.outcomes) == 4
     assert not found.doubtful
@@ -343,7 +346,7 @@ def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
     body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
     body += " for prompt, row in zip(request.prompts, request.rows)]"
     (tmp_path / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"        {body}\n")
-    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3, budget=30.0), sys.executable)
+    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3), sys.executable)
     assert (found.verdict, found.findings) == ("inconclusive", [])
     assert len(found.doubtful) == 3
 
@@ -351,7 +354,7 @@ def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
 def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text(ENGINE.replace("if token == 4", "if True"))
     decoder = registry.load(str(tmp_path / "raises.py"))
-    options = Options(cases=2, budget=20.0, corpus=tmp_path / "corpus")
+    options = Options(cases=2, corpus=tmp_path / "corpus")
     first = audit(decoder, options, sys.executable)
     assert [finding.fingerprint for finding in first.findings] == ["crash/exception:KeyError"]
     assert first.replayed == []

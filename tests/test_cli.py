@@ -305,9 +305,12 @@ def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: 
     assert "--python /no/such/python: expected the Python of an environment" in capsys.readouterr().err
 
 
-def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(work: Path, capsys: Printed) -> None:
+def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
+    work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
     own = ("--python", sys.executable)
-    assert audited("short", *own, "--cases", "2", "--budget", "20s") == 1
+    assert audited("short", *own, "--cases", "2") == 1
     report = read(work / "reports" / "short" / "report.json")
     (violation,) = report["violations"]
     assert violation["fingerprint"] == "bookkeeping/premature-stop"
