@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from eqcheck.blackbox.abduction import Abduced, abduce
 from eqcheck.blackbox.case import PAD, EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.truth import Truth, without
+from eqcheck.blackbox.truth import Truth, row_with
 from eqcheck.contract import RowOptions
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
@@ -349,7 +349,7 @@ def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], k
 def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
     truth = Truth(models[0])
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
-    longer = [truth.row(without(row, max_new_tokens=11)) for row in case.rows]
+    longer = [truth.row(row_with(row, max_new_tokens=11)) for row in case.rows]
     assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
     ended = case_of(prompts=PROMPTS[:2], max_new_tokens=11, eos_token_ids=(longer[0][4],))
     assert named(abduce(*models, ended, longer)) == "bookkeeping/past-eos"
@@ -365,7 +365,7 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     case = case_of(eos_token_ids=(eos,), max_new_tokens=30, **{option: PENALTIES[option]})
     right = [truth.row(row) for row in case.rows]
     off = {"min_new_tokens": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0}[option]
-    outputs = [truth.row(without(row, **{option: off})) for row in case.rows]
+    outputs = [truth.row(row_with(row, **{option: off})) for row in case.rows]
     assert outputs != right
     assert abduce(*models, case, right) is None
     found = abduce(*models, case, outputs)
@@ -376,6 +376,6 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
 
 def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
     rows = case_of(prompts=PROMPTS[:2]).rows
-    case = EngineCase((rows[0], without(rows[1], max_new_tokens=6)), num_draft_tokens=K)
+    case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
     outputs = [Truth(models[0]).row(row) for row in rows]
     assert named(abduce(*models, case, outputs)) == "sampling/ignored-option"

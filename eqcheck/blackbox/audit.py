@@ -131,10 +131,10 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
             under_way.replay()
             under_way.draw()
             under_way.settle()
-            under_way.store()
         except KeyboardInterrupt:
             result.interrupted = True
             result.warnings.append("interrupted")
+        under_way.store()
         result.version = worker.version
     result.warnings += _warnings(result)
     result.findings.sort(key=lambda finding: -finding.count)
@@ -265,8 +265,8 @@ class _UnderWay:
     def _decode(self, case: EngineCase) -> EngineOutcome:
         return judged(self.judge, case, self.worker.decode(case))
 
-    def _minimised(self, outcome: EngineOutcome, symptom: str) -> EngineOutcome:
-        """The smallest outcome of the symptom."""
+    def _minimised(self, outcome: EngineOutcome, symptom: str, until: float) -> EngineOutcome:
+        """The smallest outcome of the symptom found in time."""
         best = outcome
 
         def fails(case: EngineCase) -> bool:
@@ -277,8 +277,7 @@ class _UnderWay:
             return smaller.symptom == symptom
 
         if symptom != HANG:  # every try would take the whole time limit
-            seconds = min(MINIMISE_S, max(0.0, self.end - time.monotonic()))
-            minimise(outcome.case, fails, seconds, self.result.decoder.capabilities)
+            minimise(outcome.case, fails, until - time.monotonic(), self.result.decoder.capabilities)
         return best
 
     def _plain(self, case: EngineCase) -> str:
@@ -300,7 +299,9 @@ class _UnderWay:
         return found
 
     def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
-        smallest = self._minimised(outcome, symptom)
+        until = min(time.monotonic() + MINIMISE_S, self.end)
+        smallest = self._minimised(outcome, symptom, until)
+        minimised = symptom != HANG and time.monotonic() < until
         named = needs(smallest.case)
         if cause is None and set(named) & _SAMPLING:
             cause = abduced(smallest, self._alike(outcome, symptom))
@@ -312,7 +313,7 @@ class _UnderWay:
             explanation=explanation,
             needs=named,
             plain=self._plain(smallest.case),
-            minimised=symptom != HANG,
+            minimised=minimised,
         )
         self.keep(finding)
 

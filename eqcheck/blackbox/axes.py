@@ -17,7 +17,7 @@ import torch
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
 from eqcheck.blackbox.judge import truth
-from eqcheck.blackbox.truth import with_options
+from eqcheck.blackbox.truth import row_with, with_options
 from eqcheck.contract import RowOptions
 
 BLOCK = 50  # cases under one setting of the engine
@@ -77,14 +77,14 @@ class Axes:
         common = _options(rng, limit, prompts)
         rows = [Row(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5):
-            rows = [_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
+            rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
         for name, values in (
             ("repetition-penalty", (1.1, 1.3, 2.0, 0.8)),
             ("presence-penalty", (0.5, 1.0, 2.0, -1.0)),
         ):
             if self._has(rng, name, 0.15):
                 field = name.replace("-", "_")
-                rows = [_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
+                rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
         least = self._has(rng, "min-new-tokens", 0.25)
         if self._has(rng, "row-eos", 0.4) or least:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
@@ -92,7 +92,7 @@ class Axes:
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.2):
-            rows = [_with(row, arrival=rng.randint(0, 8)) for row in rows]
+            rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         return replace(settings, rows=tuple(rows))
 
     def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
@@ -129,16 +129,12 @@ def _some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
 def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Row:
     """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
     emitted = emitted[: row.options.max_new_tokens]
-    row = _with(row, eos_token_ids=_some(rng, emitted))
+    row = row_with(row, eos_token_ids=_some(rng, emitted))
     if not least or rng.random() < 0.3:
         return row
     at = min(emitted.index(token) for token in row.options.eos_token_ids) + 1
     minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
-    return _with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
-
-
-def _with(row: Row, **options: Any) -> Row:
-    return replace(row, options=replace(row.options, **options))
+    return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
 
 COUNTERS = {
@@ -163,7 +159,6 @@ COUNTERS = {
     "preemptions": "the engine says that rows were preempted",
     "late_rows": "rows handed over while others ran",
 }
-_SEEN_BY_ENGINE = {"drafted", "accepted", "rejected", "prefix_hits", "preemptions", "late_rows"}
 
 
 def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
@@ -216,5 +211,5 @@ def _scoring(row: Row) -> bool:
 
 def _changed(scores: torch.Tensor, row: Row, output: tuple[int, ...], **off: Any) -> bool:
     """Whether an option decides a token of the row."""
-    on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, _with(row, **off)))
+    on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, row_with(row, **off)))
     return on.tolist() != off_row.tolist()

@@ -22,7 +22,7 @@ def explain(outcome: EngineOutcome, larger: Abduced | None = None) -> Explanatio
         return outcome.answer.failure
     found, where = abduced(outcome), ""
     if found is None and larger is not None and _name(larger) in fits(*_models(outcome), *_decoded(outcome)):
-        found, where = larger, ", in the case from which this one was made"
+        found, where = larger, ", found on larger or several cases"
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     detail = _words(found) + where if found else UNEXPLAINED
     row = outcome.wrong[0]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 
 from eqcheck.blackbox.case import EngineCase, Row
+from eqcheck.blackbox.truth import row_with
 from eqcheck.contract import CAPABILITIES, RowOptions
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
@@ -59,7 +60,7 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
             case = replace(case, **{name: None})  # type: ignore[arg-type]
         else:
             default = next(field.default for field in fields(RowOptions) if field.name == name)
-            case = _rows(case, [_with(row, **{name: default}) for row in case.rows])
+            case = _rows(case, [row_with(row, **{name: default}) for row in case.rows])
     return case
 
 
@@ -109,7 +110,3 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _rows(case: EngineCase, rows: list[Row]) -> EngineCase:
     return replace(case, rows=tuple(rows))
-
-
-def _with(row: Row, **options: object) -> Row:
-    return replace(row, options=replace(row.options, **options))  # type: ignore[arg-type]

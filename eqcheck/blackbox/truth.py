@@ -106,6 +106,6 @@ def at_place(scores: torch.Tensor, row: Row, before: Sequence[int]) -> torch.Ten
     return scores
 
 
-def without(row: Row, **options: Any) -> Row:
+def row_with(row: Row, **options: Any) -> Row:
     """The row with other options."""
     return replace(row, options=replace(row.options, **options))
