@@ -25,6 +25,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
     """A pipeline with the request's settings."""
     import openvino_genai
 
+    target, draft = exported(target), exported(draft)
     precise = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = request.kv_blocks or 1000
@@ -34,10 +35,10 @@ def start(target: str, draft: str, request: "Request") -> Any:
         scheduler.enable_prefix_caching = request.prefix_caching
     properties = dict(precise)
     if request.drafting == "model":
-        properties["draft_model"] = openvino_genai.draft_model(exported(draft), "CPU", **precise)
+        properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **precise)
     elif request.drafting == "ngram":
         properties["prompt_lookup"] = True
-    return openvino_genai.ContinuousBatchingPipeline(exported(target), scheduler, "CPU", properties)
+    return openvino_genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
 
 
 def exported(folder: str) -> str:

@@ -5,6 +5,7 @@ and every engine runs in a fork of the process that did: it is there in three se
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -129,11 +130,15 @@ class VLLM:
     def open(self) -> None:
         prepare()
         import vllm
-        import vllm.model_executor.models.llama  # what an engine imports when it starts
+        import vllm.entrypoints.llm  # what an engine imports when it starts
+        import vllm.model_executor.models.llama
         import vllm.v1.engine.llm_engine
+        import vllm.v1.spec_decode.ngram_proposer
         import vllm.v1.worker.cpu_model_runner
         import vllm.v1.worker.cpu_worker
 
+        gc.collect()
+        gc.freeze()  # or every engine goes through all of that seven times when it starts
         self.version = vllm.__version__
         self.engines: OrderedDict[str, _Engine] = OrderedDict()
 

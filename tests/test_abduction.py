@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.blackbox.abduction import Abduced, abduce
+from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options
+from eqcheck.blackbox.axes import alike
 from eqcheck.blackbox.case import PAD, EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.truth import Truth, row_with
+from eqcheck.blackbox.truth import Truth, at_place, row_with
 from eqcheck.contract import RowOptions
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
@@ -217,6 +219,13 @@ class OverAccepting(Decoder):
         return drafts[: count + 1] if count < len(drafts) else [*drafts, wanted[-1]]
 
 
+class UnverifiedOnce(Decoder):
+    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+        if self.number in (1, 2) and count < len(drafts) == K:
+            return [*drafts[:2], *wanted[:2]]
+        return super().block(drafts, wanted, count)
+
+
 class LastColumn(Decoder):
     def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
         return [*drafts[:count], wanted[-1]]
@@ -249,6 +258,7 @@ PLANTED: list[tuple[type[Decoder], str]] = [
     (ItselfHidden, "mask/token-hidden"),
     (SecondChunkAlone, "mask/token-hidden"),
     (OverAccepting, "bookkeeping/over-accept"),
+    (UnverifiedOnce, "bookkeeping/over-accept"),
     (LastColumn, "bookkeeping/wrong-correction"),
     (Dropping, "bookkeeping/lost-token"),
     (Twice, "bookkeeping/repeated-token"),
@@ -372,6 +382,69 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     assert named(found) == "sampling/ignored-option"
     assert found is not None
     assert option in found.edit
+
+
+Before = Callable[[Row, list[int], list[int], int], tuple[Row, list[int]]]
+
+
+def _stale(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+    return row, output
+
+
+def _stale_bonus(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+    return row, output if offset == len(drafts) else [*output, *drafts[:offset]]
+
+
+def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+    return row if not offset else Row(row.prompt, RowOptions(row.options.max_new_tokens)), [*output, *drafts[:offset]]
+
+
+def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = None) -> list[list[int]]:
+    """Rounds in which a place's options and the tokens they count are what ``before`` says."""
+    target, draft = models
+    rows = []
+    for row in case.rows:
+        output: list[int] = []
+        while len(output) < row.options.max_new_tokens and not set(output) & set(row.options.eos_token_ids):
+            drafts: list[int] = []
+            while len(drafts) < min(K, row.options.max_new_tokens - len(output) - 1):
+                drafts.append(int(draft(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -1].argmax()))
+            scores = target(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -len(drafts) - 1 :]
+            start = list(output)
+            for offset, score in enumerate(scores):
+                what = before(row, start, drafts, offset) if before else (row, [*start, *drafts[:offset]])
+                output.append(int(at_place(score, *what).argmax()))
+                if output[-1] in row.options.eos_token_ids or drafts[offset : offset + 1] != output[-1:]:
+                    break
+        rows.append(output)
+    return rows
+
+
+MISUSED = [
+    (_stale, "repetition_penalty", "do not count the tokens of the current round"),
+    (_first_alone, "presence_penalty", "applied to the first token of a round alone"),
+    (_stale_bonus, "min_new_tokens", "do not count the tokens of the current round for the bonus token"),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("before", "option", "words"), MISUSED)
+def test_an_option_applied_at_the_wrong_places_is_named(
+    models: tuple[Any, Any], before: Before, option: str, words: str
+) -> None:
+    eos = Truth(models[0]).row(case_of().rows[0])[9]
+    least: dict[str, Any] = {"min_new_tokens": 9, "eos_token_ids": (eos,)}
+    case = case_of(prompts=PROMPTS[:1], **(least if option == "min_new_tokens" else {option: PENALTIES[option]}))
+    cases = [case, *(alike(case, number) for number in range(12))]
+    assert [_decoded(models, one) for one in cases] == [[Truth(models[0]).row(one.rows[0])] for one in cases]
+    decoded = [(one, _decoded(models, one, before)) for one in cases]
+    decoded.sort(key=lambda one: one[1] == [Truth(models[0]).row(one[0].rows[0])])
+    found = abduce_options(*models, decoded)
+    assert found is not None
+    assert named(found) == "sampling/ignored-option"
+    assert found.edit.endswith(words)
+    right = [(one, [Truth(models[0]).row(one.rows[0])]) for one in cases]
+    assert abduce_options(*models, right) is None
 
 
 def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:

@@ -342,6 +342,18 @@ def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None
     assert time.monotonic() - start < 60
 
 
+def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quick.py").write_text(ENGINE.replace("if token == ", "if token == 1000 + "))
+    rounds: list[int] = []
+    monkeypatch.setattr(_UnderWay, "settle", lambda self: rounds.append(len(self.result.outcomes)))
+    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=8.0), sys.executable)
+    assert len(rounds) > 1
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == len(found.outcomes)
+    assert len({outcome.case.id for outcome in found.outcomes}) == len(found.outcomes)
+    assert found.elapsed < 8.0
+
+
 def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
     body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
     body += " for prompt, row in zip(request.prompts, request.rows)]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,12 +14,12 @@ from eqcheck.audit.casefile import StoredViolation
 from eqcheck.audit.corpus import Corpus
 from eqcheck.audit.result import Listener, Options, Progress
 from eqcheck.blackbox.abduction import Abduced
-from eqcheck.blackbox.axes import COUNTERS, Axes
+from eqcheck.blackbox.axes import COUNTERS, Axes, alike
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import abduced, explain
+from eqcheck.blackbox.explain import abduced, explain, misused
 from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.outcome import EngineOutcome, judged
+from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, EngineOutcome, judged
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.worker import EngineWorker
 from eqcheck.contract import CAPABILITIES, Decoder
@@ -30,10 +29,12 @@ from eqcheck.verdict import Explanation, merge
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
-DRAWING, SETTLING = 0.5, 0.35  # shares of a time budget; the rest is for the scripts of what was found
+LOOKING = 0.75  # of a time budget; the rest is for the scripts of what was found
+DRAWING = 0.5  # of what is left of that in each round
+LEAST_ROUND = 0.08  # of the budget
 MINIMISE_S = 30.0
 _LAST_RESORT_S = 3600.0
-_EXPLAINED, _FEW_ROWS = 3, 5  # cases of a group that abduction is asked about first
+_EXPLAINED = 3  # cases of a group that abduction is asked about first
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,12 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
         under_way = _UnderWay(result, worker, listen)
         try:
             under_way.replay()
-            under_way.draw()
-            under_way.settle()
+            while under_way.draw():
+                under_way.settle()
         except KeyboardInterrupt:
             result.interrupted = True
             result.warnings.append("interrupted")
-        under_way.store()
+        under_way.close()
         result.version = worker.version
     result.warnings += _warnings(result)
     result.findings.sort(key=lambda finding: -finding.count)
@@ -149,53 +150,61 @@ class _UnderWay:
         self.result, self.worker, self.listen = result, worker, listen
         self.judge = Judge(result.decoder.dtype)
         self.corpus = Corpus(result.options.corpus, result.decoder.name) if result.options.corpus else None
-        budget = result.options.budget
-        self.begun = time.monotonic()
-        self.draw_until = self.begun + (budget * DRAWING if budget else float("inf"))
-        self.end = self.begun + (budget * (DRAWING + SETTLING) if budget else _LAST_RESORT_S)
+        self.source = islice(Axes(result.options.seed, result.decoder.capabilities).cases(), result.options.cases)
+        self.pending: list[EngineOutcome] = []
+        self.hung = 0
+        self.budget = result.options.budget
+        self.end = time.monotonic() + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
 
     def replay(self) -> None:
         """Decode what broke the engine before; cases of other checkpoints cannot be."""
         for stored in self.corpus.load().values() if self.corpus else ():
             if isinstance(stored.case, EngineCase) and stored.case.checkpoint in ("", checkpoint().name):
-                self.result.replayed.append(self._decode(stored.case))
+                outcome = self._decode(stored.case)
+                self.result.replayed.append(outcome)
+                self.pending += [outcome] if outcome.status == "violation" else []
                 self._tell("corpus")
 
-    def store(self) -> None:
-        """Keep the smallest case of each finding."""
+    def close(self) -> None:
+        """Say what was left, and keep the smallest case of each finding."""
+        self.result.unsettled = len(self.pending)
+        if self.pending:
+            self.result.warnings.append(f"{len(self.pending)} failing cases were not looked at: the time was used up")
+        if self.hung >= HANGS_TO_GIVE_UP:
+            self.result.warnings.append(f"stopped after {self.hung} cases that did not end")
         for finding in self.result.findings:
             if self.corpus:
                 self.corpus.store(stored_finding(self.result, finding), claimed=True)
 
-    def draw(self) -> None:
-        """Decode case after case; meanwhile the last one is judged and the next one drawn."""
-        source = islice(self._cases(), self.result.options.cases)
-        hung = 0
+    def draw(self) -> bool:
+        """Decode case after case; meanwhile the last one is judged and the next one drawn. False: nothing is left."""
+        start = time.monotonic()
+        if self.hung >= HANGS_TO_GIVE_UP or (self.budget and self.end - start < self.budget * LEAST_ROUND):
+            return False
+        until = start + (self.end - start) * DRAWING if self.budget else self.end
+        count = len(self.result.outcomes)
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            following = pool.submit(next, source, None)
+            following: Future[EngineCase | None] = pool.submit(next, self.source, None)
             waiting: Future[EngineOutcome] | None = None
             while (case := following.result()) is not None:
-                following = pool.submit(next, source, None)
+                last = time.monotonic() > until
+                if not last:
+                    following = pool.submit(next, self.source, None)
                 answer = self.worker.decode(case)
                 if waiting is not None:
                     self._keep(waiting.result())
                 waiting = pool.submit(judged, self.judge, case, answer)
-                hung += answer.failure is not None and answer.failure.fingerprint == HANG
-                if hung >= HANGS_TO_GIVE_UP:
-                    self.result.warnings.append(f"stopped after {hung} cases that did not end")
+                self.hung += answer.failure is not None and answer.failure.fingerprint == HANG
+                if last or self.hung >= HANGS_TO_GIVE_UP:
                     break
             if waiting is not None:
                 self._keep(waiting.result())
-        self.result.drawing_s = time.monotonic() - self.begun
-
-    def _cases(self) -> Iterator[EngineCase]:
-        for case in Axes(self.result.options.seed, self.result.decoder.capabilities).cases():
-            if time.monotonic() > self.draw_until:
-                return
-            yield case
+        self.result.drawing_s += time.monotonic() - start
+        return len(self.result.outcomes) > count
 
     def _keep(self, outcome: EngineOutcome) -> None:
         self.result.outcomes.append(outcome)
+        self.pending += [outcome] if outcome.status == "violation" else []
         self._tell()
 
     def _tell(self, stage: str = "cases") -> None:
@@ -206,39 +215,43 @@ class _UnderWay:
     def settle(self) -> None:
         """From failing cases to findings. Cases of one symptom under the same engine options are looked at together."""
         groups: dict[tuple[str, tuple[str, ...]], list[EngineOutcome]] = {}
-        for outcome in [*self.result.replayed, *self.result.outcomes]:
-            if outcome.status == "violation":
-                engine = needs(without(outcome.case, _ROW_OPTIONS))
-                groups.setdefault((outcome.symptom, engine), []).append(outcome)
+        self.pending = [self._without_minimum(outcome) for outcome in self.pending]
+        for outcome in self.pending:
+            engine = needs(without(outcome.case, _ROW_OPTIONS))
+            groups.setdefault((outcome.symptom, engine), []).append(outcome)
         for (symptom, _), outcomes in sorted(groups.items(), key=lambda item: (len(item[0][1]), -len(item[1]))):
             self._tell(symptom)
-            if time.monotonic() > self.end:
-                self.result.unsettled += len(outcomes)
-                continue
             self._settle_group(symptom, outcomes)
-        if self.result.unsettled:
-            self.result.warnings.append(
-                f"{self.result.unsettled} failing cases were not looked at: the time was used up"
-            )
+
+    def _without_minimum(self, outcome: EngineOutcome) -> EngineOutcome:
+        """An EOS may be out of place because all is: then the case is looked at without its minimum."""
+        if outcome.symptom in (HELD_BACK, TOO_EARLY) and time.monotonic() < self.end:
+            bare = self._decode(without(outcome.case, ("min-new-tokens",)))
+            return bare if bare.status == "violation" else outcome
+        return outcome
 
     def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
         """Findings of a group until every case of it belongs to one; those come first that abduction can explain."""
         left = sorted(outcomes, key=_size)
         for outcome in _telling(outcomes):
-            cause = abduced(outcome) if time.monotonic() < self.end else None
-            known = {finding.explanation.fingerprint for finding in self.result.findings}
-            if cause is not None and f"{cause.component}/{cause.kind}" not in known and self._repeats(outcome):
+            if time.monotonic() > self.end:
+                return
+            if not self._belongs(outcome, symptom):
+                cause = abduced(outcome)
+                if cause is None or not self._repeats(outcome):
+                    continue
                 self._find(outcome, symptom, cause)
-                left.remove(outcome)
+            left.remove(outcome)
+            self.pending.remove(outcome)
         while left and time.monotonic() < self.end:
             outcome = left.pop(0)
+            self.pending.remove(outcome)
             if self._belongs(outcome, symptom):
                 continue
             if self._repeats(outcome):
                 self._find(outcome, symptom)
             else:
                 self.result.doubtful.append(outcome)
-        self.result.unsettled += len(left)
 
     def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
         """Count a case with an earlier finding if it fails with no other options than that one needs."""
@@ -287,25 +300,26 @@ class _UnderWay:
         status = self._decode(replace(case, drafting="none")).status
         return {"violation": "wrong too", "skipped": "not known"}.get(status, "right")
 
-    def _alike(self, outcome: EngineOutcome, symptom: str) -> list[EngineOutcome]:
-        """Other cases of the symptom that are right as soon as penalties and minimum are at their defaults."""
-        found: list[EngineOutcome] = []
-        for other in self.result.outcomes:
-            options = tuple(_SAMPLING & set(needs(other.case)))
-            if other is outcome or other.symptom != symptom or not options or time.monotonic() > self.end:
-                continue
-            if len(found) < _ALIKE and not self._fails(without(other.case, options), symptom):
-                found.append(other)
+    def _alike(self, case: EngineCase, symptom: str) -> list[EngineOutcome]:
+        """The same case with other prompts, often enough that a wrong use of its options shows."""
+        found = []
+        for number in range(_ALIKE):
+            if time.monotonic() > self.end:
+                break
+            outcome = self._decode(alike(case, number))
+            found += [outcome] if outcome.symptom in (symptom, "") else []
         return found
 
     def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
         until = min(time.monotonic() + MINIMISE_S, self.end)
         smallest = self._minimised(outcome, symptom, until)
         minimised = symptom != HANG and time.monotonic() < until
-        named = needs(smallest.case)
+        named, basis = needs(smallest.case), "a larger case"
         if cause is None and set(named) & _SAMPLING:
-            cause = abduced(smallest, self._alike(outcome, symptom))
-        explanation = explain(smallest, cause)
+            cases = [smallest, *self._alike(smallest.case, symptom)]
+            cause = misused(cases)
+            basis = f"{len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
+        explanation = explain(smallest, cause, basis)
         finding = Finding(
             fingerprint=":".join([explanation.fingerprint, *(["+".join(named)] if named else [])]),
             count=1,
@@ -341,13 +355,13 @@ def stored_finding(audit: EngineAudit, finding: Finding) -> StoredViolation:
 
 
 def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
-    """The cases of a group that say most in little time: several wrong tokens, few rows."""
-    few = [outcome for outcome in outcomes if outcome.wrong and len(outcome.case.rows) <= _FEW_ROWS]
-    return sorted(few, key=lambda outcome: -min(len(outcome.wrong), 3))[:_EXPLAINED]
+    """The cases of a group that say most in little time: several wrong rows, few others."""
+    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    return sorted(wrong, key=lambda outcome: (-min(len(outcome.wrong), 3), len(outcome.case.rows)))[:_EXPLAINED]
 
 
 _SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
-_ALIKE = 20
+_ALIKE = 40
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 

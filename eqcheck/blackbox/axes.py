@@ -137,6 +137,22 @@ def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Ro
     return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
 
+def alike(case: EngineCase, number: int) -> EngineCase:
+    """The case with other prompts of the same lengths, which end where those would."""
+    rng = random.Random(f"eqcheck alike {number}")
+    other = [replace(row, prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in row.prompt)) for row in case.rows]
+    return replace(case, rows=tuple(map(ending_like, case.rows, other)))
+
+
+def ending_like(row: Row, other: Row) -> Row:
+    """``other`` with those of its tokens as EOS ids that stand where the EOS ids of ``row`` would."""
+    endless = truth().row(row_with(row, eos_token_ids=()))
+    others = truth().row(row_with(other, eos_token_ids=()))
+    ends = [endless.index(token) for token in row.options.eos_token_ids if token in endless]
+    found = tuple(dict.fromkeys(others[end] for end in ends if end < len(others)))
+    return row_with(other, eos_token_ids=found) if found else other
+
+
 COUNTERS = {
     "several_rows": "more than one row",
     "many_rows": "32 rows or more",

@@ -38,10 +38,14 @@ class Checkpoint:
 
 @lru_cache(maxsize=8)
 def _load(folder: Path, dtype: torch.dtype) -> Any:
-    from transformers import LlamaForCausalLM
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     # In eager attention the softmax is taken in float32 whatever the dtype, and a pad that sees nothing is NaN.
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder, attn_implementation="sdpa"))
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
+    return model.eval()
 
 
 @lru_cache(maxsize=1)

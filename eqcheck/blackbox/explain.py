@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options, fits
@@ -16,15 +15,18 @@ from eqcheck.verdict import Explanation
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: EngineOutcome, larger: Abduced | None = None) -> Explanation:
-    """The explanation of a failing case: its own, or that of the larger case it was minimised from, if that fits."""
+def explain(outcome: EngineOutcome, elsewhere: Abduced | None = None, basis: str = "") -> Explanation:
+    """The explanation of a failing case: its own, or that of other cases, the ``basis``, if it fits this one."""
     if outcome.answer.failure is not None:
         return outcome.answer.failure
-    found, where = abduced(outcome), ""
-    if found is None and larger is not None and _name(larger) in fits(*_models(outcome), *_decoded(outcome)):
-        found, where = larger, ", found on larger or several cases"
+    found = abduced(outcome)
+    if found is not None:
+        detail = _words(found, "")
+    elif elsewhere is not None and elsewhere.edit in fits(*_models(outcome), *_decoded(outcome)):
+        found, detail = elsewhere, _words(elsewhere, f" of {basis}")
+    else:
+        detail = UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
-    detail = _words(found) + where if found else UNEXPLAINED
     row = outcome.wrong[0]
     index = row.first
     assert index is not None
@@ -45,27 +47,22 @@ def explain(outcome: EngineOutcome, larger: Abduced | None = None) -> Explanatio
     )
 
 
-def abduced(outcome: EngineOutcome, alike: Sequence[EngineOutcome] = ()) -> Abduced | None:
-    """What abduction says, where it is of one mind about the component.
-
-    ``alike`` are others that fail in the same way and are right once a penalty or minimum is at its default.
-    """
+def abduced(outcome: EngineOutcome) -> Abduced | None:
+    """What abduction says, where it is of one mind about the component."""
     if outcome.answer.outputs is None:
         return None
     found = abduce(*_models(outcome), *_decoded(outcome))
-    if (found is None or _open(found)) and alike:
-        several = [outcome, *alike]
-        found = abduce_options(*_models(outcome), [_decoded(one) for one in several])
-        found = found and replace(found, edit=f"{found.edit} (in {len(several)} cases)")
+    return None if found is None or _open(found) else found
+
+
+def misused(outcomes: Sequence[EngineOutcome]) -> Abduced | None:
+    """The wrong use of an option that explains the wrong tokens of cases that need it; the first one is wrong."""
+    found = abduce_options(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
     return None if found is None or _open(found) else found
 
 
 def _open(found: Abduced) -> bool:
     return any(rival.partition("/")[0] != found.component for rival in found.rivals)
-
-
-def _name(found: Abduced) -> str:
-    return f"{found.component}/{found.kind}"
 
 
 def _decoded(outcome: EngineOutcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
@@ -77,8 +74,6 @@ def _models(outcome: EngineOutcome) -> tuple[Any, Any]:
     return target, draft if outcome.case.drafting == "model" else None
 
 
-def _words(found: Abduced) -> str:
-    return (
-        f"{found.edit}; explains {found.explained} of {found.surprising} wrong tokens, "
-        f"by chance with probability {found.chance:.1g}"
-    )
+def _words(found: Abduced, basis: str) -> str:
+    sure = f"by chance with probability {found.chance:.1g}" if found.chance else "which the options forbid"
+    return f"{found.edit}; explains {found.explained} of {found.surprising} wrong tokens{basis}, {sure}"

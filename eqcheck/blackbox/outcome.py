@@ -10,6 +10,7 @@ from eqcheck.blackbox.judge import Judge, RowJudgement
 from eqcheck.blackbox.worker import Answer
 
 WRONG_TOKEN = "wrong token"
+HELD_BACK, TOO_EARLY = "EOS held back where a minimum is set", "EOS before the minimum"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class EngineOutcome:
 
     @property
     def symptom(self) -> str:
-        """What is seen from outside: a crash, how a row ends, or a wrong token; empty for a right answer."""
+        """What is seen from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
         if self.answer.failure is not None:
             return self.answer.failure.fingerprint
         kinds = [_symptom(self.case.rows[row.row], row) for row in self.wrong]
@@ -68,4 +69,8 @@ def _symptom(row: Row, seen: RowJudgement) -> str:
         return "bookkeeping/over-length" if first == options.max_new_tokens else "bookkeeping/past-eos"
     if first == len(seen.observed):
         return "bookkeeping/premature-stop"
+    if options.min_new_tokens and seen.expected in options.eos_token_ids:
+        return HELD_BACK
+    if first + 1 <= options.min_new_tokens and seen.observed[first] in options.eos_token_ids:
+        return TOO_EARLY
     return WRONG_TOKEN

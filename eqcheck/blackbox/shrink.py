@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 
+from eqcheck.blackbox.axes import ending_like
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.truth import row_with
 from eqcheck.contract import CAPABILITIES, RowOptions
@@ -68,6 +69,8 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
     """Smaller cases, those that promise most first."""
     for name in needs(case):
         yield without(case, (name,))
+        if name.endswith("-penalty"):
+            yield _rows(case, list(map(ending_like, case.rows, without(case, (name,)).rows)))
     rows = list(case.rows)
     size = len(rows) // 2
     while size:
@@ -80,6 +83,7 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             yield _rows(case, [replace(row, options=options) for row in rows])
     for number, row in enumerate(rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
+        smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids]
         if {"row-limits", "row-eos"} <= set(capabilities):
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
         for one in smaller:

@@ -69,29 +69,30 @@ def abduce(
 
 
 def fits(target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]]) -> set[str]:
-    """The fingerprints of all edits that explain every wrong token, however likely by chance."""
+    """All edits that explain every wrong token, in words, however likely by chance."""
     evidence = Evidence(target, draft, case, outputs)
     if evidence.first is None:
         end = _ended(evidence)
-        return {f"{end.component}/{end.kind}"} if end else set()
+        return {end.edit} if end else set()
     found = everywhere(evidence)[0]
-    return {fingerprint(one.hypothesis) for one in found if one.complete and one.explained}
+    return {one.hypothesis.words for one in found if one.complete and one.explained}
 
 
 def abduce_options(
     target: Any, draft: Any, decoded: Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
 ) -> Abduced | None:
-    """The one wrong use of a penalty or minimum that explains all wrong tokens of several cases.
+    """The one wrong use of a penalty or minimum that explains all wrong tokens of several cases, the first one wrong.
 
     For cases that are right once such an option is at its default: nothing else is tried. A held back EOS makes one
-    wrong token, and that the second best, so that only several cases together show more than chance.
+    wrong token, and that the second best, so that only several cases together show more than chance. Cases that come
+    out right count against every use that would make them wrong.
     """
     common: dict[str, Finding] = {}
     most, evidences = 0, [Evidence(target, draft, case, outputs) for case, outputs in decoded]
     for number, evidence in enumerate(evidences):
         found = list(ignored(evidence))
         most = max(most, len(found))
-        here = {one.hypothesis.words: one for one in found if one.explained and one.complete}
+        here = {o.hypothesis.words: o for o in found if o.complete and (o.explained or evidence.first is None)}
         common = here if not number else {key: together(common[key], here[key]) for key in common.keys() & here.keys()}
     best = _best(evidences[0], list(common.values()), most)
     if best is None:
