@@ -133,7 +133,6 @@ class VLLM:
         import vllm.entrypoints.llm  # what an engine imports when it starts
         import vllm.model_executor.models.llama
         import vllm.v1.engine.llm_engine
-        import vllm.v1.spec_decode.ngram_proposer
         import vllm.v1.worker.cpu_model_runner
         import vllm.v1.worker.cpu_worker
 

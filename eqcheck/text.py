@@ -79,7 +79,7 @@ def _then(e: Explanation) -> list[str]:
         if e.component == "unattributed":
             reason = e.detail
         elif e.round is None:
-            reason = "the tokens alone show it"
+            reason = "judged by the tokens alone"
         elif e.round == 0:
             reason = "the target was never asked about the row"
         return [f"  Then  token {e.token_index} is the first that differs{where}; {reason}."]

@@ -289,6 +289,10 @@ def test_triggers_are_recorded_only_where_they_fired() -> None:
     assert "preemptions" not in exercised(case, ((1,), (1,)), {"preemptions": 0})
     assert "preemptions" in exercised(case, ((1,), (1,)), {"preemptions": 2})
     assert "kv_blocks" not in exercised(case, ((1,), (1,)), {})
+    ngram = replace(CASE, drafting="ngram")
+    for drafted, fired in ((3, False), (2, True)):  # of six tokens two are first ones, and one was accepted
+        assert ("ngram_silent" in exercised(ngram, ((1,) * 3, (1,) * 3), {"drafted": drafted, "accepted": 1})) == fired
+    assert "ngram_silent" not in exercised(ngram, ((1,) * 3, (1,) * 3), {})
 
 
 def test_minimising_walks_options_back_and_keeps_what_the_failure_needs() -> None:

@@ -320,8 +320,9 @@ class _UnderWay:
             cause = misused(cases)
             basis = f"{len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
         explanation = explain(smallest, cause, basis)
+        place = [symptom.lower().replace(" ", "-")] if symptom in (HELD_BACK, TOO_EARLY) else []
         finding = Finding(
-            fingerprint=":".join([explanation.fingerprint, *(["+".join(named)] if named else [])]),
+            fingerprint=":".join([explanation.fingerprint, *named, *place]),
             count=1,
             outcome=smallest,
             explanation=explanation,

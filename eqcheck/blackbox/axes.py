@@ -161,6 +161,7 @@ COUNTERS = {
     "accepted": "the engine says that some were accepted",
     "rejected": "the engine says that some were rejected",
     "ngram": "draft tokens are looked up in the row",
+    "ngram_silent": "the engine says that fewer draft tokens were proposed than there were steps to propose in",
     "row_limits": "rows with limits of their own",
     "ended_by_eos": "a row ended by an EOS before its limit",
     "row_eos": "rows with EOS ids of their own",
@@ -182,11 +183,14 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     rows, options = case.rows, [row.options for row in case.rows]
     needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // _KV_BLOCK) for r in rows)
     budget = case.token_budget or 10**9
+    # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
+    steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
     checks = {
         "several_rows": len(rows) > 1,
         "many_rows": len(rows) >= 32,
         "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
         "ngram": case.drafting == "ngram",
+        "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
         "row_limits": len({o.max_new_tokens for o in options}) > 1,
         "row_eos": len({o.eos_token_ids for o in options}) > 1,
         "ended_by_eos": any(

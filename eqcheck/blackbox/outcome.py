@@ -10,7 +10,7 @@ from eqcheck.blackbox.judge import Judge, RowJudgement
 from eqcheck.blackbox.worker import Answer
 
 WRONG_TOKEN = "wrong token"
-HELD_BACK, TOO_EARLY = "EOS held back where a minimum is set", "EOS before the minimum"
+HELD_BACK, TOO_EARLY = "EOS held back", "EOS too early"  # where the row has a minimum of new tokens
 
 
 @dataclass(frozen=True)
