@@ -32,7 +32,7 @@ REPEATS = 3
 LOOKING = 0.75  # of a time budget; the rest is for the scripts of what was found
 DRAWING = 0.5  # of what is left of that in each round
 LEAST_ROUND = 0.08  # of the budget
-MINIMISE_S = 30.0
+MINIMISE_S, EXPLAIN_S = 30.0, 20.0  # for a finding, and for the first cases of a group
 _LAST_RESORT_S = 3600.0
 _EXPLAINED = 3  # cases of a group that abduction is asked about first
 
@@ -233,9 +233,10 @@ class _UnderWay:
     def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
         """Findings of a group until every case of it belongs to one; those come first that abduction can explain."""
         left = sorted(outcomes, key=_size)
+        until = min(time.monotonic() + EXPLAIN_S, self.end)
         for outcome in _telling(outcomes):
-            if time.monotonic() > self.end:
-                return
+            if time.monotonic() > until:
+                break
             if not self._belongs(outcome, symptom):
                 cause = abduced(outcome)
                 if cause is None or not self._repeats(outcome):

@@ -22,10 +22,11 @@ def explain(outcome: EngineOutcome, elsewhere: Abduced | None = None, basis: str
     found = abduced(outcome)
     if found is not None:
         detail = _words(found, "")
-    elif elsewhere is not None and elsewhere.edit in fits(*_models(outcome), *_decoded(outcome)):
-        found, detail = elsewhere, _words(elsewhere, f" of {basis}")
     else:
-        detail = UNEXPLAINED
+        fitting = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
+        possible = (elsewhere, *elsewhere.also) if elsewhere else ()
+        found = next((one for one in possible if one.edit in fitting), None)
+        detail = _words(found, f" of {basis}") if found else UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     row = outcome.wrong[0]
     index = row.first

@@ -23,6 +23,7 @@ from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, ro
 from eqcheck.blackbox.case import EngineCase
 
 COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
+ROW_BY_ROW = 8  # wrong rows; of more it would take minutes
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Abduced:
     tokens that the model alone does not emit after what is there before them, ``explained`` those of them that are
     predicted under the edit, with no token before them predicted wrongly. ``chance`` is the probability that any of
     the edits tried does that by accident, see `Evidence.chance`. ``rivals`` are other fingerprints that explain as
-    much: with one of another component, the component is open.
+    much: with one of another component, the component is open. ``also`` are edits of the same component that are sure
+    enough by themselves: several things may be wrong in one case.
     """
 
     component: str
@@ -45,6 +47,7 @@ class Abduced:
     surprising: int
     chance: float
     rivals: tuple[str, ...] = ()
+    also: tuple[Abduced, ...] = ()
 
 
 def abduce(
@@ -61,7 +64,7 @@ def abduce(
     found, count = everywhere(evidence)
     best = _best(evidence, found, count)
     if best is None or not any(one.complete for one in found if one.explained):
-        if evidence.least_chance * count > COMPLETE:
+        if evidence.least_chance * count > COMPLETE or len({row for row, _ in evidence.surprising}) > ROW_BY_ROW:
             return best
         alone, more = row_by_row(evidence)
         best = _best(evidence, found + alone, count + more) or best
@@ -134,24 +137,25 @@ def _best(evidence: Evidence, found: list[Finding], count: int) -> Abduced | Non
     if not found:
         return None
     best = min(found, key=lambda one: (not one.complete, one.chance))
-    chance = min(1.0, best.chance * count)
-    if chance > (COMPLETE if best.complete else PARTIAL):
+    said = _said(evidence, best, count)
+    if said.chance > (COMPLETE if best.complete else PARTIAL):
         return None
-    said = fingerprint(best.hypothesis)
     rivals = {fingerprint(o.hypothesis) for o in found if _rivals(o, best, count)}
     rivals |= set(getattr(best.hypothesis, "rivals", ()))
-    row, index = min(best.explained, key=lambda at: (at[1], at[0]))
-    return Abduced(
-        best.hypothesis.component,
-        best.hypothesis.kind,
-        row,
-        index,
-        best.hypothesis.words,
-        len(best.explained),
-        len(evidence.surprising),
-        chance,
-        tuple(sorted(rivals - {said})),
-    )
+    also = {
+        o.hypothesis.words: _said(evidence, o, count)
+        for o in sorted(found, key=lambda one: -one.chance)
+        if o.chance * count <= PARTIAL and o.hypothesis.component == best.hypothesis.component
+    }
+    also.pop(best.hypothesis.words, None)
+    return replace(said, rivals=tuple(sorted(rivals - {fingerprint(best.hypothesis)})), also=tuple(also.values()))
+
+
+def _said(evidence: Evidence, found: Finding, count: int) -> Abduced:
+    row, index = min(found.explained, key=lambda at: (at[1], at[0]))
+    chance = min(1.0, found.chance * count)
+    component, kind, words = found.hypothesis.component, found.hypothesis.kind, found.hypothesis.words
+    return Abduced(component, kind, row, index, words, len(found.explained), len(evidence.surprising), chance)
 
 
 def _rivals(other: Finding, best: Finding, count: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import comb
 
 from eqcheck.blackbox.abduction.evidence import Evidence, agreeing, pick, plain_row
 from eqcheck.blackbox.abduction.program import answers
@@ -37,8 +38,9 @@ def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
 
 def emitted(evidence: Evidence) -> list[Finding]:
     """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
-    found = (_exchanged(evidence), _unverified(evidence), *_shortened(evidence), *_lengthened(evidence))
-    return [one for one in found if one is not None]
+    exchanged = _exchanged(evidence)
+    found = [_unverified(evidence), *_neighbours(evidence), *_shortened(evidence), *_lengthened(evidence)]
+    return [exchanged, *found] if exchanged else found
 
 
 def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
@@ -63,21 +65,48 @@ def _exchanged(evidence: Evidence) -> Finding | None:
     return None if wrong else finding(evidence, Returned("row-swap", "rows hold the output of other rows"), predicted)
 
 
-def _unverified(evidence: Evidence) -> Finding | None:
+def _neighbours(evidence: Evidence) -> list[Finding]:
+    """The first token of rows is what is predicted for the row before or after them."""
+    found = []
+    for distance, where in ((1, "before"), (-1, "after")):
+        predicted, rows = _right(evidence), set()
+        for row, index in evidence.surprising:
+            other = row - distance
+            if (
+                not index
+                and 0 <= other < len(evidence.wanted)
+                and evidence.outputs[row][0] == evidence.wanted[other][0]
+            ):
+                predicted[row, 0] = evidence.outputs[row][0]
+                rows.add(row)
+        words = f"the first token of rows is what the target predicts for the row {where} them"
+        found.append(
+            _of_some(evidence, finding(evidence, Returned("wrong-correction", words, once=True), predicted), rows)
+        )
+    return found
+
+
+def _of_some(evidence: Evidence, found: Finding, rows: set[int]) -> Finding:
+    """What is claimed of some wrong rows, chosen for it, might be so of others."""
+    return replace(found, chance=found.chance * comb(len({row for row, _ in evidence.surprising}), len(rows)))
+
+
+def _unverified(evidence: Evidence) -> Finding:
     """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
-    predicted = _right(evidence)
+    predicted, rows = _right(evidence), set()
     for row in {row for row, _ in evidence.surprising}:
         output, index = evidence.outputs[row], 0
         while index < len(output):
             if output[index] != evidence.wanted[row][index]:
                 end = max((_delayed(evidence, row, start) for start in range(index + 1)), default=0)
                 if end <= index:
-                    return None
+                    break
+                rows.add(row)
                 predicted |= {(row, n): output[n] for n in range(index, end)}
                 index = end
             index += 1
     words = "draft tokens are emitted that the target never verified, and its predictions for their places after them"
-    return finding(evidence, Returned("over-accept", words, once=True), predicted)
+    return _of_some(evidence, finding(evidence, Returned("over-accept", words, once=True), predicted), rows)
 
 
 def _delayed(evidence: Evidence, row: int, start: int) -> int:
