@@ -10,7 +10,7 @@ from eqcheck.audit.isolation import Limits
 from eqcheck.audit.runner import runner
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import explain
+from eqcheck.blackbox.explain import abduced, explain
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import judged
 from eqcheck.blackbox.worker import EngineWorker, environment
@@ -56,7 +56,7 @@ def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python:
         return INCONCLUSIVE
     failed = outcome.status == "violation"
     name = f"{decoder.name} {worker.version}".strip()
-    return _tell(name, stored, explain(outcome) if failed else None, outcome.answer.traceback)
+    return _tell(name, stored, explain(outcome, abduced(outcome)) if failed else None, outcome.answer.traceback)
 
 
 def _tell(name: str, stored: StoredViolation, explanation: Explanation | None, traceback: str) -> int:

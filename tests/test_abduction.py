@@ -356,6 +356,27 @@ def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], k
     assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
 
 
+def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(
+    models: tuple[Any, Any],
+) -> None:
+    truth = Truth(models[0])
+    draw = random.Random(3)
+    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(8))
+    case = case_of(prompts=prompts, max_new_tokens=6)
+    right = [truth.row(row) for row in case.rows]
+    shifted = [truth.row(row, [right[n - 1][0]]) if n in (3, 4, 5, 6) else right[n] for n, row in enumerate(case.rows)]
+    found = abduce(*models, case, shifted)
+    assert named(found) == "bookkeeping/wrong-correction"
+    assert found is not None
+    assert (found.explained, found.surprising) == (4, 4)
+    other = next(token for token in range(VOCAB_SIZE) if token not in {row[0] for row in right})
+    beside = [*shifted[:-1], truth.row(case.rows[-1], [other])]
+    found = abduce(*models, case, beside)
+    assert named(found) == "bookkeeping/wrong-correction"
+    assert found is not None
+    assert (found.explained, found.surprising) == (4, 5)
+
+
 def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
     truth = Truth(models[0])
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
@@ -384,27 +405,35 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     assert option in found.edit
 
 
-Before = Callable[[Row, list[int], list[int], int], tuple[Row, list[int]]]
+Before = Callable[[Row, list[int], list[int], int, bool], tuple[Row, list[int]]]
 
 
-def _stale(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+def _stale(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
     return row, output
 
 
-def _stale_bonus(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+def _stale_bonus(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
     return row, output if offset == len(drafts) else [*output, *drafts[:offset]]
 
 
-def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int) -> tuple[Row, list[int]]:
+def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
     return row if not offset else Row(row.prompt, RowOptions(row.options.max_new_tokens)), [*output, *drafts[:offset]]
 
 
+def _counting_rejected(
+    row: Row, output: list[int], drafts: list[int], offset: int, late: bool
+) -> tuple[Row, list[int]]:
+    least = max(0, row.options.min_new_tokens + offset - 2 * late)
+    return row_with(row, min_new_tokens=least), [*output, *drafts[:offset]]
+
+
 def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = None) -> list[list[int]]:
-    """Rounds in which a place's options and the tokens they count are what ``before`` says."""
+    """Rounds in which options and the tokens they count are what ``before`` says, which is told of rejections."""
     target, draft = models
     rows = []
     for row in case.rows:
         output: list[int] = []
+        late = False
         while len(output) < row.options.max_new_tokens and not set(output) & set(row.options.eos_token_ids):
             drafts: list[int] = []
             while len(drafts) < min(K, row.options.max_new_tokens - len(output) - 1):
@@ -412,18 +441,20 @@ def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = 
             scores = target(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -len(drafts) - 1 :]
             start = list(output)
             for offset, score in enumerate(scores):
-                what = before(row, start, drafts, offset) if before else (row, [*start, *drafts[:offset]])
+                what = before(row, start, drafts, offset, late) if before else (row, [*start, *drafts[:offset]])
                 output.append(int(at_place(score, *what).argmax()))
                 if output[-1] in row.options.eos_token_ids or drafts[offset : offset + 1] != output[-1:]:
                     break
+            late = len(output) - len(start) <= len(drafts)
         rows.append(output)
     return rows
 
 
 MISUSED = [
-    (_stale, "repetition_penalty", "do not count the tokens of the current round"),
+    (_stale, "repetition_penalty", "the tokens of the current round are not counted"),
     (_first_alone, "presence_penalty", "applied to the first token of a round alone"),
-    (_stale_bonus, "min_new_tokens", "do not count the tokens of the current round for the bonus token"),
+    (_stale_bonus, "min_new_tokens", "the tokens of the current round are not counted for the bonus token"),
+    (_counting_rejected, "min_new_tokens", "when the round began, plus 2 after a round with a rejected draft token"),
 ]
 
 

@@ -17,7 +17,7 @@ from eqcheck.blackbox.abduction import Abduced
 from eqcheck.blackbox.axes import COUNTERS, Axes, alike
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import abduced, explain, misused
+from eqcheck.blackbox.explain import abduced, explain, fitting, misused
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, EngineOutcome, judged
 from eqcheck.blackbox.shrink import minimise, needs, without
@@ -308,30 +308,26 @@ class _UnderWay:
             if time.monotonic() > self.end:
                 break
             outcome = self._decode(alike(case, number))
-            found += [outcome] if outcome.symptom in (symptom, "") else []
+            found += [outcome] if outcome.symptom in (symptom, HELD_BACK, TOO_EARLY, "") else []
         return found
 
     def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
         until = min(time.monotonic() + MINIMISE_S, self.end)
         smallest = self._minimised(outcome, symptom, until)
         minimised = symptom != HANG and time.monotonic() < until
-        named, basis = needs(smallest.case), "a larger case"
-        if cause is None and set(named) & _SAMPLING:
+        named = needs(smallest.case)
+        found, basis = abduced(smallest), ""
+        option = bool(set(named) & _SAMPLING) and smallest.wrong
+        if option and (found is None or found.component == "sampling"):  # one token says little
             cases = [smallest, *self._alike(smallest.case, symptom)]
-            cause = misused(cases)
-            basis = f"{len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
-        explanation = explain(smallest, cause, basis)
+            found = misused(cases)
+            basis = f" of {len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
+        if found is None and cause is not None and not (option and cause.component == "sampling"):
+            found, basis = fitting(smallest, cause), " of a larger case"
+        explanation = explain(smallest, found, basis)
         place = [symptom.lower().replace(" ", "-")] if symptom in (HELD_BACK, TOO_EARLY) else []
-        finding = Finding(
-            fingerprint=":".join([explanation.fingerprint, *named, *place]),
-            count=1,
-            outcome=smallest,
-            explanation=explanation,
-            needs=named,
-            plain=self._plain(smallest.case),
-            minimised=minimised,
-        )
-        self.keep(finding)
+        fingerprint = ":".join([explanation.fingerprint, *named, *place])
+        self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
 
     def keep(self, finding: Finding) -> None:
         """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""

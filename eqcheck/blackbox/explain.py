@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options, fits
@@ -15,18 +16,11 @@ from eqcheck.verdict import Explanation
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: EngineOutcome, elsewhere: Abduced | None = None, basis: str = "") -> Explanation:
-    """The explanation of a failing case: its own, or that of other cases, the ``basis``, if it fits this one."""
+def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> Explanation:
+    """The explanation of a failing case by what abduction found; ``basis`` says in which cases, if not in this one."""
     if outcome.answer.failure is not None:
         return outcome.answer.failure
-    found = abduced(outcome)
-    if found is not None:
-        detail = _words(found, "")
-    else:
-        fitting = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
-        possible = (elsewhere, *elsewhere.also) if elsewhere else ()
-        found = next((one for one in possible if one.edit in fitting), None)
-        detail = _words(found, f" of {basis}") if found else UNEXPLAINED
+    detail = _words(found, basis) if found else UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     row = outcome.wrong[0]
     index = row.first
@@ -53,7 +47,17 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     if outcome.answer.outputs is None:
         return None
     found = abduce(*_models(outcome), *_decoded(outcome))
-    return None if found is None or _open(found) else found
+    if found is None or _open(found):
+        return None
+    if found.component == "sampling" and not found.chance:  # whatever does not apply an option there explains that
+        return replace(found, edit="a token is emitted that the options of the row forbid")
+    return found
+
+
+def fitting(outcome: EngineOutcome, elsewhere: Abduced) -> Abduced | None:
+    """Of what was found in another case, the first that explains every wrong token of this one."""
+    fit = fits(*_models(outcome), *_decoded(outcome))
+    return next((one for one in (elsewhere, *elsewhere.also) if one.edit in fit), None)
 
 
 def misused(outcomes: Sequence[EngineOutcome]) -> Abduced | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from eqcheck.blackbox.abduction.evidence import Evidence, pick
 from eqcheck.blackbox.abduction.ranking import Finding, finding
 from eqcheck.blackbox.case import Row
+from eqcheck.blackbox.truth import row_with
 from eqcheck.contract import RowOptions
 
 
@@ -26,17 +27,26 @@ OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 def ignored(evidence: Evidence) -> Iterator[Finding]:
     """What is explained by options that are off, stale or another row's, of those that any row has."""
     rows = evidence.case.rows
-    for name, off in OFF.items():
-        if any(getattr(row.options, name) != off for row in rows):
-            altered = [replace(row, options=replace(row.options, **{name: off})) for row in rows]  # type: ignore[arg-type]
-            yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
-    if any(getattr(row.options, name) != off for row in rows for name, off in OFF.items()):
+    names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
+    for name in names:
+        altered = [replace(row, options=replace(row.options, **{name: OFF[name]})) for row in rows]  # type: ignore[arg-type]
+        yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
+    if names:
+        asked = " and ".join(names)
         for schedule in evidence.schedules:
             for bonus_only, where in ((False, ""), (True, " for the bonus token")):
-                words = f"penalties and the minimum do not count the tokens of the current round{where}"
+                words = f"{asked}: the tokens of the current round are not counted{where}"
                 yield finding(evidence, Ignored(words), _stale(evidence, schedule, bonus_only))
-            words = "penalties and the minimum are applied to the first token of a round alone"
+            words = f"{asked}: applied to the first token of a round alone"
             yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
+    if "min_new_tokens" in names:
+        for schedule in evidence.schedules:
+            for more, where in (
+                (0, ""),
+                *((n, f", plus {n} after a round with a rejected draft token") for n in (1, 2)),
+            ):
+                words = f"min_new_tokens is compared with how many tokens there were when the round began{where}"
+                yield finding(evidence, Ignored(words), _counted(evidence, schedule, more))
     for other, row in enumerate(rows):
         if any(_scoring(row.options) != _scoring(one.options) for one in rows):
             altered = [replace(one, options=row.options) for one in rows]
@@ -67,6 +77,23 @@ def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[in
                 bonus = index == new + len(turn.drafts)
                 before = evidence.outputs[turn.row][: new if bonus or not bonus_only else index]
                 chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
+    return chosen
+
+
+def _counted(evidence: Evidence, schedule: str, more: int) -> dict[tuple[int, int], int]:
+    chosen = {}
+    rejected: set[int] = set()
+    for turns in evidence.schedules[schedule]:
+        for turn in turns:
+            row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
+            new = turn.start - len(evidence.prompts[turn.row])
+            count = new + more * (turn.row in rejected)
+            for index in range(new, new + turn.end - turn.start):
+                least = max(0, row.options.min_new_tokens + index - count)
+                scores = evidence.plain[turn.row][index]
+                chosen[turn.row, index] = pick(scores, row_with(row, min_new_tokens=least), text[:index])
+            rejected.discard(turn.row)
+            rejected |= {turn.row} if turn.accepted < len(turn.drafts) else set()
     return chosen
 
 
