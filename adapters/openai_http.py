@@ -91,8 +91,8 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
 def _honours_stop(url: str) -> bool:
     """Whether the server stops at a token id, which is not part of the OpenAI interface."""
     free = _complete(url, [1, 2, 3], RowOptions(4))
-    stopped = _complete(url, [1, 2, 3], RowOptions(4, (free[1],)))
-    return stopped == free[: free.index(free[1]) + 1]
+    stopped = _complete(url, [1, 2, 3], RowOptions(4, tuple(free[1:2])))
+    return len(free) == 4 and stopped == free[: free.index(free[1]) + 1]
 
 
 @lru_cache
@@ -102,7 +102,10 @@ def _model(url: str) -> str:
 
 def _models(url: str) -> str:
     """Who serves what, as the server tells."""
-    first = _call(f"{url}/models")["data"][0]
+    served = _call(f"{url}/models")
+    if not (isinstance(served, dict) and served.get("data")):
+        raise RuntimeError(f"{url}/models: expected a list of models in 'data', got {served!r:.200}")
+    first = served["data"][0]
     return f"{first.get('owned_by', 'server')} {first['id']}"
 
 
@@ -117,3 +120,5 @@ def _call(url: str, asked: dict[str, Any] | None = None) -> Any:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"{url}: expected an OpenAI-compatible server that answers in JSON, got {error}") from error

@@ -45,9 +45,10 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
         "max_model_len": 1024,
         "max_num_seqs": rows,
         "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
-        "enable_prefix_caching": bool(request.prefix_caching),
         "disable_log_stats": False,
     }
+    if request.prefix_caching is not None:
+        settings["enable_prefix_caching"] = request.prefix_caching
     if request.kv_blocks:  # one row of the greatest length must fit, or the engine does not start
         settings["num_gpu_blocks_override"] = request.kv_blocks
         settings["max_model_len"] = (request.kv_blocks - 1) * kv_block - k - 1

@@ -18,7 +18,7 @@ from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, V
 
 if TYPE_CHECKING:
     from eqcheck.audit.result import Audit
-    from eqcheck.blackbox.audit import EngineAudit
+    from eqcheck.blackbox.result import EngineAudit
 
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "

@@ -94,6 +94,9 @@ class Request:
     prefix_caching: bool | None = None
 
 
+DTYPES = ("float64", "float32")
+"""What a decoder judged by its tokens may compute in."""
+
 Generate = Callable[[Any, Any, Request], Any]
 
 
@@ -157,7 +160,7 @@ def decoder(
     engine: Any = None,
     checkpoints: bool = False,
     capabilities: tuple[str, ...] = (),
-    dtype: str = "float64",
+    dtype: str | None = None,
     environment: str = "",
 ) -> Callable[[Any], Decoder]:
     """Register a function (or a class with ``__call__``) as a decoder.
@@ -177,9 +180,10 @@ def decoder(
     `eqcheck.reference_impls.serving.Engine`.
 
     An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
-    alone. ``capabilities`` names what it takes of `CAPABILITIES`, ``dtype`` what it computes in, ``environment`` the
-    environment of its own in which it runs.
-    Raises `UsageError` for a padding side, family, cache state, capability or kind of violation that does not exist.
+    alone. ``capabilities`` names what it takes of `CAPABILITIES`, ``dtype`` what it computes in (one of `DTYPES`;
+    float32 if nothing is said, as the checkpoint is), ``environment`` the environment of its own in which it runs.
+    Raises `UsageError` for a padding side, family, cache state, capability, dtype or kind of violation that does not
+    exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
@@ -193,6 +197,12 @@ def decoder(
             if one not in allowed:
                 raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
 
+    dtype = dtype or ("float32" if checkpoints else "float64")
+    if dtype not in DTYPES:
+        raise UsageError(
+            f"dtype: expected one of {DTYPES}, got {dtype!r}; let the engine compute in float32 for the audit: in "
+            "less, rounding on the checkpoint is more than what lies between two tokens, and nothing could be told"
+        )
     kinds = [f"{component}/{kind}" for component, some in KINDS.items() for kind in some]
     for fingerprint in known or ():
         if fingerprint.partition(":")[0] not in kinds:

@@ -50,6 +50,7 @@ def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python:
     if case.checkpoint not in ("", checkpoint().name):
         raise UsageError(f"the case is for the checkpoint {case.checkpoint}, this torch makes {checkpoint().name}")
     with EngineWorker(decoder, environment(decoder, python), stored.case_timeout) as worker:
+        worker.open()
         outcome = judged(Judge(decoder.dtype), case, worker.decode(case))
     if outcome.answer.unsupported:
         print(f"ERROR: {decoder.name} cannot do this: {outcome.answer.unsupported}")
@@ -68,6 +69,10 @@ def _tell(name: str, stored: StoredViolation, explanation: Explanation | None, t
     print(render(explanation))
     print(traceback, end="")
     now, before = explanation.fingerprint, stored.fingerprint
-    if before is not None and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
+    if isinstance(stored.case, EngineCase) and now.startswith("unattributed") and before != now and before:
+        print(f"The stored cause is {before}; it was found in other cases, this one alone does not show it.")
+    elif (
+        before is not None and before != now and not before.startswith(f"{now}:")
+    ):  # what an engine's case needs follows
         print(f"The stored violation was {stored.fingerprint}; it fails differently now.")
     return VIOLATION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -17,14 +17,13 @@ from eqcheck.blackbox.abduction import Abduced
 from eqcheck.blackbox.axes import COUNTERS, Axes, alike
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import abduced, explain, fitting, misused
+from eqcheck.blackbox.explain import UNTRIED, abduced, explain, fitting, misused
 from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, EngineOutcome, judged
+from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN, EngineOutcome, judged
+from eqcheck.blackbox.result import EngineAudit, Finding
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.worker import EngineWorker
 from eqcheck.contract import CAPABILITIES, Decoder
-from eqcheck.text import render
-from eqcheck.verdict import Explanation, merge
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
@@ -37,96 +36,12 @@ _LAST_RESORT_S = 3600.0
 _EXPLAINED = 3  # cases of a group that abduction is asked about first
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A distinct violation: how many cases show it, the smallest case, what it needs, and why it is wrong.
-
-    Two violations are distinct if they look different from outside or need different options.
-    ``plain`` says what the engine does without speculation: ``right``, ``wrong too``, and then the fault is not the
-    speculation's, or ``not known``.
-    """
-
-    fingerprint: str
-    count: int
-    outcome: EngineOutcome
-    explanation: Explanation
-    needs: tuple[str, ...]
-    plain: str
-    minimised: bool = True
-
-    @property
-    def case(self) -> EngineCase:
-        return self.outcome.case
-
-    @property
-    def text(self) -> str:
-        return render(self.explanation)
-
-
-@dataclass
-class EngineAudit:
-    """The result of an engine's audit.
-
-    ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
-    not fail again, ``unsettled`` counts those that were not looked at.
-    """
-
-    decoder: Decoder
-    options: Options
-    python: str
-    version: str = ""
-    outcomes: list[EngineOutcome] = field(default_factory=list)
-    replayed: list[EngineOutcome] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    doubtful: list[EngineOutcome] = field(default_factory=list)
-    unsettled: int = 0
-    warnings: list[str] = field(default_factory=list)
-    drawing_s: float = 0.0
-    elapsed: float = 0.0
-    interrupted: bool = False
-
-    @property
-    def claimed(self) -> list[EngineOutcome]:
-        """The cases the engine could take."""
-        return [outcome for outcome in self.outcomes if outcome.status != "skipped"]
-
-    @property
-    def violations(self) -> list[Finding]:
-        return self.findings
-
-    @property
-    def unknown(self) -> list[Finding]:
-        """Violations that the adapter does not declare as known."""
-        return [finding for finding in self.findings if finding.fingerprint not in self.decoder.known]
-
-    @property
-    def stale(self) -> list[str]:
-        return []
-
-    @property
-    def verdict(self) -> str:
-        if self.findings:
-            return "violation"
-        unclear = ["inconclusive"] if self.doubtful or self.interrupted or self.unsettled else []
-        return merge([*unclear, *(o.status for o in self.claimed if o.status != "violation")])
-
-    @property
-    def coverage(self) -> dict[str, int]:
-        """How many cases raised each counter."""
-        counts = Counter(name for outcome in self.claimed for name in outcome.coverage)
-        return {name: counts[name] for name in COUNTERS if counts[name]}
-
-    @property
-    def ties(self) -> int:
-        """Near-ties that the engine decided otherwise."""
-        return sum(len(row.ties) for outcome in self.claimed for row in outcome.rows)
-
-
 def audit(decoder: Decoder, options: Options, python: str, listen: Listener = lambda event: None) -> EngineAudit:
     """Audit one engine in the environment of ``python``. ``KeyboardInterrupt`` ends it early with what there is."""
     start = time.monotonic()
     result = EngineAudit(decoder, options, python)
     with EngineWorker(decoder, python, options.case_timeout) as worker:
+        worker.open()
         under_way = _UnderWay(result, worker, listen)
         try:
             under_way.replay()
@@ -158,23 +73,31 @@ class _UnderWay:
 
     def replay(self) -> None:
         """Decode what broke the engine before; cases of other checkpoints cannot be."""
-        for stored in self.corpus.load().values() if self.corpus else ():
-            if isinstance(stored.case, EngineCase) and stored.case.checkpoint in ("", checkpoint().name):
-                outcome = self._decode(stored.case)
+        if self.corpus is None:
+            return
+        for path, stored in self.corpus.load().items():
+            if not isinstance(stored.case, EngineCase) or stored.case.checkpoint not in ("", checkpoint().name):
+                self.corpus.retire(path)
+            else:
+                outcome = replace(self._decode(stored.case), drawn=False)
                 self.result.replayed.append(outcome)
                 self.pending += [outcome] if outcome.status == "violation" else []
                 self._tell("corpus")
 
     def close(self) -> None:
         """Say what was left, and keep the smallest case of each finding."""
-        self.result.unsettled = len(self.pending)
+        if self.pending and not self.result.findings:  # better one without a cause than none
+            outcome = self.pending.pop(0)
+            self._find(outcome, outcome.symptom) if self._repeats(outcome) else self.result.doubtful.append(outcome)
+        self.result.unsettled = sum(outcome.drawn for outcome in self.pending)
         if self.pending:
             self.result.warnings.append(f"{len(self.pending)} failing cases were not looked at: the time was used up")
         if self.hung >= HANGS_TO_GIVE_UP:
             self.result.warnings.append(f"stopped after {self.hung} cases that did not end")
-        for finding in self.result.findings:
-            if self.corpus:
+        if self.corpus:
+            for finding in self.result.findings:
                 self.corpus.store(stored_finding(self.result, finding), claimed=True)
+            self.result.warnings += self.corpus.warnings
 
     def draw(self) -> bool:
         """Decode case after case; meanwhile the last one is judged and the next one drawn. False: nothing is left."""
@@ -227,7 +150,7 @@ class _UnderWay:
         """An EOS may be out of place because all is: then the case is looked at without its minimum."""
         if outcome.symptom in (HELD_BACK, TOO_EARLY) and time.monotonic() < self.end:
             bare = self._decode(without(outcome.case, ("min-new-tokens",)))
-            return bare if bare.status == "violation" else outcome
+            return replace(bare, drawn=outcome.drawn) if bare.status == "violation" else outcome
         return outcome
 
     def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
@@ -246,13 +169,12 @@ class _UnderWay:
             self.pending.remove(outcome)
         while left and time.monotonic() < self.end:
             outcome = left.pop(0)
+            if not self._belongs(outcome, symptom):
+                if self._repeats(outcome):
+                    self._find(outcome, symptom)
+                else:
+                    self.result.doubtful.append(outcome)
             self.pending.remove(outcome)
-            if self._belongs(outcome, symptom):
-                continue
-            if self._repeats(outcome):
-                self._find(outcome, symptom)
-            else:
-                self.result.doubtful.append(outcome)
 
     def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
         """Count a case with an earlier finding if it fails with no other options than that one needs."""
@@ -312,27 +234,35 @@ class _UnderWay:
         return found
 
     def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
-        until = min(time.monotonic() + MINIMISE_S, self.end)
+        until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
         smallest = self._minimised(outcome, symptom, until)
         minimised = symptom != HANG and time.monotonic() < until
         named = needs(smallest.case)
-        found, basis = abduced(smallest), ""
+        tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
+        found, basis = (abduced(smallest), "") if tried else (None, UNTRIED)
         option = bool(set(named) & _SAMPLING) and smallest.wrong
         if option and (found is None or found.component == "sampling"):  # one token says little
             cases = [smallest, *self._alike(smallest.case, symptom)]
             found = misused(cases)
-            basis = f" of {len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
+            basis = (
+                ""
+                if found is None
+                else f" of {len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
+            )
         if found is None and cause is not None and not (option and cause.component == "sampling"):
-            found, basis = fitting(smallest, cause), " of a larger case"
+            found = fitting(smallest, cause)
+            basis = " of a larger case" if found else basis
         explanation = explain(smallest, found, basis)
-        place = [symptom.lower().replace(" ", "-")] if symptom in (HELD_BACK, TOO_EARLY) else []
-        fingerprint = ":".join([explanation.fingerprint, *named, *place])
+        look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
+        fingerprint = ":".join([explanation.fingerprint, *named, *look])
         self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
 
     def keep(self, finding: Finding) -> None:
         """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""
         for number, earlier in enumerate(self.result.findings):
-            if (earlier.outcome.symptom, earlier.needs) == (finding.outcome.symptom, finding.needs):
+            components = {earlier.explanation.component, finding.explanation.component}
+            same = len(components - {"unattributed"}) < 2
+            if same and (earlier.outcome.symptom, earlier.needs) == (finding.outcome.symptom, finding.needs):
                 better = earlier.explanation.component == "unattributed" != finding.explanation.component
                 self.result.findings[number] = replace(finding if better else earlier, count=earlier.count + 1)
                 return
@@ -374,6 +304,8 @@ def _warnings(result: EngineAudit) -> list[str]:
     lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
     if lacking:
         found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    if result.claimed and not any("drafted" in outcome.answer.observed for outcome in result.claimed):
+        found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
     missing = [name for name in _essential(result) if not result.coverage.get(name)]
     if missing and result.claimed:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from eqcheck.blackbox.checkpoints import POSITIONS, VOCAB_SIZE
 from eqcheck.contract import DRAFTING, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
 
@@ -23,10 +24,19 @@ class Row:
     options: RowOptions
 
     def __post_init__(self) -> None:
-        if not self.prompt or not all(isinstance(token, int) and token >= 0 for token in self.prompt):
-            raise CaseError(f"prompt: expected at least one token id, got {self.prompt!r}")
-        if not 1 <= self.options.max_new_tokens <= 4096:
-            raise CaseError(f"max_new_tokens: expected 1..4096, got {self.options.max_new_tokens!r}")
+        options = self.options
+        for name, tokens in (("prompt", self.prompt), ("eos_token_ids", options.eos_token_ids)):
+            if not all(isinstance(token, int) and 0 <= token < VOCAB_SIZE for token in tokens):
+                raise CaseError(f"{name}: expected token ids below {VOCAB_SIZE}, got {tokens!r}")
+        if not self.prompt:
+            raise CaseError("prompt: expected at least one token id, got none")
+        most = POSITIONS - len(self.prompt)
+        for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
+            _whole(name, getattr(options, name), least, greatest)
+        for name in ("repetition_penalty", "presence_penalty"):
+            penalty = getattr(options, name)
+            if not isinstance(penalty, int | float) or (name == "repetition_penalty" and penalty <= 0):
+                raise CaseError(f"{name}: expected a number, above 0 for a repetition penalty, got {penalty!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without what is at its default."""
@@ -55,8 +65,10 @@ class EngineCase:
     def __post_init__(self) -> None:
         if not self.rows:
             raise CaseError("rows: expected at least one, got none")
-        if not 1 <= self.num_draft_tokens <= 64:
-            raise CaseError(f"num_draft_tokens: expected 1..64, got {self.num_draft_tokens!r}")
+        _whole("num_draft_tokens", self.num_draft_tokens, 1, 64)
+        for name in ("token_budget", "kv_blocks"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1, 10**6)
         if self.drafting not in DRAFTING:
             raise CaseError(f"drafting: expected one of {DRAFTING}, got {self.drafting!r}")
 
@@ -107,6 +119,11 @@ def _row(data: Mapping[str, Any]) -> Row:
     _known(options, {field.name for field in fields(RowOptions)}, "row")
     options["eos_token_ids"] = tuple(options.get("eos_token_ids", ()))
     return Row(tuple(data["prompt"]), RowOptions(**options))
+
+
+def _whole(name: str, number: Any, least: int, most: int) -> None:
+    if not isinstance(number, int) or not least <= number <= most:
+        raise CaseError(f"{name}: expected a whole number from {least} to {most}, got {number!r}")
 
 
 def _known(values: Mapping[str, Any], names: set[str], what: str) -> None:

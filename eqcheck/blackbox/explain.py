@@ -13,14 +13,18 @@ from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.outcome import EngineOutcome
 from eqcheck.verdict import Explanation
 
+UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
 def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> Explanation:
-    """The explanation of a failing case by what abduction found; ``basis`` says in which cases, if not in this one."""
+    """The explanation of a failing case by what abduction found.
+
+    ``basis`` says in which cases it was found, if not in this one; or, if nothing was, why.
+    """
     if outcome.answer.failure is not None:
         return outcome.answer.failure
-    detail = _words(found, basis) if found else UNEXPLAINED
+    detail = _words(found, basis) if found else basis or UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     row = outcome.wrong[0]
     index = row.first
@@ -49,7 +53,9 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     found = abduce(*_models(outcome), *_decoded(outcome))
     if found is None or _open(found):
         return None
-    if found.component == "sampling" and not found.chance:  # whatever does not apply an option there explains that
+    if (
+        found.component == "sampling" and found.surprising and not found.chance
+    ):  # whatever does not apply an option there explains that
         return replace(found, edit="a token is emitted that the options of the row forbid")
     return found
 
@@ -80,5 +86,7 @@ def _models(outcome: EngineOutcome) -> tuple[Any, Any]:
 
 
 def _words(found: Abduced, basis: str) -> str:
+    if not found.surprising:
+        return found.edit
     sure = f"by chance with probability {found.chance:.1g}" if found.chance else "which the options forbid"
     return f"{found.edit}; explains {found.explained} of {found.surprising} wrong tokens{basis}, {sure}"

@@ -1,6 +1,6 @@
 """The verdict on an engine's rows, and the one policy on numbers.
 
-Engines compute in float32 or less, so where two tokens score almost the same the engine may choose the other. A
+Engines compute in float32, so where two tokens score almost the same the engine may choose the other. A
 difference is a **tie** when the float64 target prefers its own token by no more than ``FACTOR`` times the noise: the
 largest difference, over all scores of the case, between the target in the engine's dtype and the one in float64.
 Engines add in another order than the target does, which on these models changes scores by less than twice that; the
@@ -51,7 +51,7 @@ class Judge:
     """
 
     def __init__(self, dtype: str) -> None:
-        self.dtype = getattr(torch, dtype)
+        self.dtype: torch.dtype = getattr(torch, dtype)
         self.truth = truth()
 
     def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:

@@ -21,6 +21,7 @@ class EngineOutcome:
     answer: Answer
     rows: tuple[RowJudgement, ...] = ()
     coverage: frozenset[str] = frozenset()
+    drawn: bool = True  # not of the corpus
 
     @property
     def wrong(self) -> list[RowJudgement]:

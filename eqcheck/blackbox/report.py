@@ -16,8 +16,9 @@ from tabulate import tabulate
 from eqcheck import __version__
 from eqcheck.audit.casefile import file_stem, write_whole
 from eqcheck.audit.report import REPORT_FORMAT, percent
-from eqcheck.blackbox.audit import EngineAudit, Finding, stored_finding
+from eqcheck.blackbox.audit import stored_finding
 from eqcheck.blackbox.axes import COUNTERS
+from eqcheck.blackbox.result import EngineAudit, Finding
 from eqcheck.blackbox.script import checked_script
 
 CLEAN_SHOWS = (
@@ -57,6 +58,7 @@ def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dic
     outcomes, decoder = audit.claimed, audit.decoder
     statuses = Counter(outcome.status for outcome in audit.outcomes)
     count = len(outcomes)
+    unclear = sum(outcome.drawn for outcome in audit.doubtful) + audit.unsettled
     drafted = sum(outcome.answer.observed.get("drafted", 0) for outcome in outcomes)
     accepted = sum(outcome.answer.observed.get("accepted", 0) for outcome in outcomes)
     return {
@@ -67,8 +69,8 @@ def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dic
             "run": count,
             "equivalent": statuses["equivalent"],
             "tie": statuses["tie"],
-            "violation": statuses["violation"] - len(audit.doubtful) - audit.unsettled,
-            "inconclusive": len(audit.doubtful) + audit.unsettled,
+            "violation": statuses["violation"] - unclear,
+            "inconclusive": unclear,
             "skipped": statuses["skipped"],
         },
         "equivalence": {
@@ -155,6 +157,11 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
     ]
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
+    if report["violations"]:
+        lines += [
+            "Counted with a violation are cases that look the same and need no other options, those of the corpus "
+        ]
+        lines += ["among them; what is said of the cause is said of the case shown.", ""]
     for violation in report["violations"]:
         text = "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part)
         lines += [f"## {violation['fingerprint']}: {violation['count']} cases", "", "```", text, "```", ""]

@@ -17,8 +17,8 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.blackbox import checkpoints
-from eqcheck.blackbox.audit import EngineAudit, Finding
 from eqcheck.blackbox.judge import truth
+from eqcheck.blackbox.result import EngineAudit, Finding
 from eqcheck.text import meaning
 
 _RUN_S = 300.0
@@ -121,7 +121,9 @@ def checked_script(audit: EngineAudit, finding: Finding) -> str | None:
             done = subprocess.run([audit.python, str(path)], capture_output=True, text=True, timeout=_RUN_S, cwd=folder)
         except subprocess.TimeoutExpired:
             return None
-    return text if done.returncode == 1 and "WRONG" in done.stdout else None
+    failed = finding.outcome.answer.failure is not None
+    shown = "WRONG" in done.stdout and failed == ("rows are wrong" not in done.stdout)
+    return text if done.returncode == 1 and shown else None
 
 
 def script(audit: EngineAudit, finding: Finding) -> str:
@@ -134,7 +136,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
         version=f"{audit.decoder.name} {audit.version}",
         needs=", ".join(finding.needs) or "no option",
         plain=finding.plain,
-        explanation=textwrap.fill(what, 110),
+        explanation=textwrap.fill(what.replace("\\", "/").replace('"', "'"), 110),
         name="<this file>",
         requirements=audit.decoder.function.requirements,
         rows="\n".join(_row(row.to_dict()) for row in case.rows),

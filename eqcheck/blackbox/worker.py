@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,9 +52,10 @@ def environment(decoder: Decoder, python: str | None) -> str:
     Raises `UsageError` where there is none.
     """
     if python:
-        if not os.access(python, os.X_OK):
+        program = shutil.which(python)
+        if program is None:
             raise UsageError(f"--python {python}: expected the Python of an environment, there is no such program")
-        return python
+        return program
     if not decoder.environment:
         return sys.executable
     places = [Path(base) / f".venv-{decoder.environment}" for base in (Path.cwd(), Path(__file__).resolve().parents[2])]
@@ -95,6 +97,17 @@ class EngineWorker:
                 self._process.wait(_CLOSE_S)
         self.kill()
         self._log.close()
+
+    def open(self) -> None:
+        """Start the process. Raises `UsageError` where the decoder cannot even be set up."""
+        try:
+            self._start()
+        except _Lost as lost:
+            text = self._tail()
+            self.kill()
+            raise UsageError(
+                f"adapter {self.decoder.name!r} cannot be set up by {self.python}: {lost.detail}\n{text}".rstrip()
+            ) from None
 
     def decode(self, case: EngineCase) -> Answer:
         """Decode one case; whatever goes wrong with the decoder or its process is in the answer's ``failure``."""

@@ -32,10 +32,10 @@ class Abduced:
 
     ``token_index`` is the first wrong token of ``row``, ``edit`` what was changed, in words. ``surprising`` counts the
     tokens that the model alone does not emit after what is there before them, ``explained`` those of them that are
-    predicted under the edit, with no token before them predicted wrongly. ``chance`` is the probability that any of
-    the edits tried does that by accident, see `Evidence.chance`. ``rivals`` are other fingerprints that explain as
-    much: with one of another component, the component is open. ``also`` are edits of the same component that are sure
-    enough by themselves: several things may be wrong in one case.
+    predicted under the edit, with no token before them predicted wrongly (both 0 where rows only end wrongly).
+    ``chance`` is the probability that any of the edits tried does that by accident, see `Evidence.chance`. ``rivals``
+    are other fingerprints that explain as much: with one of another component, the component is open. ``also`` are
+    edits of the same component that are sure enough by themselves: several things may be wrong in one case.
     """
 
     component: str
@@ -113,7 +113,7 @@ def _ended(evidence: Evidence) -> Abduced | None:
     other = anothers_end(evidence)
     if other is not None:
         component, kind, words = "sampling", "ignored-option", f"{words}: rows end as row {other} should"
-    return Abduced(component, kind, row, index, words, 1, 1, 0.0)
+    return Abduced(component, kind, row, index, words, 0, 0, 0.0)
 
 
 def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:

@@ -1,0 +1,99 @@
+"""What the audit of an engine found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from eqcheck.audit.result import Options
+from eqcheck.blackbox.axes import COUNTERS
+from eqcheck.blackbox.case import EngineCase
+from eqcheck.blackbox.outcome import EngineOutcome
+from eqcheck.contract import Decoder
+from eqcheck.text import render
+from eqcheck.verdict import Explanation, merge
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A distinct violation: how many cases show it, the smallest case, what it needs, and why it is wrong.
+
+    Two violations are distinct if they look different from outside or need different options.
+    ``plain`` says what the engine does without speculation: ``right``, ``wrong too``, and then the fault is not the
+    speculation's, or ``not known``.
+    """
+
+    fingerprint: str
+    count: int
+    outcome: EngineOutcome
+    explanation: Explanation
+    needs: tuple[str, ...]
+    plain: str
+    minimised: bool = True
+
+    @property
+    def case(self) -> EngineCase:
+        return self.outcome.case
+
+    @property
+    def text(self) -> str:
+        return render(self.explanation)
+
+
+@dataclass
+class EngineAudit:
+    """The result of an engine's audit.
+
+    ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
+    not fail again, ``unsettled`` counts those that were not looked at.
+    """
+
+    decoder: Decoder
+    options: Options
+    python: str
+    version: str = ""
+    outcomes: list[EngineOutcome] = field(default_factory=list)
+    replayed: list[EngineOutcome] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    doubtful: list[EngineOutcome] = field(default_factory=list)
+    unsettled: int = 0
+    warnings: list[str] = field(default_factory=list)
+    drawing_s: float = 0.0
+    elapsed: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def claimed(self) -> list[EngineOutcome]:
+        """The cases the engine could take."""
+        return [outcome for outcome in self.outcomes if outcome.status != "skipped"]
+
+    @property
+    def violations(self) -> list[Finding]:
+        return self.findings
+
+    @property
+    def unknown(self) -> list[Finding]:
+        """Violations that the adapter does not declare as known."""
+        return [finding for finding in self.findings if finding.fingerprint not in self.decoder.known]
+
+    @property
+    def stale(self) -> list[str]:
+        return []
+
+    @property
+    def verdict(self) -> str:
+        if self.findings:
+            return "violation"
+        unclear = ["inconclusive"] if self.doubtful or self.interrupted or self.unsettled else []
+        return merge([*unclear, *(o.status for o in self.claimed if o.status != "violation")])
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How many cases raised each counter."""
+        counts = Counter(name for outcome in self.claimed for name in outcome.coverage)
+        return {name: counts[name] for name in COUNTERS if counts[name]}
+
+    @property
+    def ties(self) -> int:
+        """Near-ties that the engine decided otherwise."""
+        return sum(len(row.ties) for outcome in self.claimed for row in outcome.rows)
