@@ -28,7 +28,7 @@ from eqcheck.contract import CAPABILITIES, Decoder
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
-LOOKING = 0.75  # of a time budget; the rest is for the scripts of what was found
+LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
 DRAWING = 0.5  # of what is left of that in each round
 LEAST_ROUND = 0.08  # of the budget
 MINIMISE_S, EXPLAIN_S = 30.0, 20.0  # for a finding, and for the first cases of a group
@@ -68,8 +68,13 @@ class _UnderWay:
         self.source = islice(Axes(result.options.seed, result.decoder.capabilities).cases(), result.options.cases)
         self.pending: list[EngineOutcome] = []
         self.hung = 0
-        self.budget = result.options.budget
-        self.end = time.monotonic() + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
+        self.begun, self.budget = time.monotonic(), result.options.budget
+
+    @property
+    def end(self) -> float:
+        """When to stop looking."""
+        share = max(0.5, LOOKING - SCRIPT * len(self.result.findings))
+        return self.begun + (self.budget * share if self.budget else _LAST_RESORT_S)
 
     def replay(self) -> None:
         """Decode what broke the engine before; cases of other checkpoints cannot be."""

@@ -137,11 +137,25 @@ def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Ro
     return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
 
+_LONGER = 12
+
+
 def alike(case: EngineCase, number: int) -> EngineCase:
-    """The case with other prompts of the same lengths, which end where those would."""
+    """Other prompts and the same options; every second one has longer rows, which end at other places."""
     rng = random.Random(f"eqcheck alike {number}")
-    other = [replace(row, prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in row.prompt)) for row in case.rows]
-    return replace(case, rows=tuple(map(ending_like, case.rows, other)))
+    rows = []
+    for row in case.rows:
+        prompt, options = tuple(rng.randrange(VOCAB_SIZE) for _ in row.prompt), row.options
+        other = replace(row, prompt=prompt)
+        if number % 2:
+            other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
+            if options.eos_token_ids:
+                emitted = truth().row(row_with(other, eos_token_ids=(), min_new_tokens=0))
+                other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
+        elif options.eos_token_ids:
+            other = ending_like(row, other)
+        rows.append(other)
+    return replace(case, rows=tuple(rows))
 
 
 def ending_like(row: Row, other: Row) -> Row:

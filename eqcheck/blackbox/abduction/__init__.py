@@ -23,7 +23,7 @@ from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, ro
 from eqcheck.blackbox.case import EngineCase
 
 COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
-ROW_BY_ROW = 8  # wrong rows; of more it would take minutes
+ROW_BY_ROW, BATCH = 8, 16  # wrong rows, and rows, up to which all is tried that may be seen; of more it takes minutes
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def abduce_options(
     most, evidences = 0, [Evidence(target, draft, case, outputs) for case, outputs in decoded]
     for number, evidence in enumerate(evidences):
         found = list(ignored(evidence))
+        if not found:
+            continue  # no option is set, nothing to misuse
         most = max(most, len(found))
         here = {o.hypothesis.words: o for o in found if o.complete and (o.explained or evidence.first is None)}
         common = here if not number else {key: together(common[key], here[key]) for key in common.keys() & here.keys()}
@@ -125,7 +127,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
         for least in (False, True)
     ]
     found += [*emitted(evidence), *ignored(evidence)]
-    contexts = list(systematic(evidence))
+    contexts = list(systematic(evidence)) if len(evidence.texts) <= BATCH else []
     count = len(found) + len(contexts)
     if evidence.first is not None:
         found += tried(evidence, contexts, evidence.first)

@@ -41,10 +41,7 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
             yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
     if "min_new_tokens" in names:
         for schedule in evidence.schedules:
-            for more, where in (
-                (0, ""),
-                *((n, f", plus {n} after a round with a rejected draft token") for n in (1, 2)),
-            ):
+            for more, where in ((0, ""), (2, ", or up to 2 more after a round with a rejected draft token")):
                 words = f"min_new_tokens is compared with how many tokens there were when the round began{where}"
                 yield finding(evidence, Ignored(words), _counted(evidence, schedule, more))
     for other, row in enumerate(rows):
@@ -87,11 +84,11 @@ def _counted(evidence: Evidence, schedule: str, more: int) -> dict[tuple[int, in
         for turn in turns:
             row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
             new = turn.start - len(evidence.prompts[turn.row])
-            count = new + more * (turn.row in rejected)
+            counts = range(new, new + 1 + more * (turn.row in rejected))
             for index in range(new, new + turn.end - turn.start):
-                least = max(0, row.options.min_new_tokens + index - count)
-                scores = evidence.plain[turn.row][index]
-                chosen[turn.row, index] = pick(scores, row_with(row, min_new_tokens=least), text[:index])
+                scores, least = evidence.plain[turn.row][index], row.options.min_new_tokens + index
+                picked = [pick(scores, row_with(row, min_new_tokens=max(0, least - n)), text[:index]) for n in counts]
+                chosen[turn.row, index] = text[index] if text[index] in picked else picked[0]
             rejected.discard(turn.row)
             rejected |= {turn.row} if turn.accepted < len(turn.drafts) else set()
     return chosen
