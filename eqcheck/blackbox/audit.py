@@ -31,7 +31,7 @@ REPEATS = 3
 LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
 DRAWING = 0.5  # of what is left of that in each round
 LEAST_ROUND = 0.08  # of the budget
-MINIMISE_S, EXPLAIN_S = 30.0, 20.0  # for a finding, and for the first cases of a group
+MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding, and for the first cases of a group
 _LAST_RESORT_S = 3600.0
 _EXPLAINED = 3  # cases of a group that abduction is asked about first
 
@@ -141,15 +141,19 @@ class _UnderWay:
         self.listen(Progress(self.result.decoder.name, len(outcomes), self.result.options.cases, failing, stage))
 
     def settle(self) -> None:
-        """From failing cases to findings. Cases of one symptom under the same engine options are looked at together."""
+        """From failing cases to findings, by turns: cases of one symptom under the same engine options are a group."""
         groups: dict[tuple[str, tuple[str, ...]], list[EngineOutcome]] = {}
-        self.pending = [self._without_minimum(outcome) for outcome in self.pending]
+        self.pending = sorted(map(self._without_minimum, self.pending), key=_size)
         for outcome in self.pending:
             engine = needs(without(outcome.case, _ROW_OPTIONS))
             groups.setdefault((outcome.symptom, engine), []).append(outcome)
-        for (symptom, _), outcomes in sorted(groups.items(), key=lambda item: (len(item[0][1]), -len(item[1]))):
+        order = sorted(groups, key=lambda key: (len(key[1]), -len(groups[key])))
+        for symptom, engine in order:
             self._tell(symptom)
-            self._settle_group(symptom, outcomes)
+            self._settle_telling(symptom, groups[symptom, engine])
+        while any(groups.values()) and time.monotonic() < self.end:
+            for symptom, engine in order:
+                self._settle_until_found(symptom, groups[symptom, engine])
 
     def _without_minimum(self, outcome: EngineOutcome) -> EngineOutcome:
         """An EOS may be out of place because all is: then the case is looked at without its minimum."""
@@ -158,28 +162,34 @@ class _UnderWay:
             return replace(bare, drawn=outcome.drawn) if bare.status == "violation" else outcome
         return outcome
 
-    def _settle_group(self, symptom: str, outcomes: list[EngineOutcome]) -> None:
-        """Findings of a group until every case of it belongs to one; those come first that abduction can explain."""
-        left = sorted(outcomes, key=_size)
+    def _settle_telling(self, symptom: str, group: list[EngineOutcome]) -> None:
+        """The first finding of a group: one that abduction can explain."""
         until = min(time.monotonic() + EXPLAIN_S, self.end)
-        for outcome in _telling(outcomes):
+        for outcome in _telling(group):
             if time.monotonic() > until:
-                break
+                return
+            found = False
             if not self._belongs(outcome, symptom):
                 cause = abduced(outcome)
                 if cause is None or not self._repeats(outcome):
                     continue
                 self._find(outcome, symptom, cause)
-            left.remove(outcome)
+                found = True
+            group.remove(outcome)
             self.pending.remove(outcome)
-        while left and time.monotonic() < self.end:
-            outcome = left.pop(0)
+            if found:
+                return
+
+    def _settle_until_found(self, symptom: str, group: list[EngineOutcome]) -> None:
+        """Count the cases of a group with findings, smallest first, until one is a finding of its own."""
+        while group and time.monotonic() < self.end:
+            outcome, found = group[0], False
             if not self._belongs(outcome, symptom):
-                if self._repeats(outcome):
-                    self._find(outcome, symptom)
-                else:
-                    self.result.doubtful.append(outcome)
-            self.pending.remove(outcome)
+                found = self._repeats(outcome)
+                self._find(outcome, symptom) if found else self.result.doubtful.append(outcome)
+            self.pending.remove(group.pop(0))
+            if found:
+                return
 
     def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
         """Count a case with an earlier finding if it fails with no other options than that one needs."""
