@@ -359,7 +359,6 @@ def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monk
     assert rounds == sorted(set(rounds))
     assert rounds[-1] == len(found.outcomes)
     assert len({outcome.case.id for outcome in found.outcomes}) == len(found.outcomes)
-    assert found.elapsed < 8.0
 
 
 def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
