@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options
-from eqcheck.blackbox.axes import alike
+from eqcheck.blackbox.abduction import Abduced, abduce
 from eqcheck.blackbox.case import PAD, EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.truth import Truth, at_place, row_with
+from eqcheck.blackbox.truth import Truth, row_with
 from eqcheck.contract import RowOptions
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
@@ -384,113 +382,3 @@ def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[An
     assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
     ended = case_of(prompts=PROMPTS[:2], max_new_tokens=11, eos_token_ids=(longer[0][4],))
     assert named(abduce(*models, ended, longer)) == "bookkeeping/past-eos"
-
-
-PENALTIES: dict[str, Any] = {"repetition_penalty": 1.7, "presence_penalty": 2.0, "min_new_tokens": 15}
-
-
-@pytest.mark.parametrize("option", PENALTIES)
-def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str) -> None:
-    truth = Truth(models[0])
-    eos = truth.row(case_of().rows[0])[9]
-    case = case_of(eos_token_ids=(eos,), max_new_tokens=30, **{option: PENALTIES[option]})
-    right = [truth.row(row) for row in case.rows]
-    off = {"min_new_tokens": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0}[option]
-    outputs = [truth.row(row_with(row, **{option: off})) for row in case.rows]
-    assert outputs != right
-    assert abduce(*models, case, right) is None
-    found = abduce(*models, case, outputs)
-    assert named(found) == "sampling/ignored-option"
-    assert found is not None
-    assert option in found.edit
-
-
-Before = Callable[[Row, list[int], list[int], int, bool], tuple[Row, list[int]]]
-
-
-def _stale(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
-    return row, output
-
-
-def _stale_bonus(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
-    return row, output if offset == len(drafts) else [*output, *drafts[:offset]]
-
-
-def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
-    return row if not offset else Row(row.prompt, RowOptions(row.options.max_new_tokens)), [*output, *drafts[:offset]]
-
-
-def _counting_rejected(
-    row: Row, output: list[int], drafts: list[int], offset: int, late: bool
-) -> tuple[Row, list[int]]:
-    least = max(0, row.options.min_new_tokens + offset - 2 * late)
-    return row_with(row, min_new_tokens=least), [*output, *drafts[:offset]]
-
-
-def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = None) -> list[list[int]]:
-    """Rounds in which options and the tokens they count are what ``before`` says, which is told of rejections."""
-    target, draft = models
-    rows = []
-    for row in case.rows:
-        output: list[int] = []
-        late = False
-        while len(output) < row.options.max_new_tokens and not set(output) & set(row.options.eos_token_ids):
-            drafts: list[int] = []
-            while len(drafts) < min(K, row.options.max_new_tokens - len(output) - 1):
-                drafts.append(int(draft(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -1].argmax()))
-            scores = target(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -len(drafts) - 1 :]
-            start = list(output)
-            for offset, score in enumerate(scores):
-                what = before(row, start, drafts, offset, late) if before else (row, [*start, *drafts[:offset]])
-                output.append(int(at_place(score, *what).argmax()))
-                if output[-1] in row.options.eos_token_ids or drafts[offset : offset + 1] != output[-1:]:
-                    break
-            late = len(output) - len(start) <= len(drafts)
-        rows.append(output)
-    return rows
-
-
-MISUSED = [
-    (_stale, "repetition_penalty", "the tokens of the current round are not counted"),
-    (_first_alone, "presence_penalty", "applied to the first token of a round alone"),
-    (_stale_bonus, "min_new_tokens", "the tokens of the current round are not counted for the bonus token"),
-    (
-        _counting_rejected,
-        "min_new_tokens",
-        "when the round began, or up to 2 more after a round with a rejected draft token",
-    ),
-]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("before", "option", "words"), MISUSED)
-def test_an_option_applied_at_the_wrong_places_is_named(
-    models: tuple[Any, Any], before: Before, option: str, words: str
-) -> None:
-    if option == "min_new_tokens":  # a row that may end, for the first time, at each of its places
-        cases = [
-            case_of(prompts=(row.prompt,), min_new_tokens=place, eos_token_ids=(emitted[place],))
-            for row in case_of().rows
-            for emitted in (Truth(models[0]).row(row),)
-            for place in range(1, 12)
-            if emitted[place] not in emitted[:place]
-        ]
-    else:
-        case = case_of(prompts=PROMPTS[:1], **{option: PENALTIES[option]})
-        cases = [case, *(alike(case, number) for number in range(12))]
-    assert [_decoded(models, one) for one in cases] == [[Truth(models[0]).row(one.rows[0])] for one in cases]
-    decoded = [(one, _decoded(models, one, before)) for one in cases]
-    decoded.sort(key=lambda one: one[1] == [Truth(models[0]).row(one[0].rows[0])])
-    found = abduce_options(*models, decoded)
-    assert found is not None
-    assert named(found) == "sampling/ignored-option"
-    assert found.edit.endswith(words)
-    right = [(one, [Truth(models[0]).row(one.rows[0])]) for one in cases]
-    assert abduce_options(*models, right) is None
-
-
-def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
-    rows = case_of(prompts=PROMPTS[:2]).rows
-    case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
-    outputs = [Truth(models[0]).row(row) for row in rows]
-    assert named(abduce(*models, case, outputs)) == "sampling/ignored-option"

@@ -91,7 +91,9 @@ class _UnderWay:
 
     def close(self) -> None:
         """Say what was left, and keep the smallest case of each finding."""
-        if self.pending and not self.result.findings:  # better one without a cause than none
+        if self.pending and not (
+            self.result.findings or self.result.interrupted
+        ):  # better one without a cause than none
             outcome = self.pending.pop(0)
             self._find(outcome, outcome.symptom) if self._repeats(outcome) else self.result.doubtful.append(outcome)
         self.result.unsettled = sum(outcome.drawn for outcome in self.pending)
@@ -259,11 +261,8 @@ class _UnderWay:
         if option and (found is None or found.component == "sampling"):  # one token says little
             cases = [smallest, *self._alike(smallest.case, symptom)]
             found = misused(cases)
-            basis = (
-                ""
-                if found is None
-                else f" of {len(cases)} cases like this one, {sum(bool(case.wrong) for case in cases)} of them wrong"
-            )
+            wrong = sum(bool(case.wrong) for case in cases)
+            basis = f" of {len(cases)} cases like this one, {wrong} of them wrong" if found else ""
         if found is None and cause is not None and not (option and cause.component == "sampling"):
             found = fitting(smallest, cause)
             basis = " of a larger case" if found else basis
@@ -319,9 +318,12 @@ def _warnings(result: EngineAudit) -> list[str]:
     lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
     if lacking:
         found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
-    if result.claimed and not any("drafted" in outcome.answer.observed for outcome in result.claimed):
+    essential = ["several_rows", "ragged_prompts"]
+    if any("drafted" in outcome.answer.observed for outcome in result.claimed):
+        essential += ["accepted", "rejected"]
+    elif result.claimed:
         found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
-    missing = [name for name in _essential(result) if not result.coverage.get(name)]
+    missing = [name for name in essential if not result.coverage.get(name)]
     if missing and result.claimed:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
     skipped = Counter(outcome.answer.unsupported for outcome in result.outcomes if outcome.status == "skipped")
@@ -333,8 +335,3 @@ def _warnings(result: EngineAudit) -> list[str]:
             f"new process ({ids}); they are no violations"
         )
     return found
-
-
-def _essential(result: EngineAudit) -> list[str]:
-    seen = any("drafted" in outcome.answer.observed for outcome in result.claimed)
-    return ["several_rows", "ragged_prompts", *(["accepted", "rejected"] if seen else [])]

@@ -53,9 +53,8 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     found = abduce(*_models(outcome), *_decoded(outcome))
     if found is None or _open(found):
         return None
-    if (
-        found.component == "sampling" and found.surprising and not found.chance
-    ):  # whatever does not apply an option there explains that
+    # Whatever does not apply an option where it forbids a token explains that token.
+    if found.component == "sampling" and found.surprising and not found.chance:
         return replace(found, edit="a token is emitted that the options of the row forbid")
     return found
 
@@ -88,5 +87,5 @@ def _models(outcome: EngineOutcome) -> tuple[Any, Any]:
 def _words(found: Abduced, basis: str) -> str:
     if not found.surprising:
         return found.edit
-    sure = f"by chance with probability {found.chance:.1g}" if found.chance else "which the options forbid"
+    sure = f"by chance with probability {found.chance:.1g}" if found.chance else "not all of which the options allow"
     return f"{found.edit}; explains {found.explained} of {found.surprising} wrong tokens{basis}, {sure}"

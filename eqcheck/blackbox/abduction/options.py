@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from eqcheck.blackbox.abduction.evidence import Evidence, pick
+from eqcheck.blackbox.abduction.evidence import Evidence, Turn, pick
 from eqcheck.blackbox.abduction.ranking import Finding, finding
 from eqcheck.blackbox.case import Row
 from eqcheck.blackbox.truth import row_with
@@ -29,7 +29,7 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
     rows = evidence.case.rows
     names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
     for name in names:
-        altered = [replace(row, options=replace(row.options, **{name: OFF[name]})) for row in rows]  # type: ignore[arg-type]
+        altered = [row_with(row, **{name: OFF[name]}) for row in rows]
         yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
     if names:
         asked = " and ".join(names)
@@ -65,45 +65,48 @@ def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
     }
 
 
-def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[int, int], int]:
-    chosen = {}
+def _places(evidence: Evidence, schedule: str) -> Iterator[tuple[Turn, int, int]]:
+    """Every new token's index in its row, with the turn it comes from and the index at which that begins."""
     for turns in evidence.schedules[schedule]:
         for turn in turns:
-            new = turn.start - len(evidence.prompts[turn.row])
-            for index in range(new, new + turn.end - turn.start):
-                bonus = index == new + len(turn.drafts)
-                before = evidence.outputs[turn.row][: new if bonus or not bonus_only else index]
-                chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
+            start = turn.start - len(evidence.prompts[turn.row])
+            for index in range(start, start + turn.end - turn.start):
+                yield turn, start, index
+
+
+def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[int, int], int]:
+    chosen = {}
+    for turn, start, index in _places(evidence, schedule):
+        bonus = index == start + len(turn.drafts)
+        before = evidence.outputs[turn.row][: start if bonus or not bonus_only else index]
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
     return chosen
 
 
 def _counted(evidence: Evidence, schedule: str, more: int) -> dict[tuple[int, int], int]:
     chosen = {}
-    rejected: set[int] = set()
-    for turns in evidence.schedules[schedule]:
-        for turn in turns:
-            row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
-            new = turn.start - len(evidence.prompts[turn.row])
-            counts = range(new, new + 1 + more * (turn.row in rejected))
-            for index in range(new, new + turn.end - turn.start):
-                scores, least = evidence.plain[turn.row][index], row.options.min_new_tokens + index
-                picked = [pick(scores, row_with(row, min_new_tokens=max(0, least - n)), text[:index]) for n in counts]
-                chosen[turn.row, index] = text[index] if text[index] in picked else picked[0]
-            rejected.discard(turn.row)
-            rejected |= {turn.row} if turn.accepted < len(turn.drafts) else set()
+    rejected = {  # the ends of the turns that rejected a draft token: where the next one of the row begins
+        (turn.row, turn.end)
+        for turns in evidence.schedules[schedule]
+        for turn in turns
+        if turn.accepted < len(turn.drafts)
+    }
+    for turn, start, index in _places(evidence, schedule):
+        row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
+        scores, least = evidence.plain[turn.row][index], row.options.min_new_tokens + index
+        counts = range(start, start + 1 + more * ((turn.row, turn.start) in rejected))
+        picked = [pick(scores, row_with(row, min_new_tokens=max(0, least - n)), text[:index]) for n in counts]
+        chosen[turn.row, index] = text[index] if text[index] in picked else picked[0]
     return chosen
 
 
 def _first_alone(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
     chosen = {}
-    for turns in evidence.schedules[schedule]:
-        for turn in turns:
-            row = evidence.case.rows[turn.row]
-            bare = replace(row, options=replace(row.options, **OFF))  # type: ignore[arg-type]
-            new = turn.start - len(evidence.prompts[turn.row])
-            for index in range(new, new + turn.end - turn.start):
-                before = evidence.outputs[turn.row][:index]
-                chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row if index == new else bare, before)
+    for turn, start, index in _places(evidence, schedule):
+        row = evidence.case.rows[turn.row]
+        asked = row if index == start else row_with(row, **OFF)
+        before = evidence.outputs[turn.row][:index]
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, before)
     return chosen
 
 
