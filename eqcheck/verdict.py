@@ -16,6 +16,7 @@ unattributed  unattributed                   (output wrong, no cause shown: neve
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -151,7 +152,7 @@ class Explanation:
     def fingerprint(self) -> str:
         """``component/kind``, and for crashes what failed: two violations with one fingerprint are one bug."""
         base = f"{self.component}/{self.kind}"
-        what = self.detail.partition(":")[0] if self.kind in ("exception", "invalid-output") else ""
+        what = re.split(r"[\[:]", self.detail)[0] if self.kind in ("exception", "invalid-output") else ""
         return f"{base}:{what}" if what else base
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,10 +57,10 @@ def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int, la
     return row if not offset else Row(row.prompt, RowOptions(row.options.max_new_tokens)), [*output, *drafts[:offset]]
 
 
-def _counting_rejected(
+def _counting_the_prompt(
     row: Row, output: list[int], drafts: list[int], offset: int, late: bool
 ) -> tuple[Row, list[int]]:
-    least = max(0, row.options.min_new_tokens + offset - 2 * late)
+    least = max(0, row.options.min_new_tokens + offset - (len(row.prompt) - 1) * late)
     return row_with(row, min_new_tokens=least), [*output, *drafts[:offset]]
 
 
@@ -92,9 +92,9 @@ MISUSED = [
     (_first_alone, "presence_penalty", "applied to the first token of a round alone"),
     (_stale_bonus, "min_new_tokens", "the tokens of the current round are not counted for the bonus token"),
     (
-        _counting_rejected,
+        _counting_the_prompt,
         "min_new_tokens",
-        "when the round began, or up to 2 more after a round with a rejected draft token",
+        "when the round began, and with the prompt's too after a round with a rejected one",
     ),
 ]
 

@@ -29,7 +29,7 @@ HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
 LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
-DRAWING = 0.5  # of what is left of that in each round
+DRAWING = 0.4  # of what is left of that in each round
 LEAST_ROUND = 0.08  # of the budget
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding, and for the first cases of a group
 _LAST_RESORT_S = 3600.0
@@ -95,7 +95,7 @@ class _UnderWay:
             self.result.findings or self.result.interrupted
         ):  # better one without a cause than none
             outcome = self.pending.pop(0)
-            self._find(outcome, outcome.symptom) if self._repeats(outcome) else self.result.doubtful.append(outcome)
+            self._find(outcome) if self._repeats(outcome) else self.result.doubtful.append(outcome)
         self.result.unsettled = sum(outcome.drawn for outcome in self.pending)
         if self.pending:
             self.result.warnings.append(f"{len(self.pending)} failing cases were not looked at: the time was used up")
@@ -145,62 +145,64 @@ class _UnderWay:
     def settle(self) -> None:
         """From failing cases to findings, by turns: cases of one symptom under the same engine options are a group."""
         groups: dict[tuple[str, tuple[str, ...]], list[EngineOutcome]] = {}
-        self.pending = sorted(map(self._without_minimum, self.pending), key=_size)
-        for outcome in self.pending:
+        for outcome in sorted(self.pending, key=_size):
             engine = needs(without(outcome.case, _ROW_OPTIONS))
             groups.setdefault((outcome.symptom, engine), []).append(outcome)
-        order = sorted(groups, key=lambda key: (len(key[1]), -len(groups[key])))
-        for symptom, engine in order:
-            self._tell(symptom)
-            self._settle_telling(symptom, groups[symptom, engine])
-        while any(groups.values()) and time.monotonic() < self.end:
-            for symptom, engine in order:
-                self._settle_until_found(symptom, groups[symptom, engine])
+        order = [groups[key] for key in sorted(groups, key=lambda key: (len(key[1]), -len(groups[key])))]
+        for group in order:
+            self._tell(group[0].symptom)
+            self._settle_telling(group)
+        while any(order) and time.monotonic() < self.end:
+            for group in order:
+                self._settle_until_found(group)
 
-    def _without_minimum(self, outcome: EngineOutcome) -> EngineOutcome:
-        """An EOS may be out of place because all is: then the case is looked at without its minimum."""
-        if outcome.symptom in (HELD_BACK, TOO_EARLY) and time.monotonic() < self.end:
-            bare = self._decode(without(outcome.case, ("min-new-tokens",)))
-            return replace(bare, drawn=outcome.drawn) if bare.status == "violation" else outcome
-        return outcome
-
-    def _settle_telling(self, symptom: str, group: list[EngineOutcome]) -> None:
+    def _settle_telling(self, group: list[EngineOutcome]) -> None:
         """The first finding of a group: one that abduction can explain."""
         until = min(time.monotonic() + EXPLAIN_S, self.end)
         for outcome in _telling(group):
             if time.monotonic() > until:
                 return
-            found = False
-            if not self._belongs(outcome, symptom):
-                cause = abduced(outcome)
-                if cause is None or not self._repeats(outcome):
+            new, found = self._new(outcome), False
+            if new:
+                cause = abduced(new)
+                if cause is None or not self._repeats(new):
                     continue
-                self._find(outcome, symptom, cause)
+                self._find(new, cause)
                 found = True
             group.remove(outcome)
             self.pending.remove(outcome)
             if found:
                 return
 
-    def _settle_until_found(self, symptom: str, group: list[EngineOutcome]) -> None:
+    def _settle_until_found(self, group: list[EngineOutcome]) -> None:
         """Count the cases of a group with findings, smallest first, until one is a finding of its own."""
         while group and time.monotonic() < self.end:
-            outcome, found = group[0], False
-            if not self._belongs(outcome, symptom):
-                found = self._repeats(outcome)
-                self._find(outcome, symptom) if found else self.result.doubtful.append(outcome)
+            new, found = self._new(group[0]), False
+            if new:
+                found = self._repeats(new)
+                self._find(new) if found else self.result.doubtful.append(new)
             self.pending.remove(group.pop(0))
             if found:
                 return
 
-    def _belongs(self, outcome: EngineOutcome, symptom: str) -> bool:
+    def _new(self, outcome: EngineOutcome) -> EngineOutcome | None:
+        """What is to be looked at of a failing case; nothing if it is counted with an earlier finding."""
+        if self._belongs(outcome):
+            return None
+        if outcome.symptom in (HELD_BACK, TOO_EARLY):  # an EOS may be out of place because all is
+            bare = self._decode(without(outcome.case, ("min-new-tokens",)))
+            if bare.status == "violation":
+                return None if self._belongs(bare) else replace(bare, drawn=outcome.drawn)
+        return outcome
+
+    def _belongs(self, outcome: EngineOutcome) -> bool:
         """Count a case with an earlier finding if it fails with no other options than that one needs."""
         named = needs(outcome.case)
         for number, finding in enumerate(self.result.findings):
-            if finding.outcome.symptom != symptom or not set(finding.needs) <= set(named):
+            if finding.outcome.symptom != outcome.symptom or not set(finding.needs) <= set(named):
                 continue
             others = tuple(name for name in named if name not in finding.needs)
-            if not others or self._fails(without(outcome.case, others), symptom):
+            if not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom:
                 self.result.findings[number] = replace(finding, count=finding.count + 1)
                 return True
         return False
@@ -212,15 +214,12 @@ class _UnderWay:
         same = outcome.answer
         return all(one.outputs == same.outputs and (one.failure is None) == (same.failure is None) for one in again)
 
-    def _fails(self, case: EngineCase, symptom: str) -> bool:
-        return self._decode(case).symptom == symptom
-
     def _decode(self, case: EngineCase) -> EngineOutcome:
         return judged(self.judge, case, self.worker.decode(case))
 
-    def _minimised(self, outcome: EngineOutcome, symptom: str, until: float) -> EngineOutcome:
-        """The smallest outcome of the symptom found in time."""
-        best = outcome
+    def _minimised(self, outcome: EngineOutcome, until: float) -> EngineOutcome:
+        """The smallest outcome of the same symptom found in time."""
+        best, symptom = outcome, outcome.symptom
 
         def fails(case: EngineCase) -> bool:
             nonlocal best
@@ -250,9 +249,10 @@ class _UnderWay:
             found += [outcome] if outcome.symptom in (symptom, HELD_BACK, TOO_EARLY, "") else []
         return found
 
-    def _find(self, outcome: EngineOutcome, symptom: str, cause: Abduced | None = None) -> None:
+    def _find(self, outcome: EngineOutcome, cause: Abduced | None = None) -> None:
+        symptom = outcome.symptom
         until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
-        smallest = self._minimised(outcome, symptom, until)
+        smallest = self._minimised(outcome, until)
         minimised = symptom != HANG and time.monotonic() < until
         named = needs(smallest.case)
         tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
@@ -297,8 +297,11 @@ def stored_finding(audit: EngineAudit, finding: Finding) -> StoredViolation:
 
 
 def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
-    """The cases of a group that say most in little time: several wrong rows, few others."""
-    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    """The cases of a group that say most in little time: several wrong rows, few others.
+
+    None of those that an option makes wrong: one of them alone says little.
+    """
+    wrong = [outcome for outcome in outcomes if outcome.wrong and outcome.symptom not in (HELD_BACK, TOO_EARLY)]
     return sorted(wrong, key=lambda outcome: (-min(len(outcome.wrong), 3), len(outcome.case.rows)))[:_EXPLAINED]
 
 

@@ -137,15 +137,16 @@ def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Ro
     return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
 
-_LONGER = 12
+_LONGER, _OTHER_K = 12, 4
 
 
 def alike(case: EngineCase, number: int) -> EngineCase:
-    """Other prompts and the same options; every second one has longer rows, which end at other places."""
+    """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K."""
     rng = random.Random(f"eqcheck alike {number}")
     rows = []
     for row in case.rows:
-        prompt, options = tuple(rng.randrange(VOCAB_SIZE) for _ in row.prompt), row.options
+        longer = rng.randint(0, _LONGER) if number % 2 else 0
+        prompt, options = tuple(rng.randrange(VOCAB_SIZE) for _ in range(len(row.prompt) + longer)), row.options
         other = replace(row, prompt=prompt)
         if number % 2:
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
@@ -155,7 +156,7 @@ def alike(case: EngineCase, number: int) -> EngineCase:
         elif options.eos_token_ids:
             other = ending_like(row, other)
         rows.append(other)
-    return replace(case, rows=tuple(rows))
+    return replace(case, rows=tuple(rows), num_draft_tokens=_OTHER_K if number % 2 else case.num_draft_tokens)
 
 
 def ending_like(row: Row, other: Row) -> Row:

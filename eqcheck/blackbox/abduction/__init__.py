@@ -120,14 +120,15 @@ def _ended(evidence: Evidence) -> Abduced | None:
 
 def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
     """What the edits explain that an engine makes everywhere, and how many were tried."""
+    rows = len(evidence.texts)
     found = [
         finding(evidence, rule, follow(evidence, rule, least, most))
         for rule in RULES
-        for most in range(len(evidence.texts), 1, -1)
+        for most in (range(rows, min(1, rows - 1), -1) if rows <= BATCH else (rows,))
         for least in (False, True)
     ]
     found += [*emitted(evidence), *ignored(evidence)]
-    contexts = list(systematic(evidence)) if len(evidence.texts) <= BATCH else []
+    contexts = list(systematic(evidence)) if rows <= BATCH else []
     count = len(found) + len(contexts)
     if evidence.first is not None:
         found += tried(evidence, contexts, evidence.first)

@@ -41,15 +41,13 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
             yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
     if "min_new_tokens" in names:
         for schedule in evidence.schedules:
-            for more, where in ((0, ""), (2, ", or up to 2 more after a round with a rejected draft token")):
-                words = f"min_new_tokens is compared with how many tokens there were when the round began{where}"
-                yield finding(evidence, Ignored(words), _counted(evidence, schedule, more))
-    for other, row in enumerate(rows):
-        if any(_scoring(row.options) != _scoring(one.options) for one in rows):
-            altered = [replace(one, options=row.options) for one in rows]
-            yield finding(
-                evidence, Ignored(f"every row is given the options of row {other}"), _chosen(evidence, altered)
-            )
+            for prompt, where in ((False, ""), (True, ", and with the prompt's too after a round with a rejected one")):
+                words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
+                yield finding(evidence, Ignored(words), _counted(evidence, schedule, prompt))
+    kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
+    for other in kinds.values() if len(kinds) > 1 else ():
+        altered = [replace(one, options=rows[other].options) for one in rows]
+        yield finding(evidence, Ignored(f"every row is given the options of row {other}"), _chosen(evidence, altered))
 
 
 def _scoring(options: RowOptions) -> tuple[object, ...]:
@@ -83,9 +81,10 @@ def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[in
     return chosen
 
 
-def _counted(evidence: Evidence, schedule: str, more: int) -> dict[tuple[int, int], int]:
+def _counted(evidence: Evidence, schedule: str, prompt: bool) -> dict[tuple[int, int], int]:
+    """Counts of a round ago; with the prompt's after a rejection, that is the entries that are left in the cache."""
     chosen = {}
-    rejected = {  # the ends of the turns that rejected a draft token: where the next one of the row begins
+    rejected = {  # where the next turn of a row begins after one that rejected a draft token
         (turn.row, turn.end)
         for turns in evidence.schedules[schedule]
         for turn in turns
@@ -93,10 +92,9 @@ def _counted(evidence: Evidence, schedule: str, more: int) -> dict[tuple[int, in
     }
     for turn, start, index in _places(evidence, schedule):
         row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
-        scores, least = evidence.plain[turn.row][index], row.options.min_new_tokens + index
-        counts = range(start, start + 1 + more * ((turn.row, turn.start) in rejected))
-        picked = [pick(scores, row_with(row, min_new_tokens=max(0, least - n)), text[:index]) for n in counts]
-        chosen[turn.row, index] = text[index] if text[index] in picked else picked[0]
+        count = turn.start - 1 if prompt and (turn.row, turn.start) in rejected else start
+        asked = row_with(row, min_new_tokens=max(0, row.options.min_new_tokens + index - count))
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, text[:index])
     return chosen
 
 

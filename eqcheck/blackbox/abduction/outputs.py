@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import comb
+from math import comb, prod
 
 from eqcheck.blackbox.abduction.evidence import Evidence, agreeing, pick, plain_row
 from eqcheck.blackbox.abduction.program import answers
@@ -39,7 +40,7 @@ def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
 def emitted(evidence: Evidence) -> list[Finding]:
     """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
     exchanged = _exchanged(evidence)
-    found = [_unverified(evidence), *_neighbours(evidence), *_shortened(evidence), *_lengthened(evidence)]
+    found = [_unverified(evidence), *_first_tokens(evidence), *_shortened(evidence), *_lengthened(evidence)]
     return [exchanged, *found] if exchanged else found
 
 
@@ -51,7 +52,12 @@ def _exchanged(evidence: Evidence) -> Finding | None:
     """Every wrong row holds exactly what the model alone emits for another one."""
     predicted = _right(evidence)
     wrong = {row for row, _ in evidence.surprising}
-    pairs = [(row, other) for row in wrong for other in range(len(evidence.texts)) if other != row]
+    pairs = [
+        (row, other)
+        for row in wrong
+        for other, wanted in enumerate(evidence.wanted)
+        if other != row and wanted[0] == evidence.outputs[row][0]
+    ]
     programs = [
         plain_row(row, evidence.prompts[other] + evidence.outputs[row], len(evidence.prompts[other]))
         for row, other in pairs
@@ -65,25 +71,25 @@ def _exchanged(evidence: Evidence) -> Finding | None:
     return None if wrong else finding(evidence, Returned("row-swap", "rows hold the output of other rows"), predicted)
 
 
-def _neighbours(evidence: Evidence) -> list[Finding]:
-    """The first token of rows is what is predicted for the row before or after them."""
-    found = []
-    for distance, where in ((1, "before"), (-1, "after")):
-        predicted, rows = _right(evidence), set()
-        for row, index in evidence.surprising:
-            other = row - distance
-            if (
-                not index
-                and 0 <= other < len(evidence.wanted)
-                and evidence.outputs[row][0] == evidence.wanted[other][0]
-            ):
-                predicted[row, 0] = evidence.outputs[row][0]
-                rows.add(row)
-        words = f"the first token of rows is what the target predicts for the row {where} them"
-        found.append(
-            _of_some(evidence, finding(evidence, Returned("wrong-correction", words, once=True), predicted), rows)
-        )
-    return found
+def _first_tokens(evidence: Evidence) -> Iterator[Finding]:
+    """The first token of rows is what is predicted for the row before or after them, or they have one another's."""
+    wrong = {row for row, index in evidence.surprising if not index}
+    rows = range(len(evidence.texts))
+    for where, sources in (
+        ("the row before them", {row: {row - 1} for row in wrong}),
+        ("the row after them", {row: {row + 1} for row in wrong}),
+        ("another of these rows", {row: wrong - {row} for row in wrong}),
+    ):
+        predicted = _right(evidence)
+        found = {
+            row
+            for row in wrong
+            if evidence.outputs[row][0] in {evidence.wanted[source][0] for source in sources[row] & {*rows}}
+        }
+        predicted |= {(row, 0): evidence.outputs[row][0] for row in found}
+        words = f"the first token of rows is what the target predicts for {where}"
+        one = finding(evidence, Returned("wrong-correction", words, once=True), predicted)
+        yield _of_some(evidence, replace(one, chance=one.chance * prod(len(sources[row]) for row in found)), found)
 
 
 def _of_some(evidence: Evidence, found: Finding, rows: set[int]) -> Finding:
