@@ -282,6 +282,13 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
     assert found.chance <= 0.01
 
 
+@pytest.mark.parametrize("decoder", [OverAccepting, LastColumn, Dropping])
+def test_a_wrong_commit_is_named_in_a_single_row(models: tuple[Any, Any], decoder: type[Decoder]) -> None:
+    case = case_of(prompts=PROMPTS[:1])
+    found = abduce(*models, case, decoder(*models, case).decode())
+    assert named(found) == dict(PLANTED)[decoder]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -> None:
     draw = random.Random(seed)
@@ -373,6 +380,23 @@ def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
     assert (found.explained, found.surprising) == (4, 5)
+
+
+def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, Any]) -> None:
+    truth = Truth(models[0])
+    draw = random.Random(4)
+    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(20))
+    case = case_of(prompts=prompts, max_new_tokens=4)
+    right = [truth.row(row) for row in case.rows]
+    sources = {1: 5, 5: 13, 13: 1}
+    outputs = [truth.row(row, [right[sources.get(n, n)][0]]) for n, row in enumerate(case.rows)]
+    found = abduce(*models, case, outputs)
+    assert named(found) == "bookkeeping/wrong-correction"
+    assert found is not None
+    assert "another of these rows" in found.edit
+    tokens = [right[2][0], right[9][0], 255]
+    others = [truth.row(row, [tokens[n]] if n < len(tokens) else []) for n, row in enumerate(case.rows)]
+    assert abduce(*models, case, others) is None, "tokens of rows that are right are no exchange"
 
 
 def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:

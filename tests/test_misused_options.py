@@ -73,7 +73,7 @@ def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = 
         late = False
         while len(output) < row.options.max_new_tokens and not set(output) & set(row.options.eos_token_ids):
             drafts: list[int] = []
-            while len(drafts) < min(K, row.options.max_new_tokens - len(output) - 1):
+            while len(drafts) < min(case.num_draft_tokens, row.options.max_new_tokens - len(output) - 1):
                 drafts.append(int(draft(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -1].argmax()))
             scores = target(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -len(drafts) - 1 :]
             start = list(output)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import torch
 
@@ -17,7 +17,7 @@ from eqcheck.blackbox.abduction import Abduced
 from eqcheck.blackbox.axes import COUNTERS, Axes, alike
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import UNTRIED, abduced, explain, fitting, misused
+from eqcheck.blackbox.explain import UNTRIED, abduced, common, explain, fitting, misused
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN, EngineOutcome, judged
 from eqcheck.blackbox.result import EngineAudit, Finding
@@ -29,7 +29,7 @@ HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
 LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
-DRAWING = 0.4  # of what is left of that in each round
+DRAWING = 0.35  # of what is left of that in each round
 LEAST_ROUND = 0.08  # of the budget
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding, and for the first cases of a group
 _LAST_RESORT_S = 3600.0
@@ -152,9 +152,17 @@ class _UnderWay:
         for group in order:
             self._tell(group[0].symptom)
             self._settle_telling(group)
-        while any(order) and time.monotonic() < self.end:
+        while any(order) and time.monotonic() < self.end - self._counting_s:
             for group in order:
                 self._settle_until_found(group)
+        for outcome in list(self.pending):  # no time for more findings: count with those there are
+            if time.monotonic() < self.end and self._new(outcome) is None:
+                self.pending.remove(outcome)
+
+    @property
+    def _counting_s(self) -> float:
+        """How long it takes to count what is left with the findings there are."""
+        return len(self.pending) * self.result.drawing_s / max(1, len(self.result.outcomes))
 
     def _settle_telling(self, group: list[EngineOutcome]) -> None:
         """The first finding of a group: one that abduction can explain."""
@@ -176,7 +184,7 @@ class _UnderWay:
 
     def _settle_until_found(self, group: list[EngineOutcome]) -> None:
         """Count the cases of a group with findings, smallest first, until one is a finding of its own."""
-        while group and time.monotonic() < self.end:
+        while group and time.monotonic() < self.end - self._counting_s:
             new, found = self._new(group[0]), False
             if new:
                 found = self._repeats(new)
@@ -189,7 +197,7 @@ class _UnderWay:
         """What is to be looked at of a failing case; nothing if it is counted with an earlier finding."""
         if self._belongs(outcome):
             return None
-        if outcome.symptom in (HELD_BACK, TOO_EARLY):  # an EOS may be out of place because all is
+        if outcome.symptom in _ENDS:  # an EOS may be out of place because all is
             bare = self._decode(without(outcome.case, ("min-new-tokens",)))
             if bare.status == "violation":
                 return None if self._belongs(bare) else replace(bare, drawn=outcome.drawn)
@@ -228,8 +236,7 @@ class _UnderWay:
                 best = smaller
             return smaller.symptom == symptom
 
-        if symptom != HANG:  # every try would take the whole time limit
-            minimise(outcome.case, fails, until - time.monotonic(), self.result.decoder.capabilities)
+        minimise(outcome.case, fails, until - time.monotonic(), self.result.decoder.capabilities)
         return best
 
     def _plain(self, case: EngineCase) -> str:
@@ -239,37 +246,44 @@ class _UnderWay:
         status = self._decode(replace(case, drafting="none")).status
         return {"violation": "wrong too", "skipped": "not known"}.get(status, "right")
 
-    def _alike(self, case: EngineCase, symptom: str) -> list[EngineOutcome]:
-        """The same case with other prompts, often enough that a wrong use of its options shows."""
-        found = []
-        for number in range(_ALIKE):
-            if time.monotonic() > self.end:
-                break
-            outcome = self._decode(alike(case, number))
-            found += [outcome] if outcome.symptom in (symptom, HELD_BACK, TOO_EARLY, "") else []
-        return found
+    def _alike(self, case: EngineCase, most: int) -> list[EngineOutcome]:
+        """What the engine makes of the same case with other prompts."""
+        end = min(time.monotonic() + EXPLAIN_S, self.end)
+        return [self._decode(alike(case, n)) for n in takewhile(lambda _: time.monotonic() < end, range(most))]
 
     def _find(self, outcome: EngineOutcome, cause: Abduced | None = None) -> None:
-        symptom = outcome.symptom
-        until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
-        smallest = self._minimised(outcome, until)
+        """A finding from a case that is known to fail again."""
+        symptom, smallest = outcome.symptom, outcome
+        if symptom != HANG:  # every try would take the whole time limit
+            until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
+            smallest = self._minimised(outcome, until)
         minimised = symptom != HANG and time.monotonic() < until
+        if smallest is not outcome and not self._repeats(smallest):  # it needs what was decoded before
+            smallest, minimised = outcome, False
         named = needs(smallest.case)
         tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
-        found, basis = (abduced(smallest), "") if tried else (None, UNTRIED)
-        option = bool(set(named) & _SAMPLING) and smallest.wrong
-        if option and (found is None or found.component == "sampling"):  # one token says little
-            cases = [smallest, *self._alike(smallest.case, symptom)]
-            found = misused(cases)
-            wrong = sum(bool(case.wrong) for case in cases)
-            basis = f" of {len(cases)} cases like this one, {wrong} of them wrong" if found else ""
-        if found is None and cause is not None and not (option and cause.component == "sampling"):
-            found = fitting(smallest, cause)
-            basis = " of a larger case" if found else basis
+        found, basis = self._cause(smallest, cause) if tried else (None, UNTRIED)
         explanation = explain(smallest, found, basis)
         look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
         fingerprint = ":".join([explanation.fingerprint, *named, *look])
         self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
+
+    def _cause(self, outcome: EngineOutcome, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
+        """What explains a small failing case, by itself or by others, and by which others."""
+        found, others = abduced(outcome), []
+        option = bool(set(needs(outcome.case)) & _SAMPLING and outcome.wrong)
+        if option and (found is None or found.component == "sampling"):  # one token says little
+            others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
+            found = misused([outcome, *others])
+        if found is None and elsewhere is not None and not (option and elsewhere.component == "sampling"):
+            found = fitting(outcome, elsewhere)
+            if found is not None:
+                return found, " of a larger case"
+        if found is None and not option and outcome.symptom == WRONG_TOKEN:
+            others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
+            found = common([outcome, *others])
+        wrong = sum(bool(one.wrong) for one in others) + 1
+        return found, f" of {len(others) + 1} cases like this one, {wrong} of them wrong" if found and others else ""
 
     def keep(self, finding: Finding) -> None:
         """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""
@@ -301,12 +315,16 @@ def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
 
     None of those that an option makes wrong: one of them alone says little.
     """
-    wrong = [outcome for outcome in outcomes if outcome.wrong and outcome.symptom not in (HELD_BACK, TOO_EARLY)]
+    wrong = [outcome for outcome in outcomes if outcome.wrong and outcome.symptom not in _ENDS]
     return sorted(wrong, key=lambda outcome: (-min(len(outcome.wrong), 3), len(outcome.case.rows)))[:_EXPLAINED]
 
 
 _SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
-_ALIKE = 40
+_ENDS = (HELD_BACK, TOO_EARLY)
+_ALIKE, _ALIKE_WRONG = (
+    40,
+    12,
+)  # cases like a failing one that are decoded, for a wrong use of an option, or another cause
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 
@@ -335,6 +353,6 @@ def _warnings(result: EngineAudit) -> list[str]:
         ids = ", ".join(outcome.case.id for outcome in result.doubtful[:5])
         found.append(
             f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by a "
-            f"new process ({ids}); they are no violations"
+            f"new process ({ids}); they may need what was decoded before them, and are no violations"
         )
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.blackbox.abduction import Abduced, abduce, abduce_options, fits
+from eqcheck.blackbox.abduction import Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.judge import truth
@@ -63,6 +63,12 @@ def fitting(outcome: EngineOutcome, elsewhere: Abduced) -> Abduced | None:
     """Of what was found in another case, the first that explains every wrong token of this one."""
     fit = fits(*_models(outcome), *_decoded(outcome))
     return next((one for one in (elsewhere, *elsewhere.also) if one.edit in fit), None)
+
+
+def common(outcomes: Sequence[EngineOutcome]) -> Abduced | None:
+    """What explains the first of some wrong cases that are alike, and is sure enough by all of them."""
+    found = abduce_alike(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
+    return None if found is None or _open(found) else found
 
 
 def misused(outcomes: Sequence[EngineOutcome]) -> Abduced | None:

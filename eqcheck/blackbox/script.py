@@ -121,7 +121,8 @@ def checked_script(audit: EngineAudit, finding: Finding) -> str | None:
             done = subprocess.run([audit.python, str(path)], capture_output=True, text=True, timeout=_RUN_S, cwd=folder)
         except subprocess.TimeoutExpired:
             return None
-    failed = finding.outcome.answer.failure is not None
+    failure = finding.outcome.answer.failure
+    failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
     shown = "WRONG" in done.stdout and failed == ("rows are wrong" not in done.stdout)
     return text if done.returncode == 1 and shown else None
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from math import comb, prod
 from typing import Any
 
 from eqcheck.blackbox.abduction.commits import RULES, follow
@@ -81,29 +83,61 @@ def fits(target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[i
     return {one.hypothesis.words for one in found if one.complete and one.explained}
 
 
-def abduce_options(
-    target: Any, draft: Any, decoded: Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
-) -> Abduced | None:
+Decoded = Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
+
+
+def abduce_options(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
     """The one wrong use of a penalty or minimum that explains all wrong tokens of several cases, the first one wrong.
 
     For cases that are right once such an option is at its default: nothing else is tried. A held back EOS makes one
     wrong token, and that the second best, so that only several cases together show more than chance. Cases that come
     out right count against every use that would make them wrong.
     """
-    common: dict[str, Finding] = {}
-    most, evidences = 0, [Evidence(target, draft, case, outputs) for case, outputs in decoded]
-    for number, evidence in enumerate(evidences):
-        found = list(ignored(evidence))
-        if not found:
-            continue  # no option is set, nothing to misuse
-        most = max(most, len(found))
-        here = {o.hypothesis.words: o for o in found if o.complete and (o.explained or evidence.first is None)}
-        common = here if not number else {key: together(common[key], here[key]) for key in common.keys() & here.keys()}
-    best = _best(evidences[0], list(common.values()), most)
+    evidences = [Evidence(target, draft, case, outputs) for case, outputs in decoded]
+    misuses = [(evidence, list(ignored(evidence))) for evidence in evidences]
+    return _pooled([(evidence, found, len(found)) for evidence, found in misuses if found])
+
+
+def abduce_alike(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
+    """The one edit that explains all wrong tokens of the first case and of others like it, all of them wrong.
+
+    For a case so small that chance may explain it. Of an edit that happens now and then it is enough that it explains
+    some of the others, as far as that is no chance.
+    """
+    return _pooled(
+        [(one, *everywhere(one)) for one in (Evidence(target, draft, case, outputs) for case, outputs in decoded)]
+    )
+
+
+def _pooled(tries: Sequence[tuple[Evidence, list[Finding], int]]) -> Abduced | None:
+    """The best of what explains all of the first case, by what it explains of all cases."""
+    common: dict[str, list[Finding]] = {}
+    for number, (evidence, found, _) in enumerate(tries):
+        here = {
+            o.hypothesis.words: o
+            for o in found
+            if (o.complete or (number and _once(o))) and (o.explained or evidence.first is None)
+        }
+        if not number:
+            common = {key: [one] for key, one in here.items()}
+        common = {
+            key: [*before, here[key]] if number and key in here else before
+            for key, before in common.items()
+            if key in here or _once(before[0])
+        }
+    pooled = [
+        replace(reduce(together, found), chance=prod(o.chance for o in found) * comb(len(tries), len(found)))
+        for found in common.values()
+    ]
+    best = _best(tries[0][0], pooled, max((count for _, _, count in tries), default=0))
     if best is None:
         return None
-    surprising = sum(len(evidence.surprising) for evidence in evidences)
-    return replace(best, explained=surprising, surprising=surprising)
+    surprising = sum(len(evidence.surprising) for evidence, _, _ in tries)
+    return replace(best, explained=sum(len(found.explained) for found in common[best.edit]), surprising=surprising)
+
+
+def _once(found: Finding) -> bool:
+    return getattr(found.hypothesis, "once", False)
 
 
 def _ended(evidence: Evidence) -> Abduced | None:
