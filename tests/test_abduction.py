@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from eqcheck.blackbox.abduction import Abduced, abduce
 from eqcheck.blackbox.case import PAD, EngineCase, Row
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.truth import Truth, row_with
+from eqcheck.blackbox.truth import Truth
 from eqcheck.contract import RowOptions
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
@@ -341,68 +341,3 @@ def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) 
     target, draft = models
     case = case_of(prompts=PROMPTS[:2])
     assert named(abduce(target, None, case, Plain(target, draft, case).decode())) == "position/query-position"
-
-
-def _ends(outputs: list[list[int]]) -> dict[str, list[list[int]]]:
-    first, *rest = outputs
-    return {
-        "premature-stop": [first[:-3], *rest],
-        "pad-in-output": [[*first, PAD, PAD], *rest],
-        "row-swap": [*rest[:1], first, *rest[1:]],
-        "lost-token": [first[2:], *rest],
-        "repeated-token": [[*first[:7], first[6], *first[7:-1]], *rest],
-    }
-
-
-@pytest.mark.parametrize("kind", ["premature-stop", "pad-in-output", "row-swap", "lost-token", "repeated-token"])
-def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], kind: str) -> None:
-    case = case_of(max_new_tokens=14)
-    right = [Truth(models[0]).row(row) for row in case.rows]
-    assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
-
-
-def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(
-    models: tuple[Any, Any],
-) -> None:
-    truth = Truth(models[0])
-    draw = random.Random(3)
-    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(8))
-    case = case_of(prompts=prompts, max_new_tokens=6)
-    right = [truth.row(row) for row in case.rows]
-    shifted = [truth.row(row, [right[n - 1][0]]) if n in (3, 4, 5, 6) else right[n] for n, row in enumerate(case.rows)]
-    found = abduce(*models, case, shifted)
-    assert named(found) == "bookkeeping/wrong-correction"
-    assert found is not None
-    assert (found.explained, found.surprising) == (4, 4)
-    other = next(token for token in range(VOCAB_SIZE) if token not in {row[0] for row in right})
-    beside = [*shifted[:-1], truth.row(case.rows[-1], [other])]
-    found = abduce(*models, case, beside)
-    assert named(found) == "bookkeeping/wrong-correction"
-    assert found is not None
-    assert (found.explained, found.surprising) == (4, 5)
-
-
-def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, Any]) -> None:
-    truth = Truth(models[0])
-    draw = random.Random(4)
-    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(20))
-    case = case_of(prompts=prompts, max_new_tokens=4)
-    right = [truth.row(row) for row in case.rows]
-    sources = {1: 5, 5: 13, 13: 1}
-    outputs = [truth.row(row, [right[sources.get(n, n)][0]]) for n, row in enumerate(case.rows)]
-    found = abduce(*models, case, outputs)
-    assert named(found) == "bookkeeping/wrong-correction"
-    assert found is not None
-    assert "another of these rows" in found.edit
-    tokens = [right[2][0], right[9][0], 255]
-    others = [truth.row(row, [tokens[n]] if n < len(tokens) else []) for n, row in enumerate(case.rows)]
-    assert abduce(*models, case, others) is None, "tokens of rows that are right are no exchange"
-
-
-def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
-    truth = Truth(models[0])
-    case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
-    longer = [truth.row(row_with(row, max_new_tokens=11)) for row in case.rows]
-    assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
-    ended = case_of(prompts=PROMPTS[:2], max_new_tokens=11, eos_token_ids=(longer[0][4],))
-    assert named(abduce(*models, ended, longer)) == "bookkeeping/past-eos"

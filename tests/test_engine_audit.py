@@ -1,0 +1,117 @@
+"""The audit of an engine: what it draws, confirms, keeps and counts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_blackbox import ENGINE
+
+from eqcheck import registry
+from eqcheck.audit.result import Options
+from eqcheck.blackbox.audit import _UnderWay, audit
+from eqcheck.blackbox.case import EngineCase, Row
+from eqcheck.blackbox.judge import RowJudgement
+from eqcheck.blackbox.outcome import EngineOutcome
+from eqcheck.blackbox.result import EngineAudit, Finding
+from eqcheck.blackbox.worker import Answer, EngineWorker
+from eqcheck.contract import RowOptions
+from eqcheck.verdict import Explanation
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
+def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
+    name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
+    torch.set_num_threads(1)
+    found = audit(registry.load(name), Options(cases=4), sys.executable)
+    assert found.verdict == verdict
+    assert len(found.outcomes) == 4
+    assert not found.doubtful
+    if found.findings:
+        assert found.findings[0].explanation.component == "bookkeeping"
+
+
+def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(ENGINE.replace("if token == 3", "if True"))
+    start = time.monotonic()
+    found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5), sys.executable)
+    assert len(found.outcomes) == 3
+    assert [finding.fingerprint for finding in found.findings] == ["crash/hang"]
+    assert any("stopped after 3 cases" in warning for warning in found.warnings)
+    assert time.monotonic() - start < 60
+
+
+def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quick.py").write_text(ENGINE.replace("if token == ", "if token == 1000 + "))
+    rounds: list[int] = []
+    monkeypatch.setattr(_UnderWay, "settle", lambda self: rounds.append(len(self.result.outcomes)))
+    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=8.0), sys.executable)
+    assert len(rounds) > 1
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == len(found.outcomes)
+    assert len({outcome.case.id for outcome in found.outcomes}) == len(found.outcomes)
+
+
+def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
+    body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
+    body += " for prompt, row in zip(request.prompts, request.rows)]"
+    (tmp_path / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"        {body}\n")
+    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3), sys.executable)
+    assert (found.verdict, found.findings) == ("inconclusive", [])
+    assert len(found.doubtful) == 3
+
+
+def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(ENGINE.replace("if token == 4", "if True"))
+    decoder = registry.load(str(tmp_path / "raises.py"))
+    options = Options(cases=2, corpus=tmp_path / "corpus")
+    first = audit(decoder, options, sys.executable)
+    assert [finding.fingerprint for finding in first.findings] == ["crash/exception:KeyError"]
+    assert first.replayed == []
+    second = audit(decoder, options, sys.executable)
+    assert [outcome.case for outcome in second.replayed] == [first.findings[0].case]
+    assert second.findings[0].count == 3
+
+
+def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    engine = registry.load(str(tmp_path / "engine.py"))
+    case = EngineCase((Row((8, 8), RowOptions(1)),))
+    result = EngineAudit(engine, Options(), sys.executable)
+    with EngineWorker(engine, sys.executable) as worker:
+        under_way = _UnderWay(result, worker, lambda event: None)
+        outcome = EngineOutcome(case, Answer(((8,),)), (RowJudgement(0, (8,), 0, 7),))
+        for component in ("unattributed", "position", "position", "mask"):
+            kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
+            under_way.keep(Finding(f"{component}/{kind}", 1, outcome, Explanation(component, kind), (), "right"))
+    found = [(finding.fingerprint, finding.count) for finding in result.findings]
+    assert found == [("position/query-position", 3), ("mask/window", 1)], "two causes are two findings"
+
+
+def test_a_case_made_small_must_still_fail_in_a_new_process(tmp_path: Path) -> None:
+    body = """
+        self.count = getattr(self, "count", 0) + 1
+        if len(request.prompts) > 1 or self.count > 4:
+            raise KeyError("state")
+        return [[1] * row.max_new_tokens for row in request.rows]
+"""
+    (tmp_path / "stateful.py").write_text(ENGINE.partition("        token =")[0] + body)
+    found = audit(registry.load(str(tmp_path / "stateful.py")), Options(cases=6), sys.executable)
+    crash = next(one for one in found.findings if one.fingerprint.startswith("crash/exception:KeyError"))
+    assert len(crash.case.rows) > 1
+    assert not crash.minimised
+
+
+def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) -> None:
+    body = "        return [[-1] * row.max_new_tokens for row in request.rows][::-1]"
+    wrong = "        return [[1] * (row.max_new_tokens - 1) + [-1] for row in request.rows]"
+    for name, text in (("first", body), ("last", wrong)):
+        (tmp_path / f"{name}.py").write_text(ENGINE.partition("        token =")[0] + text + "\n")
+        found = audit(registry.load(str(tmp_path / f"{name}.py")), Options(cases=4), sys.executable)
+        assert [finding.fingerprint for finding in found.findings] == ["crash/invalid-output:outputs"]
+        assert found.findings[0].count == 4
