@@ -225,19 +225,28 @@ class _UnderWay:
     def _decode(self, case: EngineCase) -> EngineOutcome:
         return judged(self.judge, case, self.worker.decode(case))
 
-    def _minimised(self, outcome: EngineOutcome, until: float) -> EngineOutcome:
-        """The smallest outcome of the same symptom found in time."""
-        best, symptom = outcome, outcome.symptom
+    def _minimised(self, outcome: EngineOutcome) -> tuple[EngineOutcome, bool]:
+        """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""
+        if outcome.symptom == HANG:  # every try would take the whole time limit
+            return outcome, False
+        until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
+        smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
-            nonlocal best
-            smaller = self._decode(case)
-            if smaller.symptom == symptom:
-                best = smaller
-            return smaller.symptom == symptom
+            tried = self._decode(case)
+            if tried.symptom == outcome.symptom:
+                smaller.append(tried)
+            return tried.symptom == outcome.symptom
 
         minimise(outcome.case, fails, until - time.monotonic(), self.result.decoder.capabilities)
-        return best
+        ended = time.monotonic() < until
+        if len(smaller) == 1 or self._repeats(smaller[-1]):
+            return smaller[-1], ended
+        known, beyond = 0, len(smaller) - 1  # what was decoded before them made the last ones fail
+        while beyond - known > 1:
+            middle = (known + beyond) // 2
+            known, beyond = (middle, beyond) if self._repeats(smaller[middle]) else (known, middle)
+        return smaller[known], False
 
     def _plain(self, case: EngineCase) -> str:
         """What the engine does without speculation; a decoder that is no engine cannot do without."""
@@ -248,30 +257,27 @@ class _UnderWay:
 
     def _alike(self, case: EngineCase, most: int) -> list[EngineOutcome]:
         """What the engine makes of the same case with other prompts."""
-        end = min(time.monotonic() + EXPLAIN_S, self.end)
+        end, most = min(time.monotonic() + EXPLAIN_S, self.end), min(most, _ALIKE_ROWS // len(case.rows))
         return [self._decode(alike(case, n)) for n in takewhile(lambda _: time.monotonic() < end, range(most))]
 
     def _find(self, outcome: EngineOutcome, cause: Abduced | None = None) -> None:
         """A finding from a case that is known to fail again."""
-        symptom, smallest = outcome.symptom, outcome
-        if symptom != HANG:  # every try would take the whole time limit
-            until = time.monotonic() + min(MINIMISE_S, (self.end - time.monotonic()) / 2)
-            smallest = self._minimised(outcome, until)
-        minimised = symptom != HANG and time.monotonic() < until
-        if smallest is not outcome and not self._repeats(smallest):  # it needs what was decoded before
-            smallest, minimised = outcome, False
+        symptom = outcome.symptom
+        smallest, minimised = self._minimised(outcome)
         named = needs(smallest.case)
         tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
-        found, basis = self._cause(smallest, cause) if tried else (None, UNTRIED)
+        found, basis = self._cause(smallest, minimised, cause) if tried else (None, UNTRIED)
         explanation = explain(smallest, found, basis)
         look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
         fingerprint = ":".join([explanation.fingerprint, *named, *look])
         self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
 
-    def _cause(self, outcome: EngineOutcome, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
+    def _cause(self, outcome: EngineOutcome, minimised: bool, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
         """What explains a small failing case, by itself or by others, and by which others."""
         found, others = abduced(outcome), []
         option = bool(set(needs(outcome.case)) & _SAMPLING and outcome.wrong)
+        if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
+            option, found = False, found if found and found.component != "sampling" else None
         if option and (found is None or found.component == "sampling"):  # one token says little
             others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
             found = misused([outcome, *others])
@@ -321,6 +327,7 @@ def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
 
 _SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
 _ENDS = (HELD_BACK, TOO_EARLY)
+_ALIKE_ROWS = 120  # of all cases together
 _ALIKE, _ALIKE_WRONG = (
     40,
     12,
