@@ -65,7 +65,10 @@ def _counting_the_prompt(
 
 
 def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = None) -> list[list[int]]:
-    """Rounds in which options and the tokens they count are what ``before`` says, which is told of rejections."""
+    """Rounds in which options and the tokens they count are what ``before`` says, which is told of rejections.
+
+    With `_counting_the_prompt` the first token comes from the prefill, and the draft applies the options.
+    """
     target, draft = models
     rows = []
     for row in case.rows:
@@ -73,8 +76,11 @@ def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = 
         late = False
         while len(output) < row.options.max_new_tokens and not set(output) & set(row.options.eos_token_ids):
             drafts: list[int] = []
-            while len(drafts) < min(case.num_draft_tokens, row.options.max_new_tokens - len(output) - 1):
-                drafts.append(int(draft(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -1].argmax()))
+            most = 0 if not output and before is _counting_the_prompt else case.num_draft_tokens
+            while len(drafts) < min(most, row.options.max_new_tokens - len(output) - 1):
+                score = draft(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -1]
+                score = at_place(score, row, [*output, *drafts]) if before is _counting_the_prompt else score
+                drafts.append(int(score.argmax()))
             scores = target(torch.tensor([[*row.prompt, *output, *drafts]])).logits[0, -len(drafts) - 1 :]
             start = list(output)
             for offset, score in enumerate(scores):
@@ -112,6 +118,8 @@ def test_an_option_applied_at_the_wrong_places_is_named(
             for place in range(1, 12)
             if emitted[place] not in emitted[:place]
         ]
+        row = Row((72,), RowOptions(3))  # the draft proposes this EOS before the minimum, if it may
+        cases.append(EngineCase((row_with(row, eos_token_ids=(Truth(models[0]).row(row)[2],), min_new_tokens=2),), 1))
     else:
         case = case_of(prompts=PROMPTS[:1], **{option: PENALTIES[option]})
         cases = [case, *(alike(case, number) for number in range(12))]

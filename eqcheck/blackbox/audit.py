@@ -29,7 +29,8 @@ HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
 LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
-DRAWING = 0.35  # of what is left of that in each round
+DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
+VERDICT = 1000  # cases
 LEAST_ROUND = 0.08  # of the budget
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding, and for the first cases of a group
 _LAST_RESORT_S = 3600.0
@@ -67,6 +68,7 @@ class _UnderWay:
         self.corpus = Corpus(result.options.corpus, result.decoder.name) if result.options.corpus else None
         self.source = islice(Axes(result.options.seed, result.decoder.capabilities).cases(), result.options.cases)
         self.pending: list[EngineOutcome] = []
+        self.causes: dict[int, Abduced] = {}  # by number of finding
         self.hung = 0
         self.begun, self.budget = time.monotonic(), result.options.budget
 
@@ -111,13 +113,13 @@ class _UnderWay:
         start = time.monotonic()
         if self.hung >= HANGS_TO_GIVE_UP or (self.budget and self.end - start < self.budget * LEAST_ROUND):
             return False
-        until = start + (self.end - start) * DRAWING if self.budget else self.end
         count = len(self.result.outcomes)
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             following: Future[EngineCase | None] = pool.submit(next, self.source, None)
             waiting: Future[EngineOutcome] | None = None
             while (case := following.result()) is not None:
-                last = time.monotonic() > until
+                share = DRAWING if len(self.result.outcomes) >= VERDICT else DRAWING_AT_MOST
+                last = time.monotonic() > (start + (self.end - start) * share if self.budget else self.end)
                 if not last:
                     following = pool.submit(next, self.source, None)
                 answer = self.worker.decode(case)
@@ -204,16 +206,25 @@ class _UnderWay:
         return outcome
 
     def _belongs(self, outcome: EngineOutcome) -> bool:
-        """Count a case with an earlier finding if it fails with no other options than that one needs."""
+        """Count a case with an earlier finding if it fails with no other options, or the same edit explains it."""
         named = needs(outcome.case)
-        for number, finding in enumerate(self.result.findings):
-            if finding.outcome.symptom != outcome.symptom or not set(finding.needs) <= set(named):
-                continue
-            others = tuple(name for name in named if name not in finding.needs)
+        near = [
+            number
+            for number, finding in enumerate(self.result.findings)
+            if finding.outcome.symptom == outcome.symptom and set(finding.needs) <= set(named)
+        ]
+        for number in near:
+            others = tuple(name for name in named if name not in self.result.findings[number].needs)
             if not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom:
-                self.result.findings[number] = replace(finding, count=finding.count + 1)
-                return True
-        return False
+                return self._count(number)
+        causes = {number: self.causes[number] for number in near if number in self.causes}
+        fit = fitting(outcome, list(causes.values())) if outcome.symptom == WRONG_TOKEN else None
+        return any(fit in (cause, *cause.also) and self._count(number) for number, cause in causes.items())
+
+    def _count(self, number: int) -> bool:
+        finding = self.result.findings[number]
+        self.result.findings[number] = replace(finding, count=finding.count + 1)
+        return True
 
     def _repeats(self, outcome: EngineOutcome) -> bool:
         """Whether a new process, and that one again, give the same answer to this case alone."""
@@ -270,7 +281,9 @@ class _UnderWay:
         explanation = explain(smallest, found, basis)
         look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
         fingerprint = ":".join([explanation.fingerprint, *named, *look])
-        self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
+        number = self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
+        if found is not None:
+            self.causes.setdefault(number, found)
 
     def _cause(self, outcome: EngineOutcome, minimised: bool, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
         """What explains a small failing case, by itself or by others, and by which others."""
@@ -282,7 +295,7 @@ class _UnderWay:
             others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
             found = misused([outcome, *others])
         if found is None and elsewhere is not None and not (option and elsewhere.component == "sampling"):
-            found = fitting(outcome, elsewhere)
+            found = fitting(outcome, [elsewhere])
             if found is not None:
                 return found, " of a larger case"
         if found is None and not option and outcome.symptom == WRONG_TOKEN:
@@ -291,7 +304,7 @@ class _UnderWay:
         wrong = sum(bool(one.wrong) for one in others) + 1
         return found, f" of {len(others) + 1} cases like this one, {wrong} of them wrong" if found and others else ""
 
-    def keep(self, finding: Finding) -> None:
+    def keep(self, finding: Finding) -> int:
         """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""
         for number, earlier in enumerate(self.result.findings):
             components = {earlier.explanation.component, finding.explanation.component}
@@ -299,8 +312,9 @@ class _UnderWay:
             if same and (earlier.outcome.symptom, earlier.needs) == (finding.outcome.symptom, finding.needs):
                 better = earlier.explanation.component == "unattributed" != finding.explanation.component
                 self.result.findings[number] = replace(finding if better else earlier, count=earlier.count + 1)
-                return
+                return number
         self.result.findings.append(finding)
+        return len(self.result.findings) - 1
 
 
 def stored_finding(audit: EngineAudit, finding: Finding) -> StoredViolation:
@@ -327,11 +341,8 @@ def _telling(outcomes: list[EngineOutcome]) -> list[EngineOutcome]:
 
 _SAMPLING = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
 _ENDS = (HELD_BACK, TOO_EARLY)
-_ALIKE_ROWS = 120  # of all cases together
-_ALIKE, _ALIKE_WRONG = (
-    40,
-    12,
-)  # cases like a failing one that are decoded, for a wrong use of an option, or another cause
+# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them.
+_ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 

@@ -59,10 +59,10 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     return found
 
 
-def fitting(outcome: EngineOutcome, elsewhere: Abduced) -> Abduced | None:
-    """Of what was found in another case, the first that explains every wrong token of this one."""
-    fit = fits(*_models(outcome), *_decoded(outcome))
-    return next((one for one in (elsewhere, *elsewhere.also) if one.edit in fit), None)
+def fitting(outcome: EngineOutcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
+    """Of what was found in other cases, the first that explains every wrong token of this one."""
+    fit = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
+    return next((one for found in elsewhere for one in (found, *found.also) if one.edit in fit), None)
 
 
 def common(outcomes: Sequence[EngineOutcome]) -> Abduced | None:

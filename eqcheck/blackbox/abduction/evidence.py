@@ -122,16 +122,20 @@ class Evidence:
     @cached_property
     def drafts(self) -> list[dict[int, list[int]]]:
         """By row and number of committed tokens, the K tokens that the draft proposes next; none without a draft."""
-        if self.draft is None:
-            return [{at: [] for at in range(len(p), len(t) + 1)} for p, t in zip(self.prompts, self.texts, strict=True)]
+        return self._drafted(asked=False)
+
+    def _drafted(self, asked: bool) -> list[dict[int, list[int]]]:
+        """The same of a draft that is ``asked`` for what rows ask for: it applies their options, too."""
         branches: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
-        for _ in range(self.case.num_draft_tokens):
+        for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
             for row, found in enumerate(
                 answers(self.draft, [self._branched(r, branches[r]) for r in range(len(branches))])
             ):
                 for (at, column), scores in found.items():
-                    if column == len(branches[row][at]):
-                        branches[row][at].append(int(scores.argmax()))
+                    branch = branches[row][at]
+                    if column == len(branch):
+                        before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
+                        branch.append(pick(scores, self.case.rows[row], before) if asked else int(scores.argmax()))
         return branches
 
     @cached_property
@@ -174,13 +178,26 @@ class Evidence:
 
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts.
         """
-        return {"own": self._rounds(), "least": self._rounds(least=True), "prefilled": self._rounds(prefilled=True)}
+        return {
+            "own": self._rounds(self.drafts),
+            "least": self._rounds(self.drafts, least=True),
+            "prefilled": self._rounds(self.drafts, prefilled=True),
+        }
 
-    def _rounds(self, *, least: bool = False, prefilled: bool = False) -> list[Round]:
+    @cached_property
+    def asked_schedules(self) -> dict[str, list[Round]]:
+        """The rounds if the draft applies the options of rows, or does not."""
+        drafts = self._drafted(asked=True)
+        asked = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
+        return self.schedules | asked
+
+    def _rounds(
+        self, drafted: list[dict[int, list[int]]], *, least: bool = False, prefilled: bool = False
+    ) -> list[Round]:
         rounds: list[Round] = []
         at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
         while at:
-            drafts = {row: self.drafts[row][n][: self.budget(row, n)] for row, n in at.items()}
+            drafts = {row: drafted[row][n][: self.budget(row, n)] for row, n in at.items()}
             if prefilled and not rounds:
                 drafts = {row: [] for row in drafts}
             if least:

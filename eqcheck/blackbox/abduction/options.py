@@ -33,14 +33,14 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
         yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
     if names:
         asked = " and ".join(names)
-        for schedule in evidence.schedules:
+        for schedule in evidence.asked_schedules:
             for bonus_only, where in ((False, ""), (True, " for the bonus token")):
                 words = f"{asked}: the tokens of the current round are not counted{where}"
                 yield finding(evidence, Ignored(words), _stale(evidence, schedule, bonus_only))
             words = f"{asked}: applied to the first token of a round alone"
             yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
     if "min_new_tokens" in names:
-        for schedule in evidence.schedules:
+        for schedule in evidence.asked_schedules:
             for prompt, where in ((False, ""), (True, ", and with the prompt's too after a round with a rejected one")):
                 words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
                 yield finding(evidence, Ignored(words), _counted(evidence, schedule, prompt))
@@ -65,7 +65,7 @@ def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
 
 def _places(evidence: Evidence, schedule: str) -> Iterator[tuple[Turn, int, int]]:
     """Every new token's index in its row, with the turn it comes from and the index at which that begins."""
-    for turns in evidence.schedules[schedule]:
+    for turns in evidence.asked_schedules[schedule]:
         for turn in turns:
             start = turn.start - len(evidence.prompts[turn.row])
             for index in range(start, start + turn.end - turn.start):
@@ -86,7 +86,7 @@ def _counted(evidence: Evidence, schedule: str, prompt: bool) -> dict[tuple[int,
     chosen = {}
     rejected = {  # where the next turn of a row begins after one that rejected a draft token
         (turn.row, turn.end)
-        for turns in evidence.schedules[schedule]
+        for turns in evidence.asked_schedules[schedule]
         for turn in turns
         if turn.accepted < len(turn.drafts)
     }
