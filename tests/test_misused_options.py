@@ -100,7 +100,7 @@ MISUSED = [
     (
         _counting_the_prompt,
         "min_new_tokens",
-        "when the round began, and with the prompt's too after a round with a rejected one",
+        "when the round began; after one that rejects a draft token the prompt's, but one, are counted too",
     ),
 ]
 

@@ -100,7 +100,9 @@ class _UnderWay:
             self._find(outcome) if self._repeats(outcome) else self.result.doubtful.append(outcome)
         self.result.unsettled = sum(outcome.drawn for outcome in self.pending)
         if self.pending:
-            self.result.warnings.append(f"{len(self.pending)} failing cases were not looked at: the time was used up")
+            self.result.warnings.append(
+                f"{len(self.pending)} failing cases count with no finding: there was no time to look into them"
+            )
         if self.hung >= HANGS_TO_GIVE_UP:
             self.result.warnings.append(f"stopped after {self.hung} cases that did not end")
         if self.corpus:
@@ -218,7 +220,7 @@ class _UnderWay:
             if not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom:
                 return self._count(number)
         causes = {number: self.causes[number] for number in near if number in self.causes}
-        fit = fitting(outcome, list(causes.values())) if outcome.symptom == WRONG_TOKEN else None
+        fit = fitting(outcome, list(causes.values())) if outcome.wrong else None
         return any(fit in (cause, *cause.also) and self._count(number) for number, cause in causes.items())
 
     def _count(self, number: int) -> bool:
@@ -294,10 +296,10 @@ class _UnderWay:
         if option and (found is None or found.component == "sampling"):  # one token says little
             others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
             found = misused([outcome, *others])
-        if found is None and elsewhere is not None and not (option and elsewhere.component == "sampling"):
-            found = fitting(outcome, [elsewhere])
-            if found is not None:
-                return found, " of a larger case"
+        if elsewhere is not None and not (option and elsewhere.component == "sampling"):
+            larger = fitting(outcome, [elsewhere])
+            if larger is not None and (found is None or larger.chance < found.chance):
+                return larger, " of a larger case"
         if found is None and not option and outcome.symptom == WRONG_TOKEN:
             others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
             found = common([outcome, *others])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -28,6 +28,7 @@ class Turn:
 
 
 Round = tuple[Turn, ...]
+_PADDED = -1  # no token
 FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it likely
 NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)  # in standard deviations of the scores
 
@@ -121,12 +122,17 @@ class Evidence:
 
     @cached_property
     def drafts(self) -> list[dict[int, list[int]]]:
-        """By row and number of committed tokens, the K tokens that the draft proposes next; none without a draft."""
+        """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
+        if self.case.drafting == "ngram":
+            return self._each(lambda row, at: looked_up(self.texts[row][:at], self.case.num_draft_tokens))
         return self._drafted(asked=False)
 
+    def _each(self, found: Callable[[int, int], list[int]]) -> list[dict[int, list[int]]]:
+        return [{at: found(row, at) for at in self._places(row)} for row in range(len(self.texts))]
+
     def _drafted(self, asked: bool) -> list[dict[int, list[int]]]:
-        """The same of a draft that is ``asked`` for what rows ask for: it applies their options, too."""
-        branches: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
+        """What the draft proposes, if it has to; one that is ``asked`` for what rows ask for applies their options."""
+        branches = self._each(lambda row, at: [])
         for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
             for row, found in enumerate(
                 answers(self.draft, [self._branched(r, branches[r]) for r in range(len(branches))])
@@ -186,8 +192,12 @@ class Evidence:
 
     @cached_property
     def asked_schedules(self) -> dict[str, list[Round]]:
-        """The rounds if the draft applies the options of rows, or does not."""
-        drafts = self._drafted(asked=True)
+        """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K."""
+        k = self.case.num_draft_tokens
+        if self.case.drafting == "ngram":
+            drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
+        else:
+            drafts = self._drafted(asked=True)
         asked = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
         return self.schedules | asked
 
@@ -214,6 +224,15 @@ class Evidence:
             rounds.append(turns)
             at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
         return rounds
+
+
+def looked_up(text: Sequence[int], k: int) -> list[int]:
+    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before."""
+    for size in (2, 1):
+        for start in range(len(text) - size):
+            if text[start : start + size] == text[len(text) - size :]:
+                return list(text[start + size : start + size + k])
+    return []
 
 
 def agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:

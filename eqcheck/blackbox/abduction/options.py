@@ -41,7 +41,10 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
             yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
     if "min_new_tokens" in names:
         for schedule in evidence.asked_schedules:
-            for prompt, where in ((False, ""), (True, ", and with the prompt's too after a round with a rejected one")):
+            for prompt, where in (
+                (False, ""),
+                (True, "; after one that rejects a draft token the prompt's, but one, are counted too"),
+            ):
                 words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
                 yield finding(evidence, Ignored(words), _counted(evidence, schedule, prompt))
     kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
