@@ -16,6 +16,7 @@ from eqcheck.blackbox.audit import _UnderWay, audit
 from eqcheck.blackbox.case import EngineCase, Row
 from eqcheck.blackbox.judge import RowJudgement
 from eqcheck.blackbox.outcome import EngineOutcome
+from eqcheck.blackbox.report import write
 from eqcheck.blackbox.result import EngineAudit, Finding
 from eqcheck.blackbox.worker import Answer, EngineWorker
 from eqcheck.contract import RowOptions
@@ -115,3 +116,47 @@ def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) 
         found = audit(registry.load(str(tmp_path / f"{name}.py")), Options(cases=4), sys.executable)
         assert [finding.fingerprint for finding in found.findings] == ["crash/invalid-output:outputs"]
         assert found.findings[0].count == 4
+
+
+SCRIPTED = """
+import eqcheck
+
+def prepare():
+    pass
+
+def start(target, draft, request):
+    import torch
+    from transformers import AutoModelForCausalLM
+    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+
+def decode(model, request, observed=None):
+    import torch
+    rows = []
+    for prompt, asked in zip(request.prompts, request.rows):
+        ids = list(prompt)
+        while len(ids) < len(prompt) + asked.max_new_tokens and not set(ids[len(prompt):]) & set(asked.eos_token_ids):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        rows.append(ids[len(prompt):])
+    return rows if request.drafting == "none" else [[*row[:-1], -1] for row in rows]
+
+@eqcheck.decoder(name="scripted", checkpoints=True, dtype="float64")
+class Scripted:
+    script = (prepare, start, decode)
+    requirements = "transformers"
+    def __call__(self, target, draft, request):
+        return decode(start(target, draft, request), request)
+"""
+
+
+def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
+    (tmp_path / "scripted.py").write_text(SCRIPTED)
+    found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1), sys.executable)
+    (violation,) = write(found, tmp_path / "report")["violations"]
+    text = Path(violation["script"]).read_text()
+    assert "crash/invalid-output" in text
+    assert not found.warnings or not any("does not show it" in warning for warning in found.warnings)
+    monkeypatch.setattr("eqcheck.blackbox.report.checked_script", lambda audit, finding: None)
+    assert write(found, tmp_path / "report")["violations"][0]["script"] is None
+    assert not list((tmp_path / "report").glob("*.py"))
+    assert any("does not show it" in warning for warning in found.warnings)

@@ -45,6 +45,8 @@ def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
             write_whole(path, script)
             named.add(path)
             scripts[finding.fingerprint] = str(path)
+        elif hasattr(audit.decoder.function, "script"):
+            audit.warnings.append(f"{finding.fingerprint}: a script of it alone does not show it")
     report = to_dict(audit, folder, scripts)
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
     write_whole(folder / "report.md", to_markdown(audit, report))
@@ -159,9 +161,10 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
     if report["violations"]:
         lines += [
-            "Counted with a violation are cases that look the same and need no other options, those of the corpus "
+            "Counted with a violation are cases that look the same and need no other options, or that the same edit",
+            "explains, those of the corpus among them; what is said of the cause is said of the case shown.",
+            "",
         ]
-        lines += ["among them; what is said of the cause is said of the case shown.", ""]
     for violation in report["violations"]:
         text = "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part)
         lines += [f"## {violation['fingerprint']}: {violation['count']} cases", "", "```", text, "```", ""]

@@ -45,7 +45,7 @@ class EngineAudit:
     """The result of an engine's audit.
 
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
-    not fail again, ``unsettled`` counts those that were not looked at.
+    not fail again, ``unsettled`` counts those that belong to no finding, for want of time.
     """
 
     decoder: Decoder
