@@ -47,7 +47,7 @@ def serve(spec: str, target: str, draft: str) -> None:
         running = decoder.running()
         generate = running.__enter__()
     except Exception as error:
-        say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         return
     say(ready=str(getattr(generate, "version", decoder.version)))
     for line in sys.stdin:
@@ -62,11 +62,16 @@ def serve(spec: str, target: str, draft: str) -> None:
         except Unsupported as error:
             say(unsupported=str(error))
         except Exception as error:
-            say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         else:
             say(outputs=outputs, observed=getattr(generate, "observed", {}))
     with suppress(Exception):
         running.__exit__(None, None, None)
+
+
+def _traceback() -> str:
+    """The traceback of the exception under way, with paths from the environment's and eqcheck's own folder on."""
+    return traceback.format_exc().replace(f"{sys.prefix}{os.sep}", "").replace(f"{_HERE.parent}{os.sep}", "")
 
 
 def _import_eqcheck() -> None:
