@@ -155,8 +155,8 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     (violation,) = write(found, tmp_path / "report")["violations"]
     text = Path(violation["script"]).read_text()
     assert "crash/invalid-output" in text
-    assert not found.warnings or not any("does not show it" in warning for warning in found.warnings)
-    monkeypatch.setattr("eqcheck.blackbox.report.checked_script", lambda audit, finding: None)
+    assert not any("does not show it" in warning for warning in found.warnings)
+    found.scripts = dict.fromkeys(found.scripts)
     assert write(found, tmp_path / "report")["violations"][0]["script"] is None
     assert not list((tmp_path / "report").glob("*.py"))
     assert any("does not show it" in warning for warning in found.warnings)

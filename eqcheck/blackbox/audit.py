@@ -21,6 +21,7 @@ from eqcheck.blackbox.explain import UNTRIED, abduced, common, explain, fitting,
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN, EngineOutcome, judged
 from eqcheck.blackbox.result import EngineAudit, Finding
+from eqcheck.blackbox.script import checked_script
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.worker import EngineWorker
 from eqcheck.contract import CAPABILITIES, Decoder
@@ -28,7 +29,7 @@ from eqcheck.contract import CAPABILITIES, Decoder
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 REPEATS = 3
-LOOKING, SCRIPT = 0.92, 0.03  # of a time budget; less for each finding, whose script takes its time
+LOOKING = 0.9  # of a time budget; then scripts are finished
 DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
 VERDICT = 1000  # cases
 LEAST_ROUND = 0.08  # of the budget
@@ -43,6 +44,7 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
     result = EngineAudit(decoder, options, python)
     with EngineWorker(decoder, python, options.case_timeout) as worker:
         worker.open()
+        result.version = worker.version
         under_way = _UnderWay(result, worker, listen)
         try:
             under_way.replay()
@@ -52,7 +54,6 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
             result.interrupted = True
             result.warnings.append("interrupted")
         under_way.close()
-        result.version = worker.version
     result.warnings += _warnings(result)
     result.findings.sort(key=lambda finding: -finding.count)
     result.elapsed = time.monotonic() - start
@@ -69,14 +70,15 @@ class _UnderWay:
         self.source = islice(Axes(result.options.seed, result.decoder.capabilities).cases(), result.options.cases)
         self.pending: list[EngineOutcome] = []
         self.causes: dict[int, Abduced] = {}  # by number of finding
+        self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self.scripts: dict[str, Future[str | None]] = {}  # by fingerprint
         self.hung = 0
         self.begun, self.budget = time.monotonic(), result.options.budget
 
     @property
     def end(self) -> float:
         """When to stop looking."""
-        share = max(0.5, LOOKING - SCRIPT * len(self.result.findings))
-        return self.begun + (self.budget * share if self.budget else _LAST_RESORT_S)
+        return self.begun + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
 
     def replay(self) -> None:
         """Decode what broke the engine before; cases of other checkpoints cannot be."""
@@ -105,6 +107,8 @@ class _UnderWay:
             )
         if self.hung >= HANGS_TO_GIVE_UP:
             self.result.warnings.append(f"stopped after {self.hung} cases that did not end")
+        self.result.scripts = {finding.fingerprint: self._script(finding).result() for finding in self.result.findings}
+        self.scripting.shutdown()
         if self.corpus:
             for finding in self.result.findings:
                 self.corpus.store(stored_finding(self.result, finding), claimed=True)
@@ -165,8 +169,8 @@ class _UnderWay:
 
     @property
     def _counting_s(self) -> float:
-        """How long it takes to count what is left with the findings there are."""
-        return len(self.pending) * self.result.drawing_s / max(1, len(self.result.outcomes))
+        """How long it takes to count what is left with the findings there are: some are decoded several times."""
+        return 3 * len(self.pending) * self.result.drawing_s / max(1, len(self.result.outcomes))
 
     def _settle_telling(self, group: list[EngineOutcome]) -> None:
         """The first finding of a group: one that abduction can explain."""
@@ -314,9 +318,18 @@ class _UnderWay:
             if same and (earlier.outcome.symptom, earlier.needs) == (finding.outcome.symptom, finding.needs):
                 better = earlier.explanation.component == "unattributed" != finding.explanation.component
                 self.result.findings[number] = replace(finding if better else earlier, count=earlier.count + 1)
-                return number
-        self.result.findings.append(finding)
-        return len(self.result.findings) - 1
+                break
+        else:
+            number = len(self.result.findings)
+            self.result.findings.append(finding)
+        self._script(self.result.findings[number])
+        return number
+
+    def _script(self, finding: Finding) -> Future[str | None]:
+        """The script of a finding, checked while the audit goes on."""
+        if finding.fingerprint not in self.scripts:
+            self.scripts[finding.fingerprint] = self.scripting.submit(checked_script, self.result, finding)
+        return self.scripts[finding.fingerprint]
 
 
 def stored_finding(audit: EngineAudit, finding: Finding) -> StoredViolation:

@@ -6,8 +6,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from eqcheck.audit.report import REPORT_FORMAT, percent
 from eqcheck.blackbox.audit import stored_finding
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.result import EngineAudit, Finding
-from eqcheck.blackbox.script import checked_script
 
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target does "
@@ -33,9 +30,8 @@ def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     named = {folder / "report.json", folder / "report.md"}
     scripts = {}
-    with ThreadPoolExecutor(2) as pool:
-        checked = list(pool.map(partial(checked_script, audit), audit.findings))
-    for finding, script in zip(audit.findings, checked, strict=True):
+    for finding in audit.findings:
+        script = audit.scripts.get(finding.fingerprint)
         case_file = _case_file(folder, finding)
         case_file.parent.mkdir(exist_ok=True)
         write_whole(case_file, stored_finding(audit, finding).to_json())

@@ -46,6 +46,7 @@ class EngineAudit:
 
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
     not fail again, ``unsettled`` counts those that belong to no finding, for want of time.
+    ``scripts`` are those of the findings by fingerprint, None where none shows it.
     """
 
     decoder: Decoder
@@ -56,6 +57,7 @@ class EngineAudit:
     replayed: list[EngineOutcome] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     doubtful: list[EngineOutcome] = field(default_factory=list)
+    scripts: dict[str, str | None] = field(default_factory=dict)
     unsettled: int = 0
     warnings: list[str] = field(default_factory=list)
     drawing_s: float = 0.0

@@ -21,7 +21,7 @@ from eqcheck.blackbox.abduction.contexts import systematic
 from eqcheck.blackbox.abduction.evidence import Evidence
 from eqcheck.blackbox.abduction.options import anothers_end, ignored
 from eqcheck.blackbox.abduction.outputs import emitted, ended
-from eqcheck.blackbox.abduction.ranking import Finding, finding, fingerprint, row_by_row, together, tried
+from eqcheck.blackbox.abduction.ranking import Finding, Hypothesis, finding, fingerprint, row_by_row, together, tried
 from eqcheck.blackbox.case import EngineCase
 
 COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
@@ -110,30 +110,31 @@ def abduce_alike(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
 
 
 def _pooled(tries: Sequence[tuple[Evidence, list[Finding], int]]) -> Abduced | None:
-    """The best of what explains all of the first case, by what it explains of all cases."""
-    common: dict[str, list[Finding]] = {}
+    """The best of what explains the first case, by what it explains of all cases."""
+    common: dict[Hypothesis, list[Finding]] = {}
     for number, (evidence, found, _) in enumerate(tries):
         here = {
-            o.hypothesis.words: o
-            for o in found
-            if (o.complete or (number and _once(o))) and (o.explained or evidence.first is None)
+            one.hypothesis: one
+            for one in found
+            if (one.complete or (number and _once(one))) and (one.explained or evidence.first is None)
         }
         if not number:
-            common = {key: [one] for key, one in here.items()}
+            common = {key: [] for key in here}
         common = {
-            key: [*before, here[key]] if number and key in here else before
+            key: [*before, here[key]] if key in here else before
             for key, before in common.items()
             if key in here or _once(before[0])
         }
-    pooled = [
-        replace(reduce(together, found), chance=prod(o.chance for o in found) * comb(len(tries), len(found)))
-        for found in common.values()
-    ]
-    best = _best(tries[0][0], pooled, max((count for _, _, count in tries), default=0))
+    pooled = {
+        key: replace(reduce(together, found), chance=prod(o.chance for o in found) * comb(len(tries), len(found)))
+        for key, found in common.items()
+    }
+    best = _best(tries[0][0], list(pooled.values()), max((count for _, _, count in tries), default=0))
     if best is None:
         return None
+    key = min((key for key in pooled if key.words == best.edit), key=lambda key: pooled[key].chance)
     surprising = sum(len(evidence.surprising) for evidence, _, _ in tries)
-    return replace(best, explained=sum(len(found.explained) for found in common[best.edit]), surprising=surprising)
+    return replace(best, explained=sum(len(found.explained) for found in common[key]), surprising=surprising)
 
 
 def _once(found: Finding) -> bool:

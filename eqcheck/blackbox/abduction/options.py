@@ -14,9 +14,10 @@ from eqcheck.contract import RowOptions
 
 @dataclass(frozen=True)
 class Ignored:
-    """What is done with an option."""
+    """What is done with an option; ``schedule`` names the rounds it is done in, see `Evidence.asked_schedules`."""
 
     words: str
+    schedule: str = ""
     component: str = "sampling"
     kind: str = "ignored-option"
 
@@ -36,9 +37,9 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
         for schedule in evidence.asked_schedules:
             for bonus_only, where in ((False, ""), (True, " for the bonus token")):
                 words = f"{asked}: the tokens of the current round are not counted{where}"
-                yield finding(evidence, Ignored(words), _stale(evidence, schedule, bonus_only))
+                yield finding(evidence, Ignored(words, schedule), _stale(evidence, schedule, bonus_only))
             words = f"{asked}: applied to the first token of a round alone"
-            yield finding(evidence, Ignored(words), _first_alone(evidence, schedule))
+            yield finding(evidence, Ignored(words, schedule), _first_alone(evidence, schedule))
     if "min_new_tokens" in names:
         for schedule in evidence.asked_schedules:
             for prompt, where in (
@@ -46,7 +47,7 @@ def ignored(evidence: Evidence) -> Iterator[Finding]:
                 (True, "; after one that rejects a draft token the prompt's, but one, are counted too"),
             ):
                 words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
-                yield finding(evidence, Ignored(words), _counted(evidence, schedule, prompt))
+                yield finding(evidence, Ignored(words, schedule), _counted(evidence, schedule, prompt))
     kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(one, options=rows[other].options) for one in rows]
