@@ -164,8 +164,8 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
     for violation in report["violations"]:
         text = "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part)
         lines += [f"## {violation['fingerprint']}: {violation['count']} cases", "", "```", text, "```", ""]
-        lines += [f"Case: `{json.dumps(violation['case'])}`", "", f"Reproduce: `{violation['reproduce']}`"]
-        lines += [f", or with the engine alone: `python {violation['script']}`" if violation["script"] else "", ""]
+        alone = f", or with the engine alone: `python {violation['script']}`" if violation["script"] else ""
+        lines += [f"Case: `{json.dumps(violation['case'])}`", "", f"Reproduce: `{violation['reproduce']}`{alone}", ""]
     rows = [(name, report["coverage"].get(name, 0), what) for name, what in COUNTERS.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     return "\n".join(

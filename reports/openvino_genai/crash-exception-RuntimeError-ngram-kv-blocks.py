@@ -1,0 +1,253 @@
+"""openvino_genai: crash/exception:RuntimeError, found by eqcheck 0.1.0.
+
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram, kv-blocks. Without speculation the engine is right.
+crash/exception:RuntimeError: the decoder raised. RuntimeError: Check 'sequence_group->get_max_new_tokens() >=
+generated_and_verified_len' failed at /home/jenkins/agent/workspace/private-ci/ie/build-linux-
+manylinux_2_28/b/repos/openvino.genai/src/cpp/src/sampling/sampler.cpp:1519
+
+    python <this file>        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+
+def row(prompt, max_new_tokens, **options):
+    """A prompt and what is asked for it."""
+    asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
+    asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    vars(asked).update(options)
+    return prompt, asked
+
+
+ROWS = [
+    row([109, 31, 222, 133, 126, 70, 10, 12, 178, 162, 9, 7, 98, 77, 250, 148, 250, 130, 10, 139, 32, 94, 235, 118, 182, 26, 120, 193, 54, 232, 9, 166, 12, 197, 36, 142, 140, 212, 197, 222, 98, 105, 182, 37, 20, 209, 222, 55, 24, 109, 31, 222, 133, 126, 70, 10, 12, 178, 162, 9, 7, 98, 77, 250, 148, 250, 130, 10, 139, 32, 94, 235, 118, 182, 26, 120, 193, 54, 232, 9, 166, 12, 197, 36, 142, 140, 212, 197, 222, 98, 105, 182, 37], 2),
+    row([131, 134, 169, 39, 10, 218, 146, 189, 169, 191, 34, 78, 52, 28, 62, 240, 102, 216, 54, 235, 234, 62, 21, 202, 251, 65, 247, 115, 127], 2),
+    row([131, 69, 141, 147, 152, 154, 239, 169, 161, 189, 95, 177, 247, 217, 187, 167, 78, 170, 173, 108, 25, 56, 47, 228, 180, 101, 238, 238, 233], 2),
+    row([116], 2),
+    row([135, 255, 108, 84, 153, 109, 22, 138, 234, 120, 22, 187, 250, 11, 247, 143, 49, 111, 69, 40, 55, 64, 248, 71, 47, 193, 25, 73, 71], 2),
+]
+SETTINGS = {'num_draft_tokens': 3, 'drafting': 'ngram', 'token_budget': None, 'kv_blocks': 10, 'prefix_caching': None}
+
+# What the target emits for each row, in float64, alone.
+EXPECTED = [[51, 217], [52, 19], [227, 250], [200, 253], [47, 216]]
+
+VOCAB_SIZE = 256
+POSITIONS = 2048
+_SEED, _SPREAD, _NOISE = 1, 0.3, 0.013
+
+
+def build(folder: Path) -> tuple[str, str]:
+    """Write target and draft into a folder; returns where they are."""
+    target = target_model()
+    for name, model in (("target", target), ("draft", noisy(target))):
+        model.save_pretrained(folder / name)
+        tokenizer().save(str(folder / name / "tokenizer.json"))
+        (folder / name / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return str(folder / "target"), str(folder / "draft")
+
+
+def config() -> Any:
+    """A tiny Llama."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=_SPREAD,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def target_model() -> Any:
+    """The target: random weights, widely spread."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(config()).float().eval()
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, _SPREAD, generator=generator)
+    return model
+
+
+def noisy(model: Any) -> Any:
+    """The draft: the target with noise on its weights."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    draft = LlamaForCausalLM(model.config).float().eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.empty_like(parameter).normal_(0.0, _NOISE, generator=generator))
+    return draft
+
+
+def tokenizer() -> Any:
+    """A tokenizer, for engines ask for one even where prompts are token ids; OpenVINO's wants a special token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2]
+    vocabulary = {token: i for i, token in enumerate([*letters, "ab"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+def prepare() -> None:
+    """Nothing has to be set before the engine is imported."""
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """A pipeline with the request's settings."""
+    import openvino_genai
+
+    target, draft = exported(target), exported(draft)
+    precise = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = request.kv_blocks or 1000
+    if request.token_budget:
+        scheduler.max_num_batched_tokens = request.token_budget
+    if request.prefix_caching is not None:
+        scheduler.enable_prefix_caching = request.prefix_caching
+    properties = dict(precise)
+    if request.drafting == "model":
+        properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **precise)
+    elif request.drafting == "ngram":
+        properties["prompt_lookup"] = True
+    return openvino_genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
+
+
+def exported(folder: str) -> str:
+    """The checkpoint for OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
+    made = Path(folder).with_name(f"{Path(folder).name}-openvino")
+    if made.is_dir():
+        return str(made)
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+    from optimum.intel import OVModelForCausalLM
+    from transformers import AutoTokenizer
+
+    temporary = Path(tempfile.mkdtemp(prefix=f".{made.name}.", dir=made.parent))
+    model = OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False)
+    model.save_pretrained(temporary)
+    tokenizers = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
+    for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
+        openvino.save_model(converted, temporary / f"openvino_{name}.xml")
+    try:
+        os.rename(temporary, made)
+    except OSError:  # another process was faster
+        shutil.rmtree(temporary)
+    return str(made)
+
+
+def generation_config(row: "RowOptions", request: "Request") -> Any:
+    """What one row asks for."""
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = row.max_new_tokens
+    config.do_sample = False
+    config.repetition_penalty = row.repetition_penalty
+    config.presence_penalty = row.presence_penalty
+    config.ignore_eos = not row.eos_token_ids
+    config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
+    config.stop_token_ids = set(row.eos_token_ids) or {0}
+    if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
+        config.min_new_tokens = row.min_new_tokens
+    if request.drafting != "none":
+        config.num_assistant_tokens = request.num_draft_tokens
+    if request.drafting == "ngram":
+        config.max_ngram_size = 2
+    return config
+
+
+def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import numpy
+    import openvino
+
+    prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
+    configs = [generation_config(row, request) for row in request.rows]
+    observed = {} if observed is None else observed
+    if not any(row.arrival for row in request.rows):
+        results = pipeline.generate(prompts, configs)
+        metrics = results[0].extended_perf_metrics
+        if metrics is not None:
+            observed.update(drafted=metrics.get_num_draft_tokens(), accepted=metrics.get_num_accepted_tokens())
+        return [list(result.m_generation_ids[0]) for result in results]
+    waiting = sorted(range(len(prompts)), key=lambda row: request.rows[row].arrival)
+    handles: dict[int, Any] = {}
+    step = 0
+    while waiting or pipeline.has_non_finished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not pipeline.has_non_finished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            handles[row] = pipeline.add_request(row, prompts[row], configs[row])
+        pipeline.step()
+        step += 1
+    return [list(handles[row].read_all()[0].generated_ids) for row in range(len(prompts))]
+
+
+def request(drafting=SETTINGS["drafting"]):
+    prompts, rows = zip(*ROWS)
+    return SimpleNamespace(prompts=list(prompts), rows=list(rows), **{**SETTINGS, "drafting": drafting})
+
+
+def run(target, draft, asked):
+    """Decode in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(decoded, target, draft, asked).result()
+
+
+def decoded(target, draft, asked):
+    prepare()
+    return decode(start(target, draft, asked), asked)
+
+
+def main():
+    folder = Path(tempfile.mkdtemp())
+    try:
+        target, draft = build(folder)
+        plain = run(target, draft, request("none"))
+        try:
+            speculative = run(target, draft, request())
+        except Exception as error:
+            print(f"without speculation: {plain}")
+            print(f"WRONG: {type(error).__name__}: {error}")
+            return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    wrong = [row for row, expected in enumerate(EXPECTED) if speculative[row] != expected]
+    for row in wrong:
+        print(f"row {row} of {len(EXPECTED)}: WRONG")
+        print(f"  expected                        {EXPECTED[row]}")
+        print(f"  the engine without speculation  {plain[row]}")
+        print(f"  the engine with speculation     {speculative[row]}")
+    print(f"{len(wrong)} of {len(EXPECTED)} rows are wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
