@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -14,17 +13,17 @@ from eqcheck.audit.casefile import StoredViolation
 from eqcheck.audit.corpus import Corpus
 from eqcheck.audit.result import Listener, Options, Progress
 from eqcheck.blackbox.abduction import Abduced
-from eqcheck.blackbox.axes import COUNTERS, Axes, alike
+from eqcheck.blackbox.axes import Axes, alike
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.explain import UNTRIED, abduced, common, explain, fitting, misused
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN, EngineOutcome, judged
-from eqcheck.blackbox.result import EngineAudit, Finding
+from eqcheck.blackbox.result import EngineAudit, Finding, warnings_of
 from eqcheck.blackbox.script import checked_script
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.worker import EngineWorker
-from eqcheck.contract import CAPABILITIES, Decoder
+from eqcheck.contract import Decoder
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
@@ -48,13 +47,16 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
         under_way = _UnderWay(result, worker, listen)
         try:
             under_way.replay()
-            while under_way.draw():
+            while True:
+                drawn = under_way.draw()
                 under_way.settle()
+                if not drawn:
+                    break
         except KeyboardInterrupt:
             result.interrupted = True
             result.warnings.append("interrupted")
         under_way.close()
-    result.warnings += _warnings(result)
+    result.warnings += warnings_of(result)
     result.findings.sort(key=lambda finding: -finding.count)
     result.elapsed = time.monotonic() - start
     return result
@@ -85,6 +87,8 @@ class _UnderWay:
         if self.corpus is None:
             return
         for path, stored in self.corpus.load().items():
+            if self.budget and time.monotonic() > self.begun + self.budget * DRAWING_AT_MOST:
+                break
             if not isinstance(stored.case, EngineCase) or stored.case.checkpoint not in ("", checkpoint().name):
                 self.corpus.retire(path)
             else:
@@ -107,12 +111,18 @@ class _UnderWay:
             )
         if self.hung >= HANGS_TO_GIVE_UP:
             self.result.warnings.append(f"stopped after {self.hung} cases that did not end")
-        self.result.scripts = {finding.fingerprint: self._script(finding).result() for finding in self.result.findings}
-        self.scripting.shutdown()
         if self.corpus:
             for finding in self.result.findings:
                 self.corpus.store(stored_finding(self.result, finding), claimed=True)
             self.result.warnings += self.corpus.warnings
+        try:
+            for finding in self.result.findings:
+                script = self._script(finding)
+                if script.done() or not self.result.interrupted:
+                    self.result.scripts[finding.fingerprint] = script.result()
+        except KeyboardInterrupt:
+            self.result.interrupted = True
+        self.scripting.shutdown(wait=False, cancel_futures=True)
 
     def draw(self) -> bool:
         """Decode case after case; meanwhile the last one is judged and the next one drawn. False: nothing is left."""
@@ -170,7 +180,8 @@ class _UnderWay:
     @property
     def _counting_s(self) -> float:
         """How long it takes to count what is left with the findings there are: some are decoded several times."""
-        return 3 * len(self.pending) * self.result.drawing_s / max(1, len(self.result.outcomes))
+        expected = 3 * len(self.pending) * self.result.drawing_s / max(1, len(self.result.outcomes))
+        return min(expected, (self.end - time.monotonic()) / 2)
 
     def _settle_telling(self, group: list[EngineOutcome]) -> None:
         """The first finding of a group: one that abduction can explain."""
@@ -283,7 +294,8 @@ class _UnderWay:
         smallest, minimised = self._minimised(outcome)
         named = needs(smallest.case)
         tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
-        found, basis = self._cause(smallest, minimised, cause) if tried else (None, UNTRIED)
+        elsewhere = cause if smallest is not outcome else None
+        found, basis = self._cause(smallest, minimised, elsewhere) if tried else (None, UNTRIED)
         explanation = explain(smallest, found, basis)
         look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
         fingerprint = ":".join([explanation.fingerprint, *named, *look])
@@ -295,12 +307,14 @@ class _UnderWay:
         """What explains a small failing case, by itself or by others, and by which others."""
         found, others = abduced(outcome), []
         option = bool(set(needs(outcome.case)) & _SAMPLING and outcome.wrong)
+        if option and elsewhere is not None and elsewhere.component == "sampling":
+            elsewhere = None
         if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
             option, found = False, found if found and found.component != "sampling" else None
         if option and (found is None or found.component == "sampling"):  # one token says little
             others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
             found = misused([outcome, *others])
-        if elsewhere is not None and not (option and elsewhere.component == "sampling"):
+        if elsewhere is not None:
             larger = fitting(outcome, [elsewhere])
             if larger is not None and (found is None or larger.chance < found.chance):
                 return larger, " of a larger case"
@@ -364,28 +378,3 @@ _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-pen
 def _size(outcome: EngineOutcome) -> tuple[int, int]:
     rows = outcome.case.rows
     return len(needs(outcome.case)), sum(len(row.prompt) + row.options.max_new_tokens for row in rows)
-
-
-def _warnings(result: EngineAudit) -> list[str]:
-    """What the audit cannot say."""
-    found = []
-    lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
-    if lacking:
-        found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
-    essential = ["several_rows", "ragged_prompts"]
-    if any("drafted" in outcome.answer.observed for outcome in result.claimed):
-        essential += ["accepted", "rejected"]
-    elif result.claimed:
-        found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
-    missing = [name for name in essential if not result.coverage.get(name)]
-    if missing and result.claimed:
-        found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
-    skipped = Counter(outcome.answer.unsupported for outcome in result.outcomes if outcome.status == "skipped")
-    found += [f"{count} cases skipped: {reason}" for reason, count in skipped.most_common(3)]
-    if result.doubtful:
-        ids = ", ".join(outcome.case.id for outcome in result.doubtful[:5])
-        found.append(
-            f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by a "
-            f"new process ({ids}); they may need what was decoded before them, and are no violations"
-        )
-    return found

@@ -156,6 +156,8 @@ def alike(case: EngineCase, number: int) -> EngineCase:
         elif options.eos_token_ids:
             other = ending_like(row, other)
         rows.append(other)
+    if len({row.options for row in case.rows}) == 1:  # they may have to share them
+        rows = [replace(row, options=rows[0].options) for row in rows]
     return replace(case, rows=tuple(rows), num_draft_tokens=_OTHER_K if number % 2 else case.num_draft_tokens)
 
 

@@ -17,6 +17,7 @@ from eqcheck.audit.report import REPORT_FORMAT, percent
 from eqcheck.blackbox.audit import stored_finding
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.result import EngineAudit, Finding
+from eqcheck.blackbox.script import scripted
 
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target does "
@@ -41,7 +42,7 @@ def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
             write_whole(path, script)
             named.add(path)
             scripts[finding.fingerprint] = str(path)
-        elif hasattr(audit.decoder.function, "script"):
+        elif finding.fingerprint in audit.scripts and scripted(audit, finding):
             audit.warnings.append(f"{finding.fingerprint}: a script of it alone does not show it")
     report = to_dict(audit, folder, scripts)
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
@@ -157,8 +158,8 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
     if report["violations"]:
         lines += [
-            "Counted with a violation are cases that look the same and need no other options, or that the same edit",
-            "explains, those of the corpus among them; what is said of the cause is said of the case shown.",
+            "Counted with a violation are cases that look the same and need no other options, or whose wrong tokens",
+            "the same edit yields, be it by chance, those of the corpus among them; the cause is that of the case shown.",
             "",
         ]
     for violation in report["violations"]:

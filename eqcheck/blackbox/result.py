@@ -9,7 +9,7 @@ from eqcheck.audit.result import Options
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.outcome import EngineOutcome
-from eqcheck.contract import Decoder
+from eqcheck.contract import CAPABILITIES, Decoder
 from eqcheck.text import render
 from eqcheck.verdict import Explanation, merge
 
@@ -46,7 +46,7 @@ class EngineAudit:
 
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus; ``doubtful`` are failing cases that did
     not fail again, ``unsettled`` counts those that belong to no finding, for want of time.
-    ``scripts`` are those of the findings by fingerprint, None where none shows it.
+    ``scripts`` are those of the findings by fingerprint, None where one was tried that does not show it.
     """
 
     decoder: Decoder
@@ -99,3 +99,28 @@ class EngineAudit:
     def ties(self) -> int:
         """Near-ties that the engine decided otherwise."""
         return sum(len(row.ties) for outcome in self.claimed for row in outcome.rows)
+
+
+def warnings_of(result: EngineAudit) -> list[str]:
+    """What the audit cannot say."""
+    found = []
+    lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
+    if lacking:
+        found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    essential = ["several_rows", "ragged_prompts"]
+    if any("drafted" in outcome.answer.observed for outcome in result.claimed):
+        essential += ["accepted", "rejected"]
+    elif result.claimed:
+        found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
+    missing = [name for name in essential if not result.coverage.get(name)]
+    if missing and result.claimed:
+        found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+    skipped = Counter(outcome.answer.unsupported for outcome in result.outcomes if outcome.status == "skipped")
+    found += [f"{count} cases skipped: {reason}" for reason, count in skipped.most_common(3)]
+    if result.doubtful:
+        ids = ", ".join(outcome.case.id for outcome in result.doubtful[:5])
+        found.append(
+            f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by a "
+            f"new process ({ids}); they may need what was decoded before them, and are no violations"
+        )
+    return found

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
+import signal
 import subprocess
 import tempfile
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +112,39 @@ if __name__ == "__main__":
 '''
 
 
+def scripted(audit: EngineAudit, finding: Finding) -> bool:
+    """Whether there may be a script: the adapter has what it takes, and it would end."""
+    return hasattr(audit.decoder.function, "script") and finding.outcome.symptom != "crash/hang"
+
+
 def checked_script(audit: EngineAudit, finding: Finding) -> str | None:
-    """The script of a finding, or None where the adapter has none or it does not fail as the finding says."""
-    if not hasattr(audit.decoder.function, "script"):
+    """The script of a finding, or None where there is none or it does not fail as the finding says."""
+    if not scripted(audit, finding):
         return None
     text = script(audit, finding)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(text)
+        process = subprocess.Popen(
+            [audit.python, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,
+            start_new_session=True,  # an interrupt is the audit's, not the script's
+        )
         try:
-            done = subprocess.run([audit.python, str(path)], capture_output=True, text=True, timeout=_RUN_S, cwd=folder)
+            printed, _ = process.communicate(timeout=_RUN_S)
         except subprocess.TimeoutExpired:
             return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too
+            process.wait()
     failure = finding.outcome.answer.failure
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
-    shown = "WRONG" in done.stdout and failed == ("rows are wrong" not in done.stdout)
-    return text if done.returncode == 1 and shown else None
+    shown = "WRONG" in printed and failed == ("rows are wrong" not in printed)
+    return text if process.returncode == 1 and shown else None
 
 
 def script(audit: EngineAudit, finding: Finding) -> str:
@@ -139,7 +159,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
         plain=finding.plain,
         explanation=textwrap.fill(what.replace("\\", "/").replace('"', "'"), 110),
         name="<this file>",
-        requirements=audit.decoder.function.requirements,
+        requirements=getattr(audit.decoder.function, "requirements", "the engine"),
         rows="\n".join(_row(row.to_dict()) for row in case.rows),
         settings=settings,
         expected=json.dumps([truth().row(row) for row in case.rows]),

@@ -67,9 +67,10 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
 
 def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
     """Smaller cases, those that promise most first."""
+    own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
     for name in needs(case):
         yield without(case, (name,))
-        if name.endswith("-penalty"):
+        if name.endswith("-penalty") and own:
             yield _rows(case, list(map(ending_like, case.rows, without(case, (name,)).rows)))
     rows = list(case.rows)
     size = len(rows) // 2
@@ -78,13 +79,13 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             if len(rows) > size:
                 yield _rows(case, rows[:start] + rows[start + size :])
         size //= 2
-    if not {"row-limits", "row-eos"} <= set(capabilities):  # rows share their options
+    if not own:
         for options in _simpler(rows[0].options):
             yield _rows(case, [replace(row, options=options) for row in rows])
     for number, row in enumerate(rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
-        smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids]
-        if {"row-limits", "row-eos"} <= set(capabilities):
+        smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids and own]
+        if own:
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
         for one in smaller:
             yield _rows(case, [*rows[:number], one, *rows[number + 1 :]])

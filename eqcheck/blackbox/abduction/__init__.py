@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import comb, prod
+from math import comb
 from typing import Any
 
 from eqcheck.blackbox.abduction.commits import RULES, follow
@@ -126,7 +126,11 @@ def _pooled(tries: Sequence[tuple[Evidence, list[Finding], int]]) -> Abduced | N
             if key in here or _once(before[0])
         }
     pooled = {
-        key: replace(reduce(together, found), chance=prod(o.chance for o in found) * comb(len(tries), len(found)))
+        key: replace(
+            one := reduce(together, found),
+            chance=one.chance * comb(len(tries), len(found)),
+            complete=len(found) == len(tries) and all(some.complete for some in found),
+        )
         for key, found in common.items()
     }
     best = _best(tries[0][0], list(pooled.values()), max((count for _, _, count in tries), default=0))
@@ -157,7 +161,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
     """What the edits explain that an engine makes everywhere, and how many were tried."""
     rows = len(evidence.texts)
     found = [
-        finding(evidence, rule, follow(evidence, rule, least, most))
+        finding(evidence, replace(rule, least=least, most=rows - most), follow(evidence, rule, least, most))
         for rule in RULES
         for most in (range(rows, min(1, rows - 1), -1) if rows <= BATCH else (rows,))
         for least in (False, True)

@@ -41,6 +41,8 @@ class Rule:
     words: str
     commit: Callable[[Block], list[int]]
     exchanged: int = 0  # how many rows further on predictions are taken from, once a row has left
+    least: bool = False  # see `follow`
+    most: int = 0  # how many rows wait
 
     @property
     def component(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import exp, prod
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Turn:
 
 Round = tuple[Turn, ...]
 _PADDED = -1  # no token
+LEAST_CHANCE = 1e-300  # of what is not forbidden
+_HOPELESS = -1e6  # a logarithm that only a forbidden token makes so small
 FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it likely
 NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)  # in standard deviations of the scores
 
@@ -99,7 +101,8 @@ class Evidence:
         if first >= end:
             return 1.0
         likely = self._likely[row]
-        everywhere = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max().exp())
+        best = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max())
+        everywhere = 0.0 if best < _HOPELESS else max(exp(best), LEAST_CHANCE)
         return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
 
     @property

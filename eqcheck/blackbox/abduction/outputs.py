@@ -99,34 +99,37 @@ def _of_some(evidence: Evidence, found: Finding, rows: set[int]) -> Finding:
 
 def _unverified(evidence: Evidence) -> Finding:
     """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
-    predicted, rows = _right(evidence), set()
+    predicted, rows, choices = _right(evidence), set(), 1
     for row in {row for row, _ in evidence.surprising}:
         output, index = evidence.outputs[row], 0
         while index < len(output):
             if output[index] != evidence.wanted[row][index]:
-                end = max((_delayed(evidence, row, start) for start in range(index + 1)), default=0)
+                starts = range(max(0, index - 2 * evidence.case.num_draft_tokens), index + 1)
+                ends = [end for start in starts for end in _delayed(evidence, row, start)]
+                end = max(ends, default=0)
                 if end <= index:
                     break
                 rows.add(row)
+                choices *= len(ends)
                 predicted |= {(row, n): output[n] for n in range(index, end)}
                 index = end
             index += 1
     words = "draft tokens are emitted that the target never verified, and its predictions for their places after them"
-    return _of_some(evidence, finding(evidence, Returned("over-accept", words, once=True), predicted), rows)
+    found = finding(evidence, Returned("over-accept", words, once=True), predicted)
+    return _of_some(evidence, replace(found, chance=found.chance * choices), rows)
 
 
-def _delayed(evidence: Evidence, row: int, start: int) -> int:
-    """Where such a round would end that begins at ``start``; 0 where none can begin."""
+def _delayed(evidence: Evidence, row: int, start: int) -> list[int]:
+    """Where such a round would end that begins at ``start``, for each number of draft tokens that the output has."""
     output, wanted = evidence.outputs[row], evidence.wanted[row]
     drafts = evidence.drafts[row][len(evidence.prompts[row]) + start]
-    best = 0
+    ends = []
     for count in range(1, min(len(drafts), len(output) - start) + 1):
         if output[start : start + count] != drafts[:count]:
             break
         late = agreeing(output[start + count :], wanted[start : start + len(drafts) + 1])
-        if late or start + count == len(output):
-            best = max(best, start + count + late)
-    return best
+        ends.append(start + count + late if late or start + count == len(output) else 0)
+    return ends
 
 
 def _shortened(evidence: Evidence) -> list[Finding]:

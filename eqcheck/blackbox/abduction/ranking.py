@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from eqcheck.blackbox.abduction.contexts import Context, single
-from eqcheck.blackbox.abduction.evidence import Evidence, agreeing, pick
+from eqcheck.blackbox.abduction.evidence import LEAST_CHANCE, Evidence, agreeing, pick
 from eqcheck.blackbox.abduction.program import Answers, answers
 
 
@@ -51,8 +51,13 @@ def finding(
             return Finding(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
         explained |= {(r, n) for r, n in evidence.surprising if r == row and n < same}
         complete = complete and same == len(output)
-        chance *= evidence.chance(row, same, getattr(hypothesis, "once", False))
+        chance = both(chance, evidence.chance(row, same, getattr(hypothesis, "once", False)))
     return Finding(hypothesis, frozenset(explained), complete, chance)
+
+
+def both(one: float, other: float) -> float:
+    """The chance of both; 0 only if one is: that of a forbidden token."""
+    return max(one * other, LEAST_CHANCE) if one and other else 0.0
 
 
 def predictions(evidence: Evidence, found: Iterable[Answers]) -> dict[tuple[int, int], int]:
@@ -120,7 +125,7 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
 
 def together(before: Finding, found: Finding) -> Finding:
     """What two findings explain of different tokens."""
-    return replace(before, explained=before.explained | found.explained, chance=before.chance * found.chance)
+    return replace(before, explained=before.explained | found.explained, chance=both(before.chance, found.chance))
 
 
 def fingerprint(hypothesis: Hypothesis) -> str:
