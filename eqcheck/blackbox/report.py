@@ -159,7 +159,7 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
     if report["violations"]:
         lines += [
             "Counted with a violation are cases that look the same and need no other options, or whose wrong tokens",
-            "the same edit yields, be it by chance, those of the corpus among them; the cause is that of the case shown.",
+            "the same edit yields, be it by chance, those of the corpus among them; the cause is of the case shown.",
             "",
         ]
     for violation in report["violations"]:
