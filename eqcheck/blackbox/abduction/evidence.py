@@ -230,7 +230,11 @@ class Evidence:
 
 
 def looked_up(text: Sequence[int], k: int) -> list[int]:
-    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before."""
+    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before.
+
+    >>> looked_up([5, 1, 2, 7, 9, 2, 1, 2], 3), looked_up([4, 6, 4], 3), looked_up([4, 6], 3)
+    ([7, 9, 2], [6, 4], [])
+    """
     for size in (2, 1):
         for start in range(len(text) - size):
             if text[start : start + size] == text[len(text) - size :]:
