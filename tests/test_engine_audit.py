@@ -118,6 +118,20 @@ def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) 
         assert found.findings[0].count == 4
 
 
+def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path) -> None:
+    body = """        if len(request.prompts) > 1:
+            raise KeyError("rows")
+        return [[1] * row.max_new_tokens for row in request.rows]
+"""
+    (tmp_path / "raises.py").write_text(ENGINE.partition("        token =")[0] + body)
+    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=None, budget=12.0), sys.executable)
+    failing = sum(outcome.status == "violation" for outcome in found.outcomes)
+    crash = next(one for one in found.findings if one.fingerprint.startswith("crash/exception:KeyError"))
+    assert failing > len(found.outcomes) / 3
+    assert crash.count > 1
+    assert sum(one.count for one in found.findings) + len(found.doubtful) + found.unsettled == failing
+
+
 SCRIPTED = """
 import eqcheck
 

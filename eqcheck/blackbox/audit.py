@@ -47,11 +47,10 @@ def audit(decoder: Decoder, options: Options, python: str, listen: Listener = la
         under_way = _UnderWay(result, worker, listen)
         try:
             under_way.replay()
-            while True:
+            drawn = True
+            while drawn:
                 drawn = under_way.draw()
                 under_way.settle()
-                if not drawn:
-                    break
         except KeyboardInterrupt:
             result.interrupted = True
             result.warnings.append("interrupted")
@@ -99,9 +98,8 @@ class _UnderWay:
 
     def close(self) -> None:
         """Say what was left, and keep the smallest case of each finding."""
-        if self.pending and not (
-            self.result.findings or self.result.interrupted
-        ):  # better one without a cause than none
+        none = not self.result.findings and not self.result.interrupted
+        if self.pending and none:  # better one without a cause than none
             outcome = self.pending.pop(0)
             self._find(outcome) if self._repeats(outcome) else self.result.doubtful.append(outcome)
         self.result.unsettled = sum(outcome.drawn for outcome in self.pending)
