@@ -6,8 +6,9 @@ position      query-position  key-position
 mask          pad-visible  token-hidden  future-visible  window
 cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
 bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
-              pad-in-output  row-swap
+              pad-in-output  row-swap  unverified  prompt-in-output
 sampling      ignored-option               (a penalty or a minimum is not applied as asked)
+state         leaks-from-earlier-request     (the answer depends on what was decoded before)
 draft         desync  lost-bonus             (speed, not correctness: reported as a warning)
 crash         exception  hang  invalid-output
 unattributed  unattributed                   (output wrong, no cause shown: never a guess)
@@ -46,8 +47,11 @@ KINDS = {
         "over-length",
         "pad-in-output",
         "row-swap",
+        "unverified",
+        "prompt-in-output",
     ),
     "sampling": ("ignored-option",),
+    "state": ("leaks-from-earlier-request",),
     "draft": ("desync", "lost-bonus"),
     "crash": ("exception", "hang", "invalid-output"),
     "unattributed": ("unattributed",),
