@@ -18,7 +18,7 @@ from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Clock, Timed
 from eqcheck.bench.report import tables, write
 from eqcheck.bench.run import Plan, bench
-from eqcheck.bench.workload import Workload
+from eqcheck.bench.workload import NEAR, Workload
 from eqcheck.contract import Decoder
 from eqcheck.pair import Pair
 
@@ -118,20 +118,28 @@ def test_wrong_outputs_are_found(workload: Workload) -> None:
     assert workload.wrong(short) == "prompt 1, outputs[0][0]: expected a token in 0..66, got -1"
 
 
-def test_near_ties_are_told_from_wrong_tokens() -> None:
-    """Two tokens with the same weights are equally good everywhere; taking the second is a tie, a third is wrong."""
+@pytest.mark.parametrize(("gap", "tie"), [(NEAR / 2, True), (3 * NEAR, False)])
+def test_near_ties_are_told_from_wrong_tokens(gap: float, tie: bool) -> None:
+    """Token 66 is token 5 again, a fixed gap less good: taking it is a tie or wrong by the gap, a third is wrong.
+
+    The gap is far above what float32 rounds away, so every kernel prefers token 5. (Of two equal logits, some CPUs
+    take the one and some the other.)
+    """
     target = tiny("llama", dtype=torch.float32)
     with torch.no_grad():
-        target.lm_head.weight[66] = target.lm_head.weight[5]
         target.model.embed_tokens.weight[66] = target.model.embed_tokens.weight[5]
-        target.lm_head.weight[5] *= 3
-        target.lm_head.weight[66] *= 3
+        target.lm_head.weight[66] = target.lm_head.weight[5]
+        bias = torch.zeros(67)
+        bias[5], bias[66] = 4, 4 - gap
+        target.lm_head.bias = torch.nn.Parameter(bias)
     workload = Workload(Pair(target, target), TEXT, "uniform", 6, NEW)
     number, row = next((i, row) for i, row in enumerate(workload.truth) if 5 in row)
+    assert not any(66 in row for row in workload.truth)
+    ties = workload.ties  # of the truth itself
     outputs = [list(row) for row in workload.truth]
     outputs[number][row.index(5)] = 66
-    assert workload.wrong(outputs) == ""
-    assert workload.ties == 1
+    assert (workload.wrong(outputs) == "") is tie
+    assert workload.ties == ties + tie
     outputs[number][row.index(5)] = 7
     assert workload.wrong(outputs) != ""
 
