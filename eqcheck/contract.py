@@ -25,6 +25,16 @@ CACHE_STATES = {
     "late-rows": "rows join while others are being decoded",
 }
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
+REQUIREMENTS = {
+    "equal-lengths": "all prompts are of one length",
+    "one-eos": "there is at most one EOS id",
+    "no-eos": "there is no EOS id",
+    "pad-not-in-prompt": "the pad id occurs in no prompt",
+    "eos-not-in-prompt": "no EOS id occurs in a prompt",
+    "batch-1": "there is one row",
+    "min-limit-2": "max_new_tokens is at least 2",
+}
+"""What a decoder may need of every request; `eqcheck.requirements.unmet` tells whether a request has it."""
 CAPABILITIES = {
     "row-limits": "rows have limits of their own",
     "row-eos": "rows have EOS ids of their own",

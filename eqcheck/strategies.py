@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES, TAKEN
 from eqcheck.hashing import WINDOW, continue_row
+from eqcheck.requirements import checked
 
 VOCAB_SIZE = 128
 PADS = ("distinct", "eos", "in-prompt", "emitted")
 
 
-@st.composite
 def cases(
-    draw: st.DrawFn,
     *,
     families: tuple[str, ...] = CLAIMED,
     padding_sides: tuple[str, ...] = PADDING_SIDES,
@@ -28,35 +27,50 @@ def cases(
     max_prompt: int = 6,
     max_new_tokens: int = 10,
     max_draft_tokens: int = 4,
-) -> Case:
+    requires: tuple[str, ...] = (),
+) -> st.SearchStrategy[Case]:
     """Cases over the given families, padding sides and cache states; the bounds are inclusive.
 
     EOS tokens are tokens that the target really emits, so they fall inside accepted blocks, on corrections, on
     bonus tokens, first, and at the limit; now and then one occurs in a prompt. The pad id is a token that never
-    occurs, or an EOS, or a token of a prompt, or an emitted one.
+    occurs, or an EOS, or a token of a prompt, or an emitted one. ``requires`` names preconditions
+    (`eqcheck.contract.REQUIREMENTS`) that every case meets; `UsageError` for one that does not exist.
 
         >>> from hypothesis import find
         >>> find(cases(), lambda case: len(case.prompts) > 1).prompts
         ((0,), (0,))
     """
-    limit = draw(st.integers(1, max_new_tokens))
+    rows = 1 if "batch-1" in checked(requires) else max_rows
+    return _cases(
+        families, padding_sides, cache_states, (rows, max_prompt, max_new_tokens, max_draft_tokens), frozenset(requires)
+    )
+
+
+@st.composite
+def _cases(
+    draw: st.DrawFn,
+    families: tuple[str, ...],
+    padding_sides: tuple[str, ...],
+    cache_states: tuple[str, ...],
+    most: tuple[int, int, int, int],
+    requires: frozenset[str],
+) -> Case:
+    max_rows, max_prompt, max_new_tokens, max_draft_tokens = most
+    limit = draw(st.integers(min(2, max_new_tokens) if "min-limit-2" in requires else 1, max_new_tokens))
     k = draw(st.integers(1, max_draft_tokens))
     family = draw(st.sampled_from(families))
     side = draw(st.sampled_from(padding_sides))
     agreement = draw(st.sampled_from((None,) * 7 + (0.0, 0.3, 0.7, 1.0)))
-    prompt = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=max_prompt).map(tuple)
+    length = draw(st.integers(1, max_prompt)) if "equal-lengths" in requires else None
+    prompt = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=length or 1, max_size=length or max_prompt).map(tuple)
     accepted = st.lists(st.integers(0, k), max_size=min(limit, 5)).map(tuple)
     rows = draw(st.lists(st.tuples(prompt, accepted), min_size=1, max_size=max_rows))
     state = _state(draw, cache_states, family, [prompt for prompt, _ in rows])
     prompts = state.pop("prompts")
     accepts = tuple(accepted for _, accepted in rows) if agreement is None else ()
-    count = len(rows)
     truth = [continue_row(family, VOCAB_SIZE, 0, prompt, limit)[0] for prompt in prompts]
-    places = draw(st.integers(0, 2))
-    eos = [draw(st.sampled_from(truth[draw(st.integers(0, count - 1))])) for _ in range(places)]
-    if draw(st.integers(0, 7)) == 7:
-        eos.append(draw(st.sampled_from(draw(st.sampled_from(prompts)))))
-    pad = _pad(draw, prompts, truth, eos)
+    eos = _eos(draw, prompts, truth, requires)
+    pad = _pad(draw, prompts, truth, eos, "pad-not-in-prompt" in requires)
     return Case(
         prompts=prompts,
         max_new_tokens=limit,
@@ -92,14 +106,38 @@ def _state(draw: st.DrawFn, taken: tuple[str, ...], family: str, prompts: list[t
     return {"prompts": tuple(prompts), **found}
 
 
-def _pad(draw: st.DrawFn, prompts: tuple[tuple[int, ...], ...], truth: list[tuple[int, ...]], eos: list[int]) -> int:
-    kind = draw(st.sampled_from(PADS))
+def _eos(
+    draw: st.DrawFn, prompts: tuple[tuple[int, ...], ...], truth: list[tuple[int, ...]], requires: frozenset[str]
+) -> list[int]:
+    """EOS ids: mostly emitted ones, now and then one of a prompt; fewer where ``requires`` leaves no candidate."""
+    if "no-eos" in requires:
+        return []
+    barred = {token for prompt in prompts for token in prompt} if "eos-not-in-prompt" in requires else set()
+    eos = []
+    for _ in range(draw(st.integers(0, 1 if "one-eos" in requires else 2))):
+        row = truth[draw(st.integers(0, len(truth) - 1))]
+        candidates = [token for token in row if token not in barred]
+        if candidates:
+            eos.append(draw(st.sampled_from(candidates)))
+    more = not barred and not (eos and "one-eos" in requires)
+    if more and draw(st.integers(0, 7)) == 7:
+        eos.append(draw(st.sampled_from(draw(st.sampled_from(prompts)))))
+    return eos
+
+
+def _pad(
+    draw: st.DrawFn, prompts: tuple[tuple[int, ...], ...], truth: list[tuple[int, ...]], eos: list[int], apart: bool
+) -> int:
+    """A pad id; with ``apart`` one that occurs in no prompt."""
+    fed = {token for prompt in prompts for token in prompt}
+    kind = draw(st.sampled_from([kind for kind in PADS if not (apart and kind == "in-prompt")]))
     row = draw(st.integers(0, len(prompts) - 1)) if kind in ("in-prompt", "emitted") else 0
-    if kind == "eos" and eos:
+    if kind == "eos" and eos and not (apart and eos[0] in fed):
         return eos[0]
     if kind == "in-prompt":
         return prompts[row][draw(st.integers(0, len(prompts[row]) - 1))]
-    if kind == "emitted":
-        return truth[row][draw(st.integers(0, len(truth[row]) - 1))]
-    used = {token for tokens in (*prompts, *truth) for token in tokens}
+    emitted = [token for token in truth[row] if not (apart and token in fed)]
+    if kind == "emitted" and emitted:
+        return draw(st.sampled_from(emitted))
+    used = fed.union(*truth)
     return next(token for token in reversed(range(VOCAB_SIZE)) if token not in used)

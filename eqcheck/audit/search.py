@@ -67,6 +67,7 @@ class Source:
     families: tuple[str, ...]
     padding_sides: tuple[str, ...]
     cache_states: tuple[str, ...] = TAKEN
+    requires: tuple[str, ...] = ()
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
         """The first ``size`` cases of the ``index``-th chunk; all cases of a source are distinct."""
@@ -110,7 +111,12 @@ class Source:
 
     def strategy(self) -> SearchStrategy[Case]:
         """What the cases are drawn from."""
-        return cases(families=self.families, padding_sides=self.padding_sides, cache_states=self.cache_states)
+        return cases(
+            families=self.families,
+            padding_sides=self.padding_sides,
+            cache_states=self.cache_states,
+            requires=self.requires,
+        )
 
 
 def _without(case: Case, row: int) -> Case:

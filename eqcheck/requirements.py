@@ -1,0 +1,55 @@
+"""What a decoder may need of a request, as conditions on a request or a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from eqcheck.contract import REQUIREMENTS
+from eqcheck.errors import UsageError, did_you_mean
+
+
+class _Asked(Protocol):
+    """What a `Request` and a `Case` share."""
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def pad_token_id(self) -> int: ...
+
+
+_MET: dict[str, Callable[[_Asked], bool]] = {
+    "equal-lengths": lambda asked: len({len(prompt) for prompt in asked.prompts}) <= 1,
+    "one-eos": lambda asked: len(set(asked.eos_token_ids)) <= 1,
+    "no-eos": lambda asked: not asked.eos_token_ids,
+    "pad-not-in-prompt": lambda asked: not any(asked.pad_token_id in prompt for prompt in asked.prompts),
+    "eos-not-in-prompt": lambda asked: not any(set(asked.eos_token_ids) & set(prompt) for prompt in asked.prompts),
+    "batch-1": lambda asked: len(asked.prompts) == 1,
+    "min-limit-2": lambda asked: asked.max_new_tokens >= 2,
+}
+
+
+def unmet(asked: _Asked, requires: Iterable[str]) -> list[str]:
+    """Those of the preconditions that a request (or a case) does not meet.
+
+        >>> from eqcheck.case import Case
+        >>> unmet(Case(prompts=((1, 2), (3,)), max_new_tokens=1), ("equal-lengths", "one-eos", "min-limit-2"))
+        ['equal-lengths', 'min-limit-2']
+
+    Raises `UsageError` for a precondition that does not exist.
+    """
+    return [name for name in checked(requires) if not _MET[name](asked)]
+
+
+def checked(requires: Iterable[str]) -> tuple[str, ...]:
+    """The preconditions, when all of them exist; else `UsageError`."""
+    names = (requires,) if isinstance(requires, str) else tuple(requires)
+    for name in names:
+        if name not in REQUIREMENTS:
+            known = tuple(REQUIREMENTS)
+            raise UsageError(f"requires: expected some of {known}, got {name!r}{did_you_mean(name, known)}")
+    return names
