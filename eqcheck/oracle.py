@@ -9,12 +9,13 @@ import torch
 
 from eqcheck.attribution.bookkeeping import ends
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import OutputError, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
-from eqcheck.verdict import Explanation, RowVerdict, Verdict, as_int, check_rows, describe
+from eqcheck.verdict import Explanation, RowVerdict, Verdict, as_int, check_rows, describe, listed
 
 
 class Oracle:
@@ -61,8 +62,8 @@ class Oracle:
         """Compare ``outputs`` (new tokens only, one list per prompt, in the order of ``prompts``) with the truth.
 
         A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. From outputs alone a wrong
-        token has no cause: the explanation then is ``unattributed``; rows that end too early or too late are
-        named. Raises `OutputError` for malformed prompts or outputs.
+        token has no cause: the explanation then is ``unattributed``; rows that hold their prompt, or end too early or
+        too late, are named. Raises `OutputError` for malformed prompts or outputs.
         """
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
         checked = self._prompts(prompts)
@@ -75,7 +76,8 @@ class Oracle:
         if not wrong:
             return Verdict("equivalent", rows)
         pad = -1 if pad_token_id is None else pad_token_id
-        return Verdict("violation", rows, _from_tokens(rows, wrong, eos, pad))
+        whole = prompt_returned(checked, wrong, limit, pad_token_id)
+        return Verdict("violation", rows, _from_tokens(rows, wrong, eos, pad, whole))
 
     def _expected(
         self, prompt: tuple[int, ...], observed: tuple[int, ...], limit: int, eos: tuple[int, ...]
@@ -110,7 +112,7 @@ class Oracle:
     def _eos(self, eos_token_ids: Any) -> tuple[int, ...]:
         if not isinstance(eos_token_ids, Sequence | Set) or isinstance(eos_token_ids, str):
             hint = f"; use ({eos_token_ids},)" if isinstance(eos_token_ids, int) else ""
-            got = eos_token_ids if hint else describe(eos_token_ids)
+            got = eos_token_ids if hint else listed(eos_token_ids)
             raise OutputError(f"eos_token_ids: expected a sequence of token ids, got {got}{hint}")
         try:
             return check_rows([list(eos_token_ids)], 1, self.vocab_size)[0]
@@ -119,7 +121,7 @@ class Oracle:
 
     def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
         if not isinstance(prompts, list | tuple):
-            raise OutputError(f"prompts: expected list[list[int]], got {describe(prompts)}")
+            raise OutputError(f"prompts: expected list[list[int]], got {listed(prompts)}")
         if not prompts:
             raise OutputError("prompts: expected at least one row, got none")
         try:
@@ -139,8 +141,14 @@ def _limit(max_new_tokens: Any) -> int:
     return limit
 
 
-def _from_tokens(rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tuple[int, ...], pad: int) -> Explanation:
-    """What the tokens alone show: how rows end, rows exchanged; never the cause of a wrong token."""
+def _from_tokens(
+    rows: tuple[RowVerdict, ...],
+    wrong: list[RowVerdict],
+    eos: tuple[int, ...],
+    pad: int,
+    whole: tuple[RowVerdict, str] | None,
+) -> Explanation:
+    """What the tokens alone show: rows returned ``whole``, how rows end, rows exchanged; never why a token is wrong."""
     named = []
     for verdict in wrong:
         kind = ends(verdict.expected, verdict.observed, eos, pad)
@@ -149,6 +157,8 @@ def _from_tokens(rows: tuple[RowVerdict, ...], wrong: list[RowVerdict], eos: tup
             kind = ("row-swap", f"the row holds exactly what row {swapped[0]} should hold")
         named.append((verdict, kind))
     verdict, kind = next((one for one in named if one[1] is None), named[0])
+    if whole:
+        verdict, kind = whole[0], ("prompt-in-output", whole[1])
     component, (name, detail) = (
         ("bookkeeping", kind)
         if kind

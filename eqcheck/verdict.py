@@ -229,18 +229,18 @@ def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ..
     """
     wanted = f"expected list[list[int]] with {count} rows"
     if not isinstance(outputs, list | tuple):
-        raise OutputError(f"outputs: {wanted}, got {describe(outputs)}")
+        raise OutputError(f"outputs: {wanted}, got {listed(outputs)}")
     if len(outputs) != count:
         raise OutputError(f"outputs: {wanted}, got {len(outputs)} rows")
     rows: list[tuple[int, ...]] = []
     for index, row in enumerate(outputs):
         if not isinstance(row, list | tuple):
-            raise OutputError(f"outputs[{index}]: expected a list of token ids, got {describe(row)}")
+            raise OutputError(f"outputs[{index}]: expected a list of token ids, got {listed(row)}")
         tokens: list[int] = []
         for at, token in enumerate(row):
             value = as_int(token)
             if value is None:
-                raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {describe(token)}")
+                raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {listed(token)}")
             if not 0 <= value < vocab_size:
                 raise OutputError(f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}")
             tokens.append(value)
@@ -258,10 +258,24 @@ def as_int(value: Any) -> int | None:
         return None
 
 
+def many(count: int, what: str) -> str:
+    """A count and its noun.
+
+    >>> many(1, "token"), many(2, "token")
+    ('1 token', '2 tokens')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def listed(value: Any) -> str:
+    """`describe`, and for a tensor or an array how it becomes a list."""
+    return describe(value) + ("; call .tolist() on it" if hasattr(value, "tolist") else "")
+
+
 def describe(value: Any) -> str:
     """A value in an error message: its type, and its shape and device or its beginning."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        where = f" on {value.device}" if hasattr(value, "device") else ""
+        where = f" on {value.device}" if hasattr(value, "detach") else ""
         return f"a {type(value).__name__} of shape {list(value.shape)}{where}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

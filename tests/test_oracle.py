@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import eqcheck
+from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.audit import Options, audit
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import OutputError, UsageError, Violation
@@ -21,7 +24,7 @@ from eqcheck.harness import models, run, truth_of
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.oracle import Oracle, assert_equivalent, judge
 from eqcheck.strategies import cases
-from eqcheck.verdict import Verdict
+from eqcheck.verdict import RowVerdict, Verdict
 
 torch.set_num_threads(1)
 LIMIT, PAD = 9, 66
@@ -207,12 +210,126 @@ def near(row: tuple[int, ...], uncut: tuple[int, ...]) -> st.SearchStrategy[tupl
     return st.just(row) | lengths.map(lambda n: uncut[:n]) | mixed
 
 
+def whole(how: str, kind: str = "rotary") -> tuple[Rows, tuple[int, ...]]:
+    """The right rows as ``generate()`` returns them, and the EOS ids."""
+    eos = late_eos(kind) if how == "pads behind" else ()
+    widest, rows = max(map(len, PROMPTS)), right(kind, eos)
+    made = []
+    for prompt, row in zip(PROMPTS, rows, strict=True):
+        pads = [PAD] * (widest - len(prompt))
+        made.append(
+            {
+                "plain": prompt + row,
+                "left": pads + prompt + row,
+                "right": prompt + pads + row,
+                "pads behind": pads + prompt + row + [PAD] * (LIMIT - len(row)),
+                "cut": (prompt + row)[:LIMIT],
+                "cut, padded": (pads + prompt + row)[:LIMIT],
+                "a token less": prompt + row[:-1],
+            }[how]
+        )
+    return made, eos
+
+
+@pytest.mark.parametrize("pad", [PAD, None])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("plain", "return row[len(prompt):])"),
+        ("left", "return row[5:])"),
+        ("right", "return row[5:])"),
+        ("pads behind", "return row[5:] without the pads at its end)"),
+        ("cut", "return row[len(prompt):])"),
+        ("cut, padded", "return row[5:])"),
+        ("a token less", "return row[len(prompt):])"),
+    ],
+)
+@any_target
+def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int | None) -> None:
+    outputs, eos = whole(how, kind)
+    verdict = check(kind, outputs, eos, pad)
+    assert verdict.explanation is not None
+    assert verdict.explanation.fingerprint == "bookkeeping/prompt-in-output"
+    assert (verdict.explanation.row, verdict.explanation.wrong_rows) == (0, (0, 1, 2))
+    assert f"its prompt of 5 tokens, then what the target emits; {what}" in verdict.explain()
+    outputs[2][-1] = (outputs[2][-1] + 1) % PAD  # a wrong token in one row: the prompt is not the whole story
+    assert "prompt-in-output" not in check(kind, outputs, eos, pad).explain()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected", "observed", "words"),
+    [
+        ((3, 1), (7, 8), (3, 1, 7, 8), "its prompt of 2 tokens, then what the target emits; return row[len(prompt):]"),
+        (
+            (3, 1),
+            (7, 8),
+            (0, 0, 3, 1, 7, 8),
+            "2 pads, its prompt of 2 tokens, then what the target emits; return row[4:]",
+        ),
+        ((3, 1), (7, 8), (3, 1, 0, 7, 8), "its prompt of 2 tokens, 1 pad, then what the target emits; return row[3:]"),
+        ((3, 1), (7, 8), (3, 1, 7, 8, 0), "return row[len(prompt):] without the pads at its end"),
+        ((0, 1), (0, 8), (0, 0, 1, 0, 8), "return row[3:]"),  # the pad id is a token of the prompt and of the row
+        ((3,), (7, 8), (3, 7, 8), "its prompt of 1 token, then"),
+        ((3, 3), (7, 8), (3, 3, 7, 8), "return row[len(prompt):]"),
+        ((3, 1), (3, 8), (3, 1, 3, 8), "return row[len(prompt):]"),
+        ((3, 1), (7, 8), (3, 1), None),  # nothing of the truth is there
+        ((3, 1), (7, 8), (3, 1, 7, 9), None),
+        ((3, 1), (7, 8), (3, 1, 7, 8, 9), None),
+        ((3, 1), (7, 8), (1, 7, 8), None),
+        ((3,), (7, 8), (3, 7), None),  # the last token of the prompt may have been emitted again
+        ((3, 1), (3, 1, 7), (3, 1, 3, 1, 7), None),  # the row repeats its prompt by itself
+        ((3, 1), (3, 1, 7), (3, 1, 3), None),
+        ((3, 3), (3, 3), (3, 3, 3, 3), None),
+    ],
+)
+def test_the_prompt_is_blamed_only_where_it_is_certain(
+    prompt: tuple[int, ...], expected: tuple[int, ...], observed: tuple[int, ...], words: str | None
+) -> None:
+    found = prompt_returned([prompt], [RowVerdict(0, expected, observed)], len(expected), 0)
+    assert (words is None) == (found is None)
+    assert words is None or (found is not None and words in found[1])
+
+
+def test_a_row_that_repeats_its_prompt_is_not_accused() -> None:
+    prompts = itertools.product(range(4), repeat=2)
+    asked: dict[str, Any] = {"max_new_tokens": 6}
+    oracles = [Oracle(HashLM(HashConfig(vocab_size=4, seed=seed)).eval()) for seed in range(8)]
+    repeating = [
+        (oracle, list(p)) for p in prompts for oracle in oracles if oracle.truth(p, max_new_tokens=2) == list(p)
+    ]
+    assert len(repeating) > 3
+    for oracle, prompt in repeating:
+        row = oracle.truth(prompt, **asked)
+        assert oracle.check([prompt], [row], **asked)
+        for wrong in (row + row[:2], prompt + row, row[:4], [*row[:4], 3 - row[4], row[5]]):
+            assert "prompt-in-output" not in oracle.check([prompt], [wrong], **asked).explain()
+
+
+def test_an_audit_and_assert_equivalent_name_it_too() -> None:
+    def returns_all(target: Any, draft: Any, request: Request) -> Rows:
+        rows: Rows = eqcheck.load("eqspec")(target, draft, request)
+        return [prompt + row for prompt, row in zip(request.prompts, rows, strict=True)]
+
+    mine = Decoder("returns all", returns_all)
+    with pytest.raises(Violation, match=r"prompt-in-output[\s\S]*return row\[len\(prompt\):\]"):
+        assert_equivalent(mine, CASE)
+    (violation,) = audit(mine, Options(cases=40)).violations
+    assert (violation.fingerprint, violation.count) == ("bookkeeping/prompt-in-output", 40)
+    assert "Repair agrees" in violation.text
+
+
 ONE, TWO = [[1, 2]], [[1, 2], [3]]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": []}, "prompts: expected at least one row, got none"),
     ({"prompts": None}, "prompts: expected list[list[int]], got NoneType None"),
-    ({"prompts": torch.tensor(ONE)}, "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu"),
-    ({"prompts": [torch.tensor([1, 2])]}, "prompts[0]: expected a list of token ids, got a Tensor of shape [2]"),
+    (
+        {"prompts": torch.tensor(ONE)},
+        "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu; call .tolist() on it",
+    ),
+    (
+        {"prompts": [torch.tensor([1, 2])]},
+        "prompts[0]: expected a list of token ids, got a Tensor of shape [2] on cpu; call .tolist() on it",
+    ),
     ({"prompts": [1, 2]}, "prompts[0]: expected a list of token ids, got int 1"),
     ({"prompts": "ab"}, "prompts: expected list[list[int]], got str 'ab'"),
     ({"prompts": [[1], []]}, "prompts[1]: expected at least one token, got an empty list"),
@@ -222,12 +339,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"outputs": None}, "outputs: expected list[list[int]] with 2 rows, got NoneType None"),
     ({"outputs": ONE}, "outputs: expected list[list[int]] with 2 rows, got 1 rows"),
     ({"outputs": [*TWO, [4]]}, "outputs: expected list[list[int]] with 2 rows, got 3 rows"),
-    ({"outputs": torch.ones(2, 3).long()}, "with 2 rows, got a Tensor of shape [2, 3] on cpu"),
-    ({"outputs": np.ones((2, 3), int)}, "with 2 rows, got a ndarray of shape [2, 3]"),
-    ({"outputs": [[1], torch.tensor([2])]}, "outputs[1]: expected a list of token ids, got a Tensor of shape [1]"),
-    ({"outputs": [[1], [torch.tensor(2)]]}, "outputs[1][0]: expected a token id (int), got a Tensor of shape []"),
-    ({"outputs": [[1], [np.array([2, 3])]]}, "outputs[1][0]: expected a token id (int), got a ndarray of shape [2]"),
-    ({"outputs": [[1], [np.array([2])]]}, "outputs[1][0]: expected a token id (int), got a ndarray of shape [1]"),
+    (
+        {"outputs": torch.ones(2, 3).long()},
+        "with 2 rows, got a Tensor of shape [2, 3] on cpu; call .tolist() on it",
+    ),
+    (
+        {"outputs": np.ones((2, 3), int)},
+        "with 2 rows, got a ndarray of shape [2, 3]; call .tolist() on it",
+    ),
+    (
+        {"outputs": [[1], torch.tensor([2])]},
+        "outputs[1]: expected a list of token ids, got a Tensor of shape [1] on cpu; call .tolist() on it",
+    ),
+    (
+        {"outputs": [[1], [torch.tensor(2)]]},
+        "outputs[1][0]: expected a token id (int), got a Tensor of shape [] on cpu; call .tolist() on it",
+    ),
+    (
+        {"outputs": [[1], [np.array([2, 3])]]},
+        "outputs[1][0]: expected a token id (int), got a ndarray of shape [2]; call .tolist() on it",
+    ),
+    (
+        {"outputs": [[1], [np.array([2])]]},
+        "outputs[1][0]: expected a token id (int), got a ndarray of shape [1]; call .tolist() on it",
+    ),
     ({"outputs": [1, 2]}, "outputs[0]: expected a list of token ids, got int 1"),
     ({"outputs": [[1], [[2]]]}, "outputs[1][0]: expected a token id (int), got list [2]"),
     ({"outputs": [[1], [2.0]]}, "outputs[1][0]: expected a token id (int), got float 2.0"),
@@ -254,7 +389,10 @@ def test_malformed_input_is_refused(given: dict[str, Any], message: str) -> None
     ("given", "message"),
     [
         ({"prompt": []}, "expected at least one token"),
-        ({"prompt": torch.tensor([1])}, "expected a list of token ids, got a Tensor of shape [1]"),
+        (
+            {"prompt": torch.tensor([1])},
+            "expected a list of token ids, got a Tensor of shape [1] on cpu; call .tolist() on it",
+        ),
         ({"prompt": [67]}, "expected a token in 0..66, got 67"),
         ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (5,)"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from eqcheck.attribution.bookkeeping import Known, kind_of
 from eqcheck.attribution.context import Context, read
 from eqcheck.attribution.labels import Label, Write, labels_of
+from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.trace import DRAFT
@@ -44,6 +45,11 @@ class Reader:
         wrong = [verdict for verdict in verdicts if verdict.first is not None]
         if not wrong:
             return None
+        whole = prompt_returned(self.run.case.prompts, wrong, self.run.case.max_new_tokens, self.run.case.pad_token_id)
+        if whole:
+            first, detail = whole
+            best = self._explanation("bookkeeping", "prompt-in-output", first, first.first or 0, detail=detail)
+            return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
         _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda found: found[0])
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
 

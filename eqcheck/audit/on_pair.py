@@ -63,7 +63,9 @@ def on_pair(decoder: Decoder) -> OnPair:
             prompts, eos = [list(prompt) for prompt in request.prompts], request.eos_token_ids
             try:
                 outputs = generate(target, draft, request)
-                verdict = oracle.check(prompts, outputs, max_new_tokens=NEW, eos_token_ids=eos, pad_token_id=space)
+                verdict = oracle.check(
+                    prompts, outputs, max_new_tokens=NEW, eos_token_ids=eos, pad_token_id=request.pad_token_id
+                )
             except Exception as error:  # the decoder's, or of the oracle at what it returned
                 first = first or f"{type(error).__name__}: {error}"
                 continue

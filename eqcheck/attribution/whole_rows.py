@@ -1,0 +1,90 @@
+"""Whether rows are returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from eqcheck.verdict import RowVerdict, many
+
+Ids = tuple[int, ...]
+
+
+class _Whole(NamedTuple):
+    """How a whole row is made up: pads, the prompt, pads, the row's tokens, and ``behind`` them pads again."""
+
+    before: int
+    between: int
+    behind: int
+    tokens: int
+
+
+def prompt_returned(
+    prompts: Sequence[Ids], wrong: Sequence[RowVerdict], limit: int, pad: int | None
+) -> tuple[RowVerdict, str] | None:
+    """The first row that begins with its prompt, and what to do; None unless that is so of every wrong row.
+
+    What follows the prompt must be what the target emits, or as much of that as the limit leaves. A row counts as
+    proof only where it differs from the truth within its prompt, and either has all that the target emits or a prompt
+    of two different tokens: a single one can have come from elsewhere. Where the ``pad`` id is not known (None),
+    any one id will do.
+
+    >>> prompt_returned([(3, 1)], [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))], limit=2, pad=None)[1]
+    'the row is its prompt of 2 tokens, then what the target emits; return row[len(prompt):]'
+    """
+    ids = [pad] if pad is not None else [-1, *sorted({token for row in wrong for token in row.observed})]
+    for one in ids:
+        found = {row: _whole(prompts[row.row], row, limit, one) for row in wrong}
+        wholes = {row: whole for row, whole in found.items() if isinstance(whole, _Whole)}
+        if all(found.values()):
+            for row, whole in wholes.items():
+                if _proves(prompts[row.row], row, whole):
+                    start = _advice({len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}, wholes)
+                    return row, _words(len(prompts[row.row]), whole, start)
+    return None
+
+
+def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
+    """How the row is made up; True for one that the limit cut off within its prompt, False for any other."""
+    observed, right = row.observed, row.expected
+    cut = len(observed) == limit
+    for before in _pads(observed, pad):
+        rest = observed[before:]
+        if rest[: len(prompt)] == prompt:
+            for between in _pads(rest[len(prompt) :], pad):
+                tail = rest[len(prompt) + between :]
+                behind = tail[len(right) :]
+                if tail[: len(right)] == right[: len(tail)] and set(behind) <= {pad} and (tail or cut):
+                    return _Whole(before, between, len(behind), len(tail) - len(behind))
+        elif cut and rest and rest == prompt[: len(rest)]:
+            return True
+    return False
+
+
+def _pads(row: Ids, pad: int) -> Iterator[int]:
+    """How many pads may be taken off the front of a row: none, one, and so on."""
+    yield 0
+    for count, token in enumerate(row, 1):
+        if token != pad:
+            return
+        yield count
+
+
+def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
+    assert row.first is not None
+    shown = whole.tokens and row.first < whole.before + len(prompt)
+    return bool(shown) and (len(set(prompt)) > 1 or whole.tokens == len(row.expected))
+
+
+def _words(length: int, whole: _Whole, advice: str) -> str:
+    ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
+    after = f", {many(whole.between, 'pad')}" if whole.between else ""
+    return f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target emits; {advice}"
+
+
+def _advice(starts: set[int], wholes: Mapping[RowVerdict, _Whole]) -> str:
+    """What to return; ``starts`` is where the new tokens of the rows begin."""
+    what = "return row[len(prompt):]"
+    if any(whole.before or whole.between for whole in wholes.values()):
+        what = f"return row[{min(starts)}:]" if len(starts) == 1 else "return what follows the pads and the prompt"
+    return f"{what} without the pads at its end" if any(whole.behind for whole in wholes.values()) else what
