@@ -19,7 +19,7 @@ from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError
-from eqcheck.hashing import Words, continue_row
+from eqcheck.hashing import Words, continue_rows
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace
 from eqcheck.verdict import Explanation, check_rows
@@ -58,9 +58,7 @@ def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tup
 
 def truth_of(case: Case) -> Truth:
     """The truth of a case, from the definition of its target."""
-    continued = [
-        continue_row(case.family, case.vocab_size, case.seed, prompt, case.max_new_tokens) for prompt in case.prompts
-    ]
+    continued = continue_rows(case.family, case.vocab_size, case.seed, case.prompts, case.max_new_tokens)
     uncut = tuple(tokens for tokens, _ in continued)
     return Truth(
         rows=tuple(cut(row, case.eos_token_ids) for row in uncut),

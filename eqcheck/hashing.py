@@ -15,6 +15,8 @@ SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195).
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -161,10 +163,13 @@ def table_row(digests: Words) -> npt.NDArray[np.int64]:
     return (digests % np.uint64(TABLE_ROWS)).astype(np.int64)
 
 
-@lru_cache(maxsize=4096)
-def continue_row(
-    family: str, vocab_size: int, seed: int, prompt: tuple[int, ...], count: int
-) -> tuple[tuple[int, ...], Words]:
+Continued = tuple[tuple[int, ...], Words]
+_CONTINUED: OrderedDict[tuple[str, int, int, tuple[int, ...], int], Continued] = OrderedDict()  # latest used last
+_REMEMBERED = 4096
+_WIDTH_STEP = 16  # rows whose prompts are about equally long are hashed at once
+
+
+def continue_row(family: str, vocab_size: int, seed: int, prompt: tuple[int, ...], count: int) -> Continued:
     """Continue one row greedily by the definition of the hash alone: no model, no cache, no padding.
 
     Returns the ``count`` new tokens and the digests ``[LAYERS, len(prompt) + count]`` of a query at each logical
@@ -174,27 +179,66 @@ def continue_row(
         >>> len(tokens), digests.shape
         (3, (2, 5))
     """
+    return continue_rows(family, vocab_size, seed, [prompt], count)[0]
+
+
+def continue_rows(
+    family: str, vocab_size: int, seed: int, prompts: Sequence[tuple[int, ...]], count: int
+) -> list[Continued]:
+    """`continue_row` of each prompt, several at once; the latest results are kept."""
+    keys = [(family, vocab_size, seed, prompt, count) for prompt in prompts]
+    missing = dict.fromkeys(key for key in keys if key not in _CONTINUED)
+    alike: dict[int, list[tuple[int, ...]]] = {}
+    for *_, prompt, _ in missing:
+        alike.setdefault(len(prompt) // _WIDTH_STEP, []).append(prompt)
+    for some in alike.values():
+        new, digests = continued(family, vocab_size, seed, some, count)
+        for row, prompt in enumerate(some):
+            found = tuple(new[row].tolist()), digests[:, row, : len(prompt) + count].copy()
+            _CONTINUED[family, vocab_size, seed, prompt, count] = found
+    for key in keys:
+        _CONTINUED.move_to_end(key)
+    results = [_CONTINUED[key] for key in keys]
+    while len(_CONTINUED) > _REMEMBERED:
+        _CONTINUED.popitem(last=False)
+    return results
+
+
+def continued(
+    family: str, vocab_size: int, seed: int, prompts: Sequence[tuple[int, ...]], count: int
+) -> tuple[Ints, Words]:
+    """The new tokens ``[rows, count]`` and the digests ``[LAYERS, rows, longest prompt + count]`` of each row.
+
+    A row begins in slot 0. What stands behind its prompt is in no query's sight until it is overwritten.
+    """
     best, _ = choices(vocab_size, seed)
-    total = len(prompt) + count
-    contents_of = [np.zeros((1, total), np.uint64) for _ in range(LAYERS)]
-    positions_of = np.arange(total)[None]
-    new: list[int] = []
-    digests = np.zeros((LAYERS, total), np.uint64)
-    start, block = 0, list(prompt)
-    while start < total:
-        stop = start + len(block)
-        tokens, positions = np.array([block]), positions_of[:, start:stop]
-        visible = np.arange(stop)[None, None] <= positions[..., None]
+    lengths = np.array([len(prompt) for prompt in prompts])
+    rows, longest = len(prompts), int(lengths.max())
+    slots = longest + count
+    index = np.arange(slots)
+    row = np.arange(rows)[:, None]
+    contents_of = np.zeros((LAYERS, rows, slots), np.uint64)
+    digests = np.zeros((LAYERS, rows, slots), np.uint64)
+
+    def look(tokens: Ints, positions: Ints, stop: int) -> Words:
+        visible = index[:stop] <= positions[..., None]
         if family == "window":
-            visible &= np.arange(stop)[None, None] > positions[..., None] - WINDOW
-        carry, digest = np.zeros((1, len(block)), np.uint64), None
+            visible &= index[:stop] > positions[..., None] - WINDOW
+        carry, digest = np.zeros(tokens.shape, np.uint64), None
         for layer in range(LAYERS):
-            contents_of[layer][:, start:stop] = intact_contents(tokens, digest)
-            slots = contents_of[layer][:, :stop]
-            carry = attend(family, layer, slots, positions_of[:, :stop], visible, tokens, positions, carry)
+            contents_of[layer, row, positions] = intact_contents(tokens, digest)
+            seen = contents_of[layer, :, :stop]
+            carry = attend(family, layer, seen, index[None, :stop], visible, tokens, positions, carry)
             digest = carry
-            digests[layer, start:stop] = carry[0]
-        start, block = stop, [int(best[table_row(carry[0, -1:])[0]])]
-        if len(new) < count:
-            new.append(block[0])
-    return tuple(new), digests
+            digests[layer, row, positions] = carry
+        return carry
+
+    fed = np.zeros((rows, longest), np.int64)
+    for number, prompt in enumerate(prompts):
+        fed[number, : len(prompt)] = prompt
+    last = look(fed, np.broadcast_to(index[:longest], fed.shape), longest)[row[:, 0], lengths - 1]
+    new = np.zeros((rows, count), np.int64)
+    for number in range(count):
+        new[:, number] = best[table_row(last)]
+        last = look(new[:, number, None], lengths[:, None] + number, longest + number + 1)[:, 0]
+    return new, digests

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import registry
+from eqcheck import hashing, registry
 from eqcheck.audit import search, try_case
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
 from eqcheck.harness import models, truth_of
-from eqcheck.hashing import continue_row
 
 ROUNDS = 10
 EQSPEC = registry.load("eqspec").function
@@ -30,7 +29,7 @@ def drawn() -> list[Case]:
 
 def _measure(benchmark: Any, work: Any) -> None:
     def forget() -> None:
-        continue_row.cache_clear()
+        hashing._CONTINUED.clear()
         search._drawing.cache_clear()
 
     benchmark.pedantic(work, setup=forget, rounds=ROUNDS, warmup_rounds=1)
