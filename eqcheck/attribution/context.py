@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from eqcheck.attribution.labels import Label, Labels, Write
 from eqcheck.families import FED
-from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, WINDOW, Ints, stored_digest
+from eqcheck.hashing import (
+    CALL,
+    COLUMN,
+    HEADS,
+    HIGH,
+    LAYERS,
+    MODEL,
+    PLACE,
+    PLACES,
+    POSITION,
+    ROW,
+    TOKEN,
+    WINDOW,
+    Bools,
+    Ints,
+    stored_digest,
+)
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
+_PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
 _UNWRITTEN = Label(-1, -1, "blank")
 _FOREIGN = Label(-1, -1, "draft model")
 _UNKNOWN = Label(-1, -1, "unknown")
@@ -136,6 +154,12 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
     same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
     torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
+    torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
+        axis=(0, 1, 2)
+    )
+    torn &= ~_filled(call, row)
+    for odd in call.odd:
+        torn |= False if odd is None else odd[row] != 0
     torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
     stored = stored_digest(upper[0, row, 0])
     for slot in range(copies.shape[3]):
@@ -158,8 +182,21 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     return found
 
 
+def _filled(call: Call, row: int) -> Bools:
+    """Which slots of a row hold one number everywhere, ``[slots]``: memory that was filled and never written."""
+    digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
+    return cast(Bools, (digits == digits[:1, :1, :1, :, :1]).all(axis=(0, 1, 2, 4)))
+
+
 def _disagreement(copies: Ints) -> str:
     """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what, in words."""
+    if (copies[..., MODEL] > 2).any():
+        return "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)"
+    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
+        layer, value, head = np.argwhere(copies[..., PLACE] != _PLACES)[0]
+        was = np.unravel_index(copies[layer, value, head, PLACE], _PLACES.shape)
+        here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
+        return f"{here} holds what was written as {there}"
     names = ("token", "position", "digest", "write")
     values = np.stack(
         [
@@ -178,7 +215,9 @@ def _disagreement(copies: Ints) -> str:
                 a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
                 shown = f" ({a} and {b})" if name in ("token", "position") else ""
                 return f"{what[0]} and {what[1]} disagree about its {name}{shown}"
-    return "its copies are from different models"
+    if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
+        return "its copies are from different models, or some were never written"
+    return "it holds numbers that no model wrote (scaled or rounded)"
 
 
 def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:

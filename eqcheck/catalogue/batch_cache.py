@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engine import Rows, additive, left_padded, own_copy, prefix_for
-from eqcheck.hashing import POSITION
+from eqcheck.hashing import POSITION_DIGITS
 
 PAD, REJECTED = -1, -2  # what a slot holds instead of the token of a logical position
 DRAFT_SIDE = {
@@ -196,7 +196,7 @@ class RealignedCache(BatchCache):
                 if self.on("K6-head-not-moved"):
                     new = torch.cat([new[:, :1], left[:, 1:]], 1)
                 if self.on("P7-moved-keys-rotated"):
-                    new[:, :, : width // 2, POSITION] += 1
+                    new[:, :, : width // 2, POSITION_DIGITS.start] += 1
                 setattr(layer, name, new)
         kept = used.gather(1, order)
         self.holds = self.holds.gather(1, order).masked_fill(~kept, PAD)
