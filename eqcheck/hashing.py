@@ -3,7 +3,7 @@
 A cache entry is `WIDTH` digits of base 256, least significant first, so that it survives float32, float16 and
 bfloat16. They spell these fields:
 
-    STAMP      0 where nothing was written, else which model wrote it for which layer, K or V, and head (`stamp`)
+    STAMP      0 where nothing was written, else which model wrote it for which layer, K or V, and head
     TOKEN      the token fed
     POSITION   the position id fed with it (24 bits, two's complement)
     HIGH, LOW  the upper and lower 24 bits of its digest (layer 1; zero in layer 0)
@@ -70,23 +70,11 @@ _TOKEN, _QUERY_POSITION, _CARRY, _LAYER, _DISTANCE = _constants(2, 5)
 _GARBLED, _BIAS, _STRANGE = _constants(3, 3)
 
 
-def stamp(model: int, layer: int, value: int, head: int) -> int:
-    """What marks the entries of a model's layer, of K (``value`` 0) or V (1), and of a head; 1 to 16.
-
-    >>> len({stamp(m, a, b, c) for m in (1, 2) for a in (0, 1) for b in (0, 1) for c in (0, 1)})
-    16
-    """
-    return 1 + (((model - 1) * LAYERS + layer) * 2 + value) * HEADS + head
-
-
-_STAMPS = np.array(
-    [
-        [[[stamp(model, layer, value, head) for head in range(HEADS)] for value in (0, 1)] for layer in range(LAYERS)]
-        for model in (1, 2)
-    ]
-)
-
-
+# Primes, so that a scaled stamp is none.
+_MARKS = np.array([17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79])
+_STAMPS = _MARKS.reshape(2, LAYERS, 2, HEADS)  # by model, layer, K or V, and head
+_STAMPED = np.full(256, -1)  # which of them a stamp is
+_STAMPED[_MARKS] = np.arange(len(_MARKS))
 _STAMP_WORDS = (_STAMPS.astype(np.uint64)[:, :, :, None, :, None] * _COPY[..., MODEL]).sum(axis=(2, 3, 4, 5))
 
 
@@ -139,9 +127,9 @@ def decoded(digits: Ints) -> Ints:
     sums = np.add.reduceat(digits * _PLACE_VALUE, _STARTS, axis=-1)
     fields = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.int64)], axis=-1)
     mark = sums[..., 0]
-    known = (mark >= 1) & (mark <= 2 * PLACES)
-    fields[..., MODEL] = np.where(known, (mark - 1) // PLACES + 1, np.where(mark == 0, 0, 3))
-    fields[..., PLACE] = np.where(known, (mark - 1) % PLACES, -1)
+    which = np.where((mark >= 0) & (mark < 256), _STAMPED[mark & 255], -1)
+    fields[..., MODEL] = np.where(which >= 0, which // PLACES + 1, np.where(mark == 0, 0, 3))
+    fields[..., PLACE] = np.where(which >= 0, which % PLACES, -1)
     fields[..., POSITION] = _signed(sums[..., POSITION])
     return fields
 

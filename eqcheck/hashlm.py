@@ -34,8 +34,8 @@ TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.fo
 
 # What code reaches for inside of real models, and a model without layers of its own cannot offer.
 _INSIDE_REAL_MODELS = frozenset(
-    """layers norm final_layer_norm ln_f h self_attn mlp drop rotary_emb embed_positions transformer gpt_neox decoder encoder
-    backbone wte wpe embed_in embed_out word_embeddings project_in project_out""".split()  # noqa: SIM905
+    """layers norm final_layer_norm ln_f h self_attn mlp drop rotary_emb embed_positions transformer gpt_neox decoder
+    encoder backbone wte wpe embed_in embed_out word_embeddings project_in project_out""".split()  # noqa: SIM905
 )
 
 
