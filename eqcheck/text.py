@@ -98,7 +98,7 @@ def _then(e: Explanation) -> list[str]:
     if e.query is None:
         basis = e.detail if e.component == "unattributed" else e.basis or "judged by the tokens alone"
         first = f"  Then  new token {e.token_index} is the first that differs{where}"
-        return [f"{first}, {basis}."] if basis.startswith("judged") else [f"{first}.", *_indented([_sentence(basis)])]
+        return [f"{first}, {basis}."] if basis.startswith("judged") else [f"{first}.", *_indented([sentence(basis)])]
     q = e.query
     row = e.deviations[0].row if e.deviations else e.row
     seen = f"positions {q.sees_from}..{q.logical_position}, each once"
@@ -119,10 +119,15 @@ def _however(e: Explanation) -> list[str]:
             said.append(f"{len(e.deviations) - 3} more of the same kind follow")
         even = e.expected == e.observed  # a wrong context that led to the right token
         said.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
-    return [f"  However, {said[0]}.", *(f"           {_sentence(clause)}" for clause in said[1:])]
+    return [f"  However, {said[0]}.", *(f"           {sentence(clause)}" for clause in said[1:])]
 
 
-def _sentence(clause: str) -> str:
+def sentence(clause: str) -> str:
+    """A clause as a sentence.
+
+    >>> sentence("the row ends too early")
+    'The row ends too early.'
+    """
     return f"{clause[:1].upper()}{clause[1:]}."
 
 
