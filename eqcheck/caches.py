@@ -52,10 +52,9 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
-    """What a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
+    """What a recurrent model has absorbed, ``[batch, heads, steps, width]``; ``keys`` and ``values`` are None.
 
-    ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: what was absorbed stays, as in
-    ``transformers`` 5.
+    ``crop`` shortens the reported length alone: what was absorbed stays, as in ``transformers`` 5.
     """
 
     is_croppable = False
@@ -74,9 +73,9 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.lazy_initialization(key_states)
         before = [] if self.absorbed is None else [self.absorbed]
-        self.absorbed = torch.cat([*before, torch.stack([key_states, value_states])], dim=3)
+        self.absorbed = torch.cat([*before, key_states], dim=2)
         self.length += key_states.shape[2]
-        return self.absorbed[0], self.absorbed[1]
+        return self.absorbed, self.absorbed
 
     def get_seq_length(self, *args: Any) -> int:
         return self.length
@@ -89,11 +88,11 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.absorbed is not None:
-            self.absorbed = self.absorbed[:, indices]
+            self.absorbed = self.absorbed[indices]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.absorbed is not None:
-            self.absorbed = self.absorbed.repeat_interleave(repeats, dim=1)
+            self.absorbed = self.absorbed.repeat_interleave(repeats, dim=0)
 
     def reset(self) -> None:
         self.absorbed, self.length = None, 0

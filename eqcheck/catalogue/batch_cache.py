@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engine import Rows, additive, left_padded, own_copy, prefix_for
-from eqcheck.hashing import POSITION_DIGITS
+from eqcheck.catalogue.engine import Rows, additive, left_padded, own_copy, placed, prefix_for
+from eqcheck.catalogue.handling import handled
+from eqcheck.hashing import POSITION
 
 PAD, REJECTED = -1, -2  # what a slot holds instead of the token of a logical position
 DRAFT_SIDE = {
@@ -83,7 +84,7 @@ class BatchCache:
         logits = self.model(
             input_ids=ids,
             attention_mask=self._mask(ids.shape[1]),
-            position_ids=self._positions(at.masked_fill(~real, 0), real & rank.eq(0) & (not first)),
+            position_ids=self._positions(placed(at, real, self.model, self.faults), real & rank.eq(0) & (not first)),
             past_key_values=self.cache,
             use_cache=True,
         ).logits
@@ -196,8 +197,13 @@ class RealignedCache(BatchCache):
                 if self.on("K6-head-not-moved"):
                     new = torch.cat([new[:, :1], left[:, 1:]], 1)
                 if self.on("P7-moved-keys-rotated"):
-                    new[:, :, : width // 2, POSITION_DIGITS.start] += 1
+                    new[:, :, : width // 2, POSITION] += 1
+                if name == "keys" and number and self.on("K19-keys-of-another-row"):
+                    new = new.roll(1, 0)
                 setattr(layer, name, new)
+            layer.keys, layer.values = handled(self.faults, layer.keys, layer.values)
+        if self.on("K17-layers-exchanged"):
+            self.cache.layers.reverse()
         kept = used.gather(1, order)
         self.holds = self.holds.gather(1, order).masked_fill(~kept, PAD)
         self.tokens, self.shown = self.tokens.gather(1, order), self.shown.gather(1, order)

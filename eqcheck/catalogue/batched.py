@@ -38,10 +38,11 @@ class Batched(Engine):
             blocks = [
                 row[max(0, start - gap) : max(0, start + chunk - gap)] for row, gap in zip(pending, gaps, strict=True)
             ]
-            lost = self.on("K14-chunk-border-lost") and start > 0
-            if lost:
-                self.verifier.lengths = [n + bool(b) for n, b in zip(self.verifier.lengths, blocks, strict=True)]
-                blocks = [block[1:] for block in blocks]
+            for slot, block in enumerate(blocks):
+                skipped = self.on("K14-first-token-skipped") and not self.verifier.lengths[slot]
+                if block and (skipped or (self.on("K14-chunk-border-lost") and start)):
+                    self.verifier.lengths[slot] += 1
+                    blocks[slot] = block[1:]
             if not any(blocks):
                 continue
             before = list(self.verifier.lengths)
@@ -71,8 +72,7 @@ class Batched(Engine):
         blocks = [self.rows[i][n:] + proposed for i, n, proposed in zip(self.active, lengths, drafts, strict=True)]
         for i in self.active:
             self.newest_before[i] = self.rows[i][-1]
-        answers = self.verifier.feed(blocks)
-        return [row[-len(proposed) - 1 :].argmax(-1).tolist() for row, proposed in zip(answers, drafts, strict=True)]
+        return self.answers(self.verifier.feed(blocks), drafts)
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         self.verifier.keep(going, lengths)

@@ -11,8 +11,11 @@ from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.continuous import Continuous
 from eqcheck.catalogue.engine import Engine, Rows
 from eqcheck.catalogue.packed import Packed
+from eqcheck.catalogue.paged import Paged, PagedSmall
 from eqcheck.catalogue.plain import Expanded, OneRow, Uncached
 from eqcheck.catalogue.rows import PerRow, Restored
+from eqcheck.catalogue.staged import Staged
+from eqcheck.catalogue.static import Static
 from eqcheck.contract import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
 
 
@@ -41,6 +44,8 @@ def _decode(engine: type[Engine], faults: frozenset[str], target: Any, draft: An
 _NO_STATE_TO_CROP = tuple(family for family in FAMILIES if family != "recurrent")
 # A hole in a row's slots changes distances counted in slots, and what a window of slots reaches.
 _HOLES_FORGIVEN = ("rotary", "learned", "mask-order")
+# A 4-D mask says nothing about order, and is taken as it is: the window is part of it.
+_MASK_OF_THEIR_OWN = ("rotary", "learned", "slot-distance", "window")
 
 BUILDS = {
     "one_row": Build(OneRow, FAMILIES),
@@ -52,13 +57,12 @@ BUILDS = {
     "rolled_back": Build(RolledBack, _NO_STATE_TO_CROP, (*TAKEN, "chunked", "preallocated")),
     "per_row": Build(PerRow, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked")),
     "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
-    # Its mask is 4-D, which says nothing about order and is taken as it is: the window is part of it.
-    "continuous": Build(
-        Continuous,
-        ("rotary", "learned", "slot-distance", "window"),
-        (*TAKEN, "prefix", "chunked", "late-rows"),
-    ),
+    "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
     "packed": Build(Packed, CLAIMED),
+    "paged": Build(Paged, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "static": Build(Static, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
+    "staged": Build(Staged, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked")),
 }
 
 

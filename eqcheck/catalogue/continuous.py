@@ -52,7 +52,7 @@ class Continuous(Engine):
         self.drafter.join(i, slot, request.draft_cache, request.prefix_length, others)
         self.active.append(i)
         for n, piece in enumerate(pieces(self.rows[i][self.verifier.lengths[i] :], request.prefill_chunk)[:-1]):
-            if self.on("K14-chunk-border-lost") and n:
+            if self.on("K14-chunk-border-lost" if n else "K14-first-token-skipped"):
                 piece = piece[1:]
                 self.verifier.lengths[i] += 1
                 self.verifier.shift[i] -= 1
@@ -81,8 +81,7 @@ class Continuous(Engine):
         for i in self.active:
             self.newest_before[i] = self.rows[i][-1]
         self.calls += 1
-        answers = self.verifier.feed(self.active, blocks, again)
-        return [row[-len(proposed) - 1 :].argmax(-1).tolist() for row, proposed in zip(answers, drafts, strict=True)]
+        return self.answers(self.verifier.feed(self.active, blocks, again), drafts)
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         self.verifier.keep(self.active, lengths)

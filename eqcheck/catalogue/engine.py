@@ -24,8 +24,10 @@ class Engine:
     """One request being decoded. ``rows`` are prompts and committed tokens; ``active`` are the rows still going."""
 
     def __init__(self, target: Any, draft: Any, request: Request, faults: Iterable[str] = ()) -> None:
-        self.target, self.draft, self.request = target, draft, request
         self.faults = frozenset(faults)
+        self.target, self.draft, self.request = target, draft, request
+        if self.on("T23-models-exchanged"):
+            self.target, self.draft = draft, target
         self.rows = [list(prompt) for prompt in request.prompts]
         self.starts = [len(prompt) for prompt in request.prompts]
         self.active = list(range(len(self.rows)))
@@ -44,6 +46,8 @@ class Engine:
         while self.admit():
             drafts = self.propose([self.budget(i) for i in self.active])
             predicted = self.verify(drafts)
+            if self.on("T22-verified-by-draft"):
+                predicted = self._by_draft(drafts)
             counts = self.commit(drafts, predicted)
             done = [self.finished(i, proposed) for i, proposed in zip(self.active, drafts, strict=True)]
             self.finish_order += [i for i, end in zip(self.active, done, strict=True) if end]
@@ -74,6 +78,22 @@ class Engine:
     def verify(self, drafts: Rows) -> Rows:
         """What the target predicts after the newest token of each active row and after each of its drafts."""
         raise NotImplementedError
+
+    def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:
+        """The predictions after the newest token of each active row and after each of its drafts.
+
+        ``logits`` are those of the blocks that were fed, ``[len(block), vocab]`` each; a block may begin earlier.
+        """
+        blocks = [(row.argmax(-1).tolist(), len(proposed) + 1) for row, proposed in zip(logits, drafts, strict=True)]
+        if self.on("T21-answers-from-wrong-end"):
+            return [row[:count] for row, count in blocks]
+        return [row[-count:] for row, count in blocks]
+
+    def _by_draft(self, drafts: Rows) -> Rows:
+        """What the draft itself predicts where the target should have been asked."""
+        texts = [(self.rows[i], proposed) for i, proposed in zip(self.active, drafts, strict=True)]
+        ids = [torch.tensor([row + proposed]) for row, proposed in texts]
+        return self.answers([self.draft(input_ids=one, use_cache=False).logits[0] for one in ids], drafts)
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep the first ``lengths`` cached tokens of the rows at these places of the batch, and only those rows."""
@@ -113,6 +133,8 @@ class Engine:
     def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
         """How many draft tokens, from the first, are the target's own."""
         same = [a == b for a, b in zip(proposed, wanted, strict=False)]
+        if self.on("T22-no-verification"):
+            return len(same)
         if self.on("T15-counts-matches"):
             return sum(same)
         if self.on("T12-full-acceptance-is-none") and same and all(same):
@@ -128,12 +150,16 @@ class Engine:
             return proposed[: count + 1]
         if self.on("T11-first-mismatch-accepted") and rejected:
             return [*proposed[: count + 1], wanted[count + 1]]
+        if self.on("T20-one-more-after-rejection") and rejected:
+            return [*block, wanted[count + 1]]
         if self.on("T13-bonus-dropped") and proposed and not rejected:
             return block[:-1]
         if self.on("T13-accepted-dropped") and count > 1:
             return [*block[: count - 1], block[-1]]
         if self.on("T14-correction-from-last-column"):
             return [*block[:-1], wanted[-1]]
+        if self.on("T14-correction-one-column-late") and rejected:
+            return [*block[:-1], wanted[count + 1]]
         if self.on("T14-correction-from-next-row"):
             return [*block[:-1], next_row[min(count, len(next_row) - 1)]]
         if self.on("T10-correction-twice"):
@@ -167,6 +193,8 @@ class Engine:
 
     def outputs(self) -> Rows:
         pad, out = self.request.pad_token_id, [row[n:] for row, n in zip(self.rows, self.starts, strict=True)]
+        if self.on("T24-prompt-returned"):
+            out = self.rows
         if self.on("T17-slice-by-first-non-pad"):
             out = [row[self._leading_pads(i) :] or row for i, row in enumerate(out)]
         if self.on("T18-sorted-order"):
@@ -191,6 +219,18 @@ def left_padded(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     return ids, torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+
+
+def placed(
+    positions: torch.Tensor, real: torch.Tensor, model: Any, faults: Iterable[str] = frozenset()
+) -> torch.Tensor:
+    """Position ids ``[batch, block]`` in which pads, which ``real`` leaves out, have one that every model knows."""
+    pads = 0
+    if "P9-pads-before-table" in faults:
+        pads = -1
+    if "P9-pads-behind-table" in faults:
+        pads = int(model.config.max_position_embeddings)
+    return positions.masked_fill(~real, pads)
 
 
 def additive(visible: torch.Tensor, model: Any) -> torch.Tensor:

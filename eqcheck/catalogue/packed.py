@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engine import Engine, Rows, additive
+from eqcheck.catalogue.handling import handled
 
 
 class Packed(Engine):
@@ -16,32 +17,51 @@ class Packed(Engine):
     def begin(self) -> None:
         self.cache = DynamicCache()
         self.held: list[tuple[int, int]] = []  # the row and position of each cached token
+        self.lengths = [0] * len(self.rows)
 
     def verify(self, drafts: Rows) -> Rows:
         fed: list[tuple[int, int]] = []
         tokens: list[int] = []
         for i, proposed in zip(self.active, drafts, strict=True):
             text = self.rows[i] + proposed
-            start = sum(row == i for row, _ in self.held)
-            fed += [(i, position) for position in range(start, len(text))]
-            tokens += text[start:]
+            fed += [(i, position) for position in range(self.lengths[i], len(text))]
+            tokens += text[self.lengths[i] :]
         self.held += fed
-        visible = [[row == i and position <= at for row, position in self.held] for i, at in fed]
+        visible = [[self.sees(i, at, row, position) for row, position in self.held] for i, at in fed]
         logits = self.target(
             input_ids=torch.tensor([tokens]),
             attention_mask=additive(torch.tensor([visible]), self.target),
-            position_ids=torch.tensor([[position for _, position in fed]]),
+            position_ids=torch.tensor([self.positions(fed)]),
             past_key_values=self.cache,
             use_cache=True,
         ).logits[0]
-        answers: dict[int, list[int]] = {i: [] for i in self.active}
-        for (i, _), token in zip(fed, logits.argmax(-1).tolist(), strict=True):
-            answers[i].append(token)
-        return [answers[i][-len(proposed) - 1 :] for i, proposed in zip(self.active, drafts, strict=True)]
+        return self.answers([logits[[row == i for row, _ in fed]] for i in self.active], drafts)
+
+    def positions(self, fed: list[tuple[int, int]]) -> list[int]:
+        """The position ids of the rows and positions fed."""
+        if self.on("P10-positions-not-restarted"):
+            return list(range(fed[0][1], fed[0][1] + len(fed)))
+        return [position for _, position in fed]
+
+    def sees(self, i: int, at: int, row: int, position: int) -> bool:
+        """Whether the query at a position of request ``i`` sees what is held of a ``row``."""
+        if self.on("M12-first-token-hidden") and self.lengths[i] and not position:
+            return False
+        return (row == i or self.on("M12-rows-not-kept-apart")) and position <= at
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
-        length = dict(zip(self.active, lengths, strict=True))
-        kept = [slot for slot, (i, position) in enumerate(self.held) if position < length.get(i, 0)]
+        self.lengths = [0] * len(self.rows)
+        for i, length in zip(self.active, lengths, strict=True):
+            self.lengths[i] = length
+        kept = [slot for slot, (i, position) in enumerate(self.held) if self.stays(i, position)]
         self.held = [self.held[slot] for slot in kept]
         for layer in self.cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+            layer.keys, layer.values = handled(self.faults, layer.keys[:, :, kept], layer.values[:, :, kept])
+        if self.on("K17-layers-exchanged"):
+            self.cache.layers.reverse()
+
+    def stays(self, i: int, position: int) -> bool:
+        """Whether the cache keeps what it holds of a position of request ``i``."""
+        if self.on("K3-never-cropped"):
+            return True
+        return position < self.lengths[i] - int(self.on("K2-one-too-many-dropped"))

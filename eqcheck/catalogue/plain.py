@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eqcheck.catalogue.engine import Engine, Rows, left_padded
+from eqcheck.catalogue.engine import Engine, Rows, left_padded, placed
 
 
 class OneRow(Engine):
@@ -28,8 +28,7 @@ class Uncached(Engine):
         self.inner_pads = [0] * len(self.rows)  # between a row's prompt and its new tokens; only a fault leaves any
 
     def verify(self, drafts: Rows) -> Rows:
-        logits = self.feed([(i, proposed) for i, proposed in zip(self.active, drafts, strict=True)])
-        return [row[-len(proposed) - 1 :].argmax(-1).tolist() for row, proposed in zip(logits, drafts, strict=True)]
+        return self.answers(self.feed(list(zip(self.active, drafts, strict=True))), drafts)
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         if self.on("M11-pads-accumulate"):
@@ -48,7 +47,8 @@ class Uncached(Engine):
         real = visible.clone()
         for mask, hole in zip(real, inner, strict=True):
             mask[hole] = False
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        rank = real.long().cumsum(1) - 1
+        positions = placed(rank, rank >= 0, self.target, self.faults)
         if self.on("M1-no-mask"):
             visible = torch.ones_like(real)
         if self.on("M3-mask-by-token"):

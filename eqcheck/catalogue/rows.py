@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engine import Engine, Rows, own_copy, pieces, prefix_for
+from eqcheck.catalogue.handling import handled
 
 
 class PerRow(Engine):
@@ -17,6 +18,8 @@ class PerRow(Engine):
     def begin(self) -> None:
         prefix = self.request.prefix_length
         self.caches = [self.new_cache() for _ in self.rows]
+        if self.on("K23-prefix-not-copied"):
+            self.caches = self.caches[:1] * len(self.rows)
         self.lengths = [prefix] * len(self.rows)
         self.fed = [prefix] * len(self.rows)
 
@@ -24,15 +27,18 @@ class PerRow(Engine):
         return prefix_for(self.request.target_cache, 1) if self.request.prefix_length else DynamicCache()
 
     def verify(self, drafts: Rows) -> Rows:
-        predicted = []
+        logits = []
         for i, proposed in zip(self.active, drafts, strict=True):
             *prompt, block = pieces(self.rows[i][self.lengths[i] :], self.request.prefill_chunk)
             for piece in prompt:
-                self.feed(i, piece)
+                if self.on("K14-first-token-skipped") and not self.lengths[i]:
+                    piece = piece[1:]
+                    self.lengths[i] = self.fed[i] = 1
+                if piece:
+                    self.feed(i, piece)
             self.before_drafts(i)
-            logits = self.feed(i, block + proposed)
-            predicted.append(logits[-len(proposed) - 1 :].argmax(-1).tolist())
-        return predicted
+            logits.append(self.feed(i, block + proposed))
+        return self.answers(logits, drafts)
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
         """Logits ``[len(block), vocab]`` of a row's block, which goes into the row's cache."""
@@ -58,6 +64,10 @@ class PerRow(Engine):
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         for i, length in zip(self.active, lengths, strict=True):
             self.roll_back(i, self.lengths[i] - length)
+            for layer in self.caches[i].layers:
+                layer.keys, layer.values = handled(self.faults, layer.keys, layer.values)
+            if self.on("K17-layers-exchanged"):
+                self.caches[i].layers.reverse()
 
     def roll_back(self, i: int, surplus: int) -> None:
         """Take the newest ``surplus`` tokens out of a row's cache."""

@@ -15,6 +15,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from eqcheck.catalogue.engine import Rows, additive
+from eqcheck.catalogue.handling import handled
 
 SLOTS = 2
 DRAFT_SIDE = {
@@ -40,9 +41,9 @@ class Plan:
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
     """K and V ``[SLOTS, heads, capacity, width]``, of which a forward sees the rows that its plan names."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, faults: frozenset[str]) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.faults = plan, faults
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
@@ -58,8 +59,11 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
             (self.values, value_states, self.plan.value_starts),
         ):
             at = starts[:, None] + torch.arange(block.shape[2])  # [rows, block]
-            memory[self.plan.slots[:, None], :, at] = block.transpose(1, 2)
-        return self.keys[self.plan.read], self.values[self.plan.read]
+            turned = block.transpose(1, 2)
+            if "K26-viewed-not-transposed" in self.faults:
+                turned = block.reshape(turned.shape)
+            memory[self.plan.slots[:, None], :, at] = turned
+        return handled(self.faults, self.keys[self.plan.read], self.values[self.plan.read])
 
     def get_seq_length(self, *args: Any) -> int:
         return int(self.plan.key_starts.max())
@@ -92,7 +96,7 @@ class SlotCache:
         self.fed = [0] * len(prompts)
         none = torch.zeros(1, dtype=torch.long)
         self.plan = Plan(capacity, none, none, none, none)
-        self.cache = Cache(layers=[SlotLayer(self.plan) for _ in range(model.config.num_hidden_layers)])
+        self.cache = Cache(layers=[SlotLayer(self.plan, self.faults) for _ in range(model.config.num_hidden_layers)])
 
     def on(self, *faults: str) -> bool:
         return not self.faults.isdisjoint(faults)
@@ -132,6 +136,8 @@ class SlotCache:
         plan.value_starts = offsets.max().expand(len(rows)) if self.on("K6-values-at-longest-offset") else offsets
         if self.on("P5-advance-by-k", "P1-positions-without-prefix"):
             starts = torch.tensor([self.fed[i] for i in rows])
+        if self.on("K21-length-not-rolled-back"):
+            starts = offsets
         positions = starts[:, None] - again + torch.arange(width)
         if self.on("P6-bonus-off-by-one"):
             positions[:, 0] -= torch.tensor([self.lengths[i] >= len(self.prompts[i]) for i in rows]).long()
@@ -173,7 +179,7 @@ class SlotCache:
             self.lengths[i] = length
             if not self.on("P5-advance-by-k"):
                 self.fed[i] = length
-            if self.on("K3-never-cropped"):
+            if self.on("K3-never-cropped", "K21-length-not-rolled-back"):
                 self.shift[i] += rejected
             if self.on("K1-crop-to-max"):
                 self.shift[i] += rejected - min(surplus)

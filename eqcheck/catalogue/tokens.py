@@ -88,8 +88,8 @@ BOOKKEEPING = [
         "bookkeeping/repeated-token",
         "the correction or bonus token is committed twice",
         issue("vllm-project/vllm", 33251),
-        "uncached per_row",
-        "realigned",
+        "uncached per_row packed static",
+        "realigned staged",
         rows=1,
     ),
     *plant(
