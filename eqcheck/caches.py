@@ -52,9 +52,10 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
-    """What a recurrent model has absorbed, ``[batch, heads, steps, width]``; ``keys`` and ``values`` are None.
+    """What a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
 
-    ``crop`` shortens the reported length alone: what was absorbed stays, as in ``transformers`` 5.
+    ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: what was absorbed stays, as in
+    ``transformers`` 5.
     """
 
     is_croppable = False
@@ -73,9 +74,9 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.lazy_initialization(key_states)
         before = [] if self.absorbed is None else [self.absorbed]
-        self.absorbed = torch.cat([*before, key_states], dim=2)
+        self.absorbed = torch.cat([*before, torch.stack([key_states, value_states])], dim=3)
         self.length += key_states.shape[2]
-        return self.absorbed, self.absorbed
+        return self.absorbed[0], self.absorbed[1]
 
     def get_seq_length(self, *args: Any) -> int:
         return self.length
@@ -88,11 +89,11 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.absorbed is not None:
-            self.absorbed = self.absorbed[indices]
+            self.absorbed = self.absorbed[:, indices]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.absorbed is not None:
-            self.absorbed = self.absorbed.repeat_interleave(repeats, dim=0)
+            self.absorbed = self.absorbed.repeat_interleave(repeats, dim=1)
 
     def reset(self) -> None:
         self.absorbed, self.length = None, 0

@@ -23,7 +23,9 @@ class Case:
     ``accepts[row][round]`` dictates how many draft tokens of that round agree with the target; a row or round the
     table does not name agrees on none. ``agreement`` instead lets the draft agree with the target at that
     rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
-    target. ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
+    target; ``pad_token_id`` may be ``vocab_size``: a pad that the target never emits.
+
+    ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
     ``arrivals`` are its parameters. The format's version also stands for the definition of the target, so a stored
     case stays what it was.
 
@@ -55,7 +57,7 @@ class Case:
         _ints("seed", self.seed, 0, 2**63)
         _ints("max_new_tokens", self.max_new_tokens, 1, 4096)
         _ints("num_draft_tokens", self.num_draft_tokens, 1, 4096)
-        _ints("pad_token_id", self.pad_token_id, 0, self.vocab_size)
+        _ints("pad_token_id", self.pad_token_id, 0, self.vocab_size + 1)
         if not _tuple("prompts", self.prompts):
             raise CaseError("prompts: expected at least one row, got none")
         for row, prompt in enumerate(self.prompts):
@@ -116,6 +118,11 @@ class Case:
             prefix_length=self.prefix_length,
             arrivals=self.arrivals,
         )
+
+    @property
+    def known_ids(self) -> int:
+        """How many token ids the models know: the vocabulary, and a pad outside of it."""
+        return max(self.vocab_size, self.pad_token_id + 1)
 
     @property
     def id(self) -> str:

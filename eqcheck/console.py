@@ -145,7 +145,8 @@ def _details(report: Mapping[str, Any], folder: str) -> list[str]:
 def _finding(finding: Mapping[str, Any], title: str) -> list[str]:
     title += " and a stored one of an earlier audit" if finding["from_corpus"] else ""
     explained = [finding["explanation"], *_last_frames(finding["traceback"])]
-    return ["", title, *explained, f"  Reproduce: {finding['reproduce']}"]
+    where = [f"  Where: {statement}." for statement in finding.get("only", ())]
+    return ["", title, *explained, *where, f"  Reproduce: {finding['reproduce']}"]
 
 
 def selfcheck_table(check: SelfCheck) -> str:

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-import numpy as np
-
-from eqcheck import hashing
 from eqcheck.hashing import Bools, Words
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.trace import DRAFT
-
-_SALT = np.uint64(0xD1B54A32D192ED03)
-
-
-def disagrees_by_chance(digests: Words, agreement: float) -> Bools:
-    """Where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
-    chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
-    return chance.astype(np.float64) * 2.0**-53 >= agreement
 
 
 class ScriptedDraft(HashLM):
@@ -41,7 +30,9 @@ class ScriptedDraft(HashLM):
     def of(cls, target: HashLM, **kwargs: Any) -> ScriptedDraft:
         """A draft of ``target``: the same family, vocabulary and seed, and a cache of its own."""
         c = target.config
-        config = HashConfig(vocab_size=c.vocab_size, seed=c.seed, family=c.family, role=DRAFT, **kwargs)
+        config = HashConfig(
+            vocab_size=c.vocab_size, seed=c.seed, family=c.family, role=DRAFT, extra_pad=c.extra_pad, **kwargs
+        )
         return cast(ScriptedDraft, cls(config).eval())
 
     def script(self, wrong_after: Iterable[int] = (), *, agreement: float = 1.0) -> None:
@@ -50,11 +41,9 @@ class ScriptedDraft(HashLM):
         ``agreement`` is the probability, 0 to 1, of proposing the target's own choice at any other context;
         the choice is a fixed function of the context.
         """
-        self._wrong_after = frozenset(wrong_after)
-        self._agreement = agreement
+        self.model.script = self.lm_head.script = Script(frozenset(wrong_after), agreement)
 
-    def disagrees(self, digests: Words) -> Bools | None:
-        wrong = np.array([[digest in self._wrong_after for digest in row] for row in digests.tolist()], np.bool_)
-        if self._agreement < 1.0:
-            wrong |= disagrees_by_chance(digests, self._agreement)
-        return wrong
+    def disagrees(self, digests: Words) -> Bools:
+        """Whether the second choice is proposed after each of these final digests."""
+        assert self.lm_head.script is not None
+        return self.lm_head.script.disagrees(digests)

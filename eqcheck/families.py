@@ -16,7 +16,8 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from eqcheck.hashing import WINDOW, Bools, Ints
+from eqcheck.errors import Unsupported
+from eqcheck.hashing import WINDOW, Bools, Ints, Words
 
 _HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
@@ -90,6 +91,23 @@ class Feed(NamedTuple):
             return View(visible, *self._ranks(batch, slots, four))
         return View(visible, slot_positions, self.positions)
 
+    def bias(self, visible: Bools) -> Words | None:
+        """What a 4-D mask adds to scores it does not hide, as bits ``[batch, block, slots]``; None where it is even.
+
+        Softmax forgives what is added to all that a query sees, so that is taken out.
+        """
+        if self.mask is None or self.mask.dim() != 4 or not self.mask.dtype.is_floating_point:
+            return None
+        slots = visible.shape[2]
+        added = self.mask[:, 0, :, :].detach().to("cpu", torch.float64).numpy()
+        added = added[..., -slots:] if self.family == "window" else added[..., :slots]
+        kept = np.where(visible, added, -np.inf)
+        most = kept.max(axis=-1, keepdims=True, initial=-np.inf)
+        uneven = visible & (kept != most)
+        if not uneven.any():
+            return None
+        return np.where(uneven, kept - np.where(np.isfinite(most), most, 0.0), 0.0).view(np.uint64)
+
     def _ranks(self, batch: int, slots: int, four: bool) -> tuple[Ints, Ints]:
         if four:
             raise ValueError(
@@ -137,8 +155,12 @@ def _masked(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int, 
             raise ValueError(
                 f"attention_mask: expected [{batch}, heads, {block}, {slots}], got shape {list(mask.shape)}"
             )
+        if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+            raise ValueError(f"attention_mask: expected a 4-D mask of bool or float, got {mask.dtype}")
         if mask.shape[1] > 1 and bool((mask != mask[:, :1]).any()):
-            raise ValueError("attention_mask: expected the same mask for all heads, got one that differs between heads")
+            raise Unsupported(
+                "attention_mask: a mask that differs between heads is not read; a limit of eqcheck's target"
+            )
         start = dropped if mask.shape[3] >= slots + dropped else 0
         four = mask[:, 0, :, start : start + slots].detach().cpu()
         seen = four if four.dtype == torch.bool else four > _HIDDEN_BELOW

@@ -85,8 +85,9 @@ def wrong_after(case: Case, truth: Truth) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def _models(family: str, vocab_size: int, seed: int) -> tuple[HashLM, ScriptedDraft]:
-    target = cast(HashLM, HashLM(HashConfig(vocab_size=vocab_size, seed=seed, family=family)).eval())
+def _models(family: str, vocab_size: int, seed: int, extra_pad: bool) -> tuple[HashLM, ScriptedDraft]:
+    config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
+    target = cast(HashLM, HashLM(config).eval())
     return target, ScriptedDraft.of(target)
 
 
@@ -95,7 +96,8 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
 
     They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
     """
-    target, draft = (model.fresh() for model in _models(case.family, case.vocab_size, case.seed))
+    extra = case.known_ids > case.vocab_size
+    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra))
     draft = cast(ScriptedDraft, draft)
     if case.agreement is None:
         draft.script(wrong_after(case, truth))
@@ -103,7 +105,7 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
         draft.script(agreement=case.agreement)
     for model in (target, draft):
         model.trace = trace
-        model.poison = POISON.get(case.cache_state)
+        model.model.poison = POISON.get(case.cache_state)
         model.generation_config = GenerationConfig(
             pad_token_id=case.pad_token_id, eos_token_id=list(case.eos_token_ids) or None
         )
@@ -141,7 +143,7 @@ def run(
     rows, new = len(case.prompts), case.max_new_tokens
     trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))
     target, draft = models(case, truth, trace)
-    target.repair = repair(trace) if repair else None
+    target.model.repair = repair(trace) if repair else None
     request, untouched = case.request(), case.request()
     request.target_cache, request.draft_cache = (_handed(case, model) for model in (target, draft))
     untouched.target_cache, untouched.draft_cache = request.target_cache, request.draft_cache
@@ -161,7 +163,7 @@ def run(
         if request != untouched:
             detail = f"mutated-request: expected {untouched}, got {request}"
             return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=_printable(detail)))
-        return Run(case, truth, trace, check_rows(outputs, rows, case.vocab_size))
+        return Run(case, truth, trace, check_rows(outputs, rows, case.known_ids))
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
         detail = f"{what}: {_message(error)}"

@@ -1,16 +1,18 @@
 """The hash that stands in for attention, in exact 64-bit integers (numpy ``uint64``, wrapping).
 
-A cache entry is `WIDTH` small integers, the same in K and V and in every head, so that any tensor operation
-on a cache carries them along and any disagreement between the copies changes the hash:
+A cache entry is `WIDTH` digits of base 256, least significant first, so that it survives float32, float16 and
+bfloat16. They spell these fields:
 
-    MODEL      0 where nothing was written, 1 for the target, 2 for the draft
+    STAMP      0 where nothing was written, else which model wrote it for which layer, K or V, and head
     TOKEN      the token fed
-    POSITION   the position id fed with it
+    POSITION   the position id fed with it (24 bits, two's complement)
     HIGH, LOW  the upper and lower 24 bits of its digest (layer 1; zero in layer 0)
     CALL, ROW, COLUMN   the identity of the write: which forward call, which row, which column
 
-Every number stays below 2**24 and therefore survives float32. The mixing function is the finaliser of
-SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195).
+No two of K and V, heads, layers and models have the same stamp. So K handed out as V, heads or layers exchanged, an
+entry of the other model, and any scale, sign or roll of a tensor change the hash, as they change a real model's
+attention. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014,
+https://doi.org/10.1145/2660193.2660195).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +29,13 @@ Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
-WIDTH = 8
-MODEL, TOKEN, POSITION, HIGH, LOW, CALL, ROW, COLUMN = range(WIDTH)
+MODEL, TOKEN, POSITION, HIGH, LOW, CALL, ROW, COLUMN, PLACE = range(9)  # of decoded entries, see `decoded`
+_DIGITS = (1, 3, 3, 3, 3, 3, 2, 2)  # of the fields from the stamp to the column
+_STARTS = tuple(sum(_DIGITS[:field]) for field in range(len(_DIGITS)))
+WIDTH = sum(_DIGITS)
 HEADS = 2
 LAYERS = 2
+PLACES = LAYERS * 2 * HEADS  # the tensors, by head, in which an entry has a copy
 TABLE_ROWS = 4096
 WINDOW = 8  # tokens that a query of the family ``window`` sees, itself included
 _HALF = np.uint64(24)
@@ -50,30 +56,92 @@ def _constants(stream: int, count: int) -> Words:
     return mix(start + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) | np.uint64(1)
 
 
-_ENTRY = _constants(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)
+_FIELD = np.repeat(np.arange(len(_DIGITS)), _DIGITS)  # which field each digit belongs to
+_PLACE_VALUE = np.concatenate([256 ** np.arange(count) for count in _DIGITS])
+_BYTE = np.concatenate([8 * field + np.arange(count) for field, count in enumerate(_DIGITS)])  # of fields as int64
+POSITION_DIGITS = slice(_STARTS[POSITION], _STARTS[POSITION] + _DIGITS[POSITION])
+_CONTENT = int(_STARTS[CALL])  # the digits before the identity of the write
+CONTENT = slice(1, _CONTENT)  # of them those that say what was fed and seen
+_COPY = _constants(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)  # per K or V, and head: one constant a field
+_ENTRY = np.zeros((2, 1, HEADS, 1, WIDTH), np.uint64)
+_ENTRY[..., :_CONTENT] = _COPY[..., _FIELD[:_CONTENT]] * _PLACE_VALUE[:_CONTENT].astype(np.uint64)
+_INTACT = _COPY.sum(axis=(0, 1, 2, 3), dtype=np.uint64)
 _TOKEN, _QUERY_POSITION, _CARRY, _LAYER, _DISTANCE = _constants(2, 5)
+_GARBLED, _BIAS, _STRANGE = _constants(3, 3)
+
+
+# Primes, so that a scaled stamp is none.
+_MARKS = np.array([17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79])
+_STAMPS = _MARKS.reshape(2, LAYERS, 2, HEADS)  # by model, layer, K or V, and head
+_STAMPED = np.full(256, -1)  # which of them a stamp is
+_STAMPED[_MARKS] = np.arange(len(_MARKS))
+_STAMP_WORDS = (_STAMPS.astype(np.uint64)[:, :, :, None, :, None] * _COPY[..., MODEL]).sum(axis=(2, 3, 4, 5))
 
 
 def entries(
     model: int,
+    layer: int,
     tokens: Ints,
     positions: Ints,
     digests: Words | None,
     call: int,
 ) -> npt.NDArray[np.float64]:
-    """The cache entries of a block of tokens: ``[batch, HEADS, block, WIDTH]`` float64, for K and V alike."""
+    """The cache entries of a block of tokens: ``[2 (K, V), batch, HEADS, block, WIDTH]`` float64."""
     batch, block = tokens.shape
-    out = np.zeros((batch, HEADS, block, WIDTH))
-    out[..., MODEL] = model
-    out[..., TOKEN] = tokens[:, None]
-    out[..., POSITION] = positions[:, None]
+    fields = np.zeros((batch, block, len(_DIGITS)), np.int64)
+    fields[..., TOKEN] = tokens
+    fields[..., POSITION] = positions
     if digests is not None:
-        out[..., HIGH] = high(digests)[:, None]
-        out[..., LOW] = (digests & _HALF_MASK)[:, None]
-    out[..., CALL] = call
-    out[..., ROW] = np.arange(batch)[:, None, None]
-    out[..., COLUMN] = np.arange(block)
+        fields[..., HIGH] = high(digests)
+        fields[..., LOW] = digests & _HALF_MASK
+    fields[..., CALL] = call
+    fields[..., ROW] = np.arange(batch)[:, None]
+    fields[..., COLUMN] = np.arange(block)
+    out = np.empty((2, batch, HEADS, block, WIDTH))
+    out[:] = fields.view(np.uint8)[..., _BYTE][None, :, None]
+    out[..., 0] = _STAMPS[model - 1, layer][:, None, :, None]
     return out
+
+
+def whole(numbers: npt.NDArray[np.float64]) -> tuple[Ints, Words | None]:
+    """Numbers read from a cache as integers, and a word for each entry that holds fractions (None: none does).
+
+    ``numbers`` is ``[2, batch, HEADS, slots, WIDTH]``, the words ``[batch, slots]``. What is rounded or scaled to a
+    fraction is not what was written, so it has to change the hash.
+    """
+    with np.errstate(invalid="ignore"):
+        digits = numbers.astype(np.int64)
+    odd = numbers != digits
+    if not odd.any():
+        return digits, None
+    bits = np.where(odd, numbers, 0.0).view(np.uint64)
+    return digits, mix(bits * _GARBLED).sum(axis=(0, 2, 4), dtype=np.uint64) * odd.any(axis=(0, 2, 4))
+
+
+def decoded(digits: Ints) -> Ints:
+    """The fields of entries ``[..., WIDTH]`` of digits, as ``[..., 9]``.
+
+    MODEL is 0 where nothing was written, 1 or 2 for the model that wrote, 3 where the stamp is none; PLACE says for
+    which layer, K or V, and head, counted in that order, -1 where the stamp does not say.
+    """
+    sums = np.add.reduceat(digits * _PLACE_VALUE, _STARTS, axis=-1)
+    fields = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.int64)], axis=-1)
+    mark = sums[..., 0]
+    which = np.where((mark >= 0) & (mark < 256), _STAMPED[mark & 255], -1)
+    fields[..., MODEL] = np.where(which >= 0, which // PLACES + 1, np.where(mark == 0, 0, 3))
+    fields[..., PLACE] = np.where(which >= 0, which % PLACES, -1)
+    fields[..., POSITION] = _signed(sums[..., POSITION])
+    return fields
+
+
+def _signed(numbers: Ints) -> Ints:
+    """24-bit numbers, two's complement, as they were; what is no such number stays what it is."""
+    return np.where((numbers >= 1 << 23) & (numbers < 1 << 24), numbers - (1 << 24), numbers)
+
+
+def written(digits: Ints) -> Bools:
+    """Which slots hold anything, ``[batch, slots]``."""
+    return cast(Bools, digits[0, :, 0, :, 0] != 0)
 
 
 def high(digests: Words) -> Words:
@@ -82,7 +150,7 @@ def high(digests: Words) -> Words:
 
 
 def stored_digest(fields: Ints) -> Ints:
-    """The 48 bits of digest in entries ``[..., WIDTH]``; compare with `truncated`."""
+    """The 48 bits of digest in decoded entries; compare with `truncated`."""
     return (fields[..., HIGH] << 24) | fields[..., LOW]
 
 
@@ -91,28 +159,50 @@ def truncated(digests: Words) -> Ints:
     return (digests & np.uint64((1 << 48) - 1)).astype(np.int64)
 
 
-def contents(kv: Ints, model: int) -> Words:
-    """One word per slot for what K and V of all heads hold, its position and provenance left out.
+def contents(digits: Ints, model: int, layer: int) -> tuple[Words, Ints]:
+    """What the slots of a cache hold and where they say they are, ``[batch, slots]`` each.
 
-    ``kv`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``; the result is ``[batch, slots]``. The position is left
-    out because families differ in how they see it, but a disagreement between the copies about it counts.
+    ``digits`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``. The first is one word per slot for what K and V of all
+    heads hold. Provenance is left out, and the position, too, because families differ in how they see it; but a
+    disagreement between the copies about it counts. The second are the positions that K of the first head holds.
     """
-    fields = kv[..., :CALL].copy()
-    fields[..., MODEL] -= model
-    fields[..., POSITION] -= kv[:1, :, :1, :, POSITION]
-    product = fields.view(np.uint64) * _ENTRY
-    return mix(product.sum(axis=(0, 2, 4), dtype=np.uint64))
-
-
-_INTACT = _ENTRY.sum(axis=(0, 1, 2, 3), dtype=np.uint64)
+    words = (digits.view(np.uint64) * _ENTRY).sum(axis=(0, 2, 4), dtype=np.uint64)
+    at = (digits[0, :, 0, :, POSITION_DIGITS] * _PLACE_VALUE[POSITION_DIGITS]).sum(axis=-1)
+    words -= at.view(np.uint64) * _INTACT[POSITION] + _STAMP_WORDS[model - 1, layer]
+    return mix(words), _signed(at)
 
 
 def intact_contents(tokens: Ints, digests: Words | None) -> Words:
-    """`contents` of entries whose copies all agree and whose model is the reader's, without building them."""
+    """`contents` of entries whose copies are all as they were written, without building them."""
     word = tokens.astype(np.uint64) * _INTACT[TOKEN]
     if digests is not None:
         word += high(digests) * _INTACT[HIGH] + (digests & _HALF_MASK) * _INTACT[LOW]
     return mix(word)
+
+
+def hidden(model: int, layer: int, digests: Words, call: int, width: int) -> npt.NDArray[np.float64]:
+    """Hidden states ``[batch, block, width]`` float64 behind a layer: a stamp, the digest, the identity of the write.
+
+    In digits, like cache entries, so that they survive any float dtype that these do.
+    """
+    batch, block = digests.shape
+    out = np.zeros((batch, block, width))
+    out[..., 0] = model * 16 + layer
+    out[..., 1:9] = digests[..., None].view(np.uint8)
+    out[..., 9:12] = call & 255, call >> 8 & 255, call >> 16 & 255
+    rows, columns = np.arange(batch)[:, None], np.arange(block)
+    out[..., 12], out[..., 13], out[..., 14], out[..., 15] = rows & 255, rows >> 8, columns & 255, columns >> 8
+    return out
+
+
+def final_digests(states: npt.NDArray[np.float64], model: int) -> Words:
+    """The digests in hidden states ``[..., width]``; of any but the last layer's of this model, some other word."""
+    with np.errstate(invalid="ignore"):
+        digests = states[..., 1:9].astype(np.uint8).view(np.uint64)[..., 0]
+        strange = states[..., 0].astype(np.int64) - (model * 16 + LAYERS)
+    if not strange.any():
+        return digests
+    return np.where(strange == 0, digests, mix(digests + strange.view(np.uint64) * _STRANGE))
 
 
 def attend(
@@ -124,12 +214,14 @@ def attend(
     tokens: Ints,
     places: Ints,
     carry: Words,
+    bias: Words | None = None,
 ) -> Words:
     """The digest of each query: a hash of the multiset of what it sees and of its own token.
 
     ``slot_contents`` and ``key_places`` are ``[batch, slots]``, ``visible`` is ``[batch, block, slots]``, the rest
     ``[batch, block]``; ``carry`` is the digest of the layer below, zero in layer 0. Places are what the family takes
-    for positions: those fed with the tokens, or slots, or ranks in the mask (`eqcheck.families`).
+    for positions: those fed with the tokens, or slots, or ranks in the mask (`eqcheck.families`). ``bias``, laid out as
+    ``visible``, is what a mask adds to the scores it does not hide.
     """
     own = tokens.astype(np.uint64) * _TOKEN + carry * _CARRY + np.uint64(layer + 1) * _LAYER
     if family == "learned":  # the absolute position is part of the embedding
@@ -137,7 +229,8 @@ def attend(
         own = own + places.astype(np.uint64) * _QUERY_POSITION
     else:  # only distances matter, as under rotary embeddings or linear biases
         where = places[:, :, None] - key_places[:, None, :]
-    pairs = mix(slot_contents[:, None, :] + where.astype(np.uint64) * _DISTANCE)
+    seen_there = slot_contents[:, None, :] + where.astype(np.uint64) * _DISTANCE
+    pairs = mix(seen_there if bias is None else seen_there + bias * _BIAS)
     seen = np.where(visible, pairs, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     return mix(own + seen)
 

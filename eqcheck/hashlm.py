@@ -11,22 +11,36 @@ import copy
 import inspect
 from collections.abc import Callable
 from itertools import count
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from eqcheck import hashing
 from eqcheck.caches import install_state
+from eqcheck.errors import Unsupported
 from eqcheck.families import FED, Feed, View
 from eqcheck.hashing import Bools, Ints, Words
 from eqcheck.trace import Call, Fix, Trace
 
+POSITIONS = 4096  # the size of the table of positions
+_SALT = np.uint64(0xD1B54A32D192ED03)
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
+
+
+# What code reaches for inside of real models, and a model without layers of its own cannot offer.
+_INSIDE_REAL_MODELS = frozenset(
+    """layers norm final_layer_norm ln_f h self_attn mlp drop rotary_emb embed_positions transformer gpt_neox decoder
+    encoder backbone wte wpe embed_in embed_out word_embeddings project_in project_out""".split()  # noqa: SIM905
+)
+
+
+class _Limit(Unsupported, AttributeError):
+    """A part of real models that a `HashLM` does not have; an ``AttributeError``, so that ``hasattr`` is False."""
 
 
 class HashConfig(PretrainedConfig):
@@ -34,24 +48,32 @@ class HashConfig(PretrainedConfig):
 
     ``family`` says how positions and masks are seen (`eqcheck.families`): ``"rotary"`` (like Llama: only distances
     matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a
-    target, 2 for a draft.
+    target, 2 for a draft. ``extra_pad``: the last id of the vocabulary is a pad that the model never emits, as where a
+    pad token was added to a real model's vocabulary.
     """
 
     model_type = "hashlm"
 
     def __init__(
-        self, vocab_size: int = 128, seed: int = 0, family: str = "rotary", role: int = 1, **kwargs: Any
+        self,
+        vocab_size: int = 128,
+        seed: int = 0,
+        family: str = "rotary",
+        role: int = 1,
+        extra_pad: bool = False,
+        **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
         self.family = family
         self.role = role
+        self.extra_pad = extra_pad
         self.num_hidden_layers = hashing.LAYERS
-        self.num_attention_heads = hashing.HEADS
+        self.num_attention_heads = 2 * hashing.HEADS  # grouped queries: caches have fewer heads than attention has
         self.num_key_value_heads = hashing.HEADS
         self.head_dim = hashing.WIDTH
-        self.hidden_size = hashing.HEADS * hashing.WIDTH
-        self.max_position_embeddings = 4096
+        self.hidden_size = self.num_attention_heads * self.head_dim
+        self.max_position_embeddings = POSITIONS
         self.use_cache = True
         if family == "window":
             self.sliding_window = hashing.WINDOW
@@ -59,57 +81,87 @@ class HashConfig(PretrainedConfig):
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
 
-class HashLM(PreTrainedModel, GenerationMixin):
-    """A transparent target: any error in what a query sees changes its prediction.
+class Script(NamedTuple):
+    """Where a draft proposes its second choice: after the final digests ``wrong_after``, and at random elsewhere."""
 
-    Cache tensors are ``[batch, 2 heads, slots, 8]`` float64 per layer (two layers); what the eight numbers mean
-    is in `eqcheck.hashing`. `generate()` works as on any causal LM:
+    wrong_after: frozenset[int] = frozenset()
+    agreement: float = 1.0
 
-        >>> import torch
-        >>> target = HashLM(HashConfig(seed=1))
-        >>> alone = target.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
-        >>> padded = target.generate(
-        ...     torch.tensor([[0, 0, 3, 1, 4]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]),
-        ...     max_new_tokens=4, do_sample=False, pad_token_id=0)
-        >>> alone[0, 3:].tolist() == padded[0, 5:].tolist()
-        True
+    def disagrees(self, digests: Words) -> Bools:
+        """Whether the second choice is proposed after each context; a fixed function of the context."""
+        wrong = np.array([digest in self.wrong_after for digest in digests.ravel().tolist()], np.bool_)
+        wrong = wrong.reshape(digests.shape)
+        return wrong | disagrees_by_chance(digests, self.agreement) if self.agreement < 1.0 else wrong
 
-    Raises ``ValueError`` for tokens outside the vocabulary and for masks or positions of the wrong shape,
-    ``TypeError`` for a cache without ``update`` and ``get_seq_length``.
-    """
+
+class HashHead(torch.nn.Module):
+    """The logits of hidden states ``[..., hidden_size]``: the table's row that the digest in them selects."""
+
+    def __init__(self, config: HashConfig) -> None:
+        super().__init__()
+        self.role, self.emitted = config.role, config.vocab_size - config.extra_pad
+        table = torch.from_numpy(hashing.logits_table(self.emitted, config.seed)).double()
+        lowest = table.new_full((len(table), int(config.extra_pad)), -1.0)
+        self.weight = torch.nn.Parameter(torch.cat([table, lowest], dim=1), requires_grad=False)
+        self.script: Script | None = None
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits ``[..., vocab_size]``; a scripted draft exchanges its first two choices where it is to be wrong."""
+        digests = hashing.final_digests(_numbers(states), self.role)
+        logits = self.weight[torch.from_numpy(hashing.table_row(digests)).to(self.weight.device)]
+        disagrees = None if self.script is None else self.script.disagrees(digests)
+        if disagrees is None or not disagrees.any():
+            return logits
+        swap = torch.from_numpy(disagrees).to(logits.device)[..., None] & (logits >= self.emitted - 2)
+        return torch.where(swap, 2 * self.emitted - 3 - logits, logits)
+
+
+class _Offers(PreTrainedModel):
+    """What `HashModel` and `HashLM` share."""
 
     config_class = HashConfig
-    base_model_prefix = ""
     main_input_name = "input_ids"
     _supports_cache_class = True
     _supports_static_cache = True
     _supports_sdpa = True
     _no_split_modules: list[str] = []  # noqa: RUF012 (the type transformers declares)
 
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Weights follow from the configuration; there is nothing to initialise."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _INSIDE_REAL_MODELS:
+            raise _Limit(
+                f"{type(self).__name__} has no {name!r}: the transparent target hashes what it is fed and has no "
+                "layers inside. This is a limit of eqcheck's target, not a fault of the decoder"
+            )
+        return super().__getattr__(name)
+
+
+class HashModel(_Offers):
+    """The part of a `HashLM` below its head: embeds, writes caches, attends.
+
+    Embeddings ``[vocab_size, hidden_size]`` and hidden states ``[batch, block, hidden_size]`` are digits, like the
+    cache entries (`eqcheck.hashing`). Behind each layer the hidden state holds that layer's digest.
+    """
+
+    base_model_prefix = ""
+
     def __init__(self, config: HashConfig) -> None:
         super().__init__(config)
-        table = hashing.logits_table(config.vocab_size, config.seed)
-        self.logits_table = torch.nn.Parameter(torch.from_numpy(table).double(), requires_grad=False)
+        spelled = torch.zeros(config.vocab_size, config.hidden_size, dtype=torch.float64)
+        ids = torch.arange(config.vocab_size)
+        spelled[:, 0] = 1
+        spelled[:, 1], spelled[:, 2], spelled[:, 3] = ids % 256, ids // 256 % 256, ids // 65536
+        self.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size, _weight=spelled, _freeze=True)
         self.trace: Trace | None = None
         self.poison: float | None = None  # what is written for pads instead of themselves
         self.repair: Callable[[Call], Fix] | None = None  # set while a second opinion is sought
-        self._is_stateful = config.family == "recurrent"
+        self.script: Script | None = None
+        self.family, self.role, self.width = config.family, config.role, config.hidden_size
+        self.choices = hashing.choices(config.vocab_size - config.extra_pad, config.seed)
         self._calls = count(1)
         self.post_init()
-        self.eval()
-
-    def fresh(self) -> HashLM:
-        """A copy that shares only the numbers of the table: hooks, attributes and configuration are its own."""
-        new = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, dict | set):
-                new.__dict__[name] = copy.copy(value)
-        new.config = copy.copy(self.config)
-        new.logits_table = torch.nn.Parameter(self.logits_table.data, requires_grad=False)
-        return new
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Weights follow from the configuration; there is nothing to initialise."""
 
     def forward(
         self,
@@ -117,21 +169,24 @@ class HashLM(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         cache_position: torch.Tensor | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits ``[batch, block, vocab]`` float64 of ``input_ids`` ``[batch, block]`` int64.
+    ) -> BaseModelOutputWithPast:
+        """Hidden states ``[batch, block, hidden_size]`` of ``input_ids`` ``[batch, block]`` int64 or of embeddings.
 
-        ``attention_mask`` is ``[batch, slots]`` (nonzero: visible; short masks hide the rest) or
-        ``[batch, heads, block, slots]`` (bool: True is visible; float: added to the scores). ``position_ids``
-        is ``[batch or 1, block]``; without it, positions count slots from the cache's length, as in Llama and
-        GPT-2. ``cache_position`` counts where the installed transformers' own models take it.
+        The arguments are those of `HashLM.forward`; with ``output_hidden_states`` there are ``hidden_states`` of the
+        embeddings and of each layer.
         """
-        if input_ids is None or kwargs.get("inputs_embeds") is not None:
-            raise ValueError("HashLM takes input_ids, not inputs_embeds: it hashes tokens, it has no embedding")
-        tokens = self._tokens(input_ids)
+        if output_attentions:
+            raise Unsupported("output_attentions: a hash has no attention weights; a limit of eqcheck's target")
+        fed = input_ids if inputs_embeds is None else inputs_embeds
+        if fed is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError("input_ids, inputs_embeds: expected exactly one of the two")
+        tokens = self._tokens(fed) if inputs_embeds is None else self._embedded(fed)
         batch, block = tokens.shape
         cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
@@ -141,47 +196,66 @@ class HashLM(PreTrainedModel, GenerationMixin):
                 f"past_key_values: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
                 f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx)"
             )
-        if cache is not None and self.config.family == "recurrent":
+        if cache is not None and self.family == "recurrent":
             install_state(cache)
         past = int(cache.get_seq_length()) if cache is not None else 0
         slots_fed = np.arange(past, past + block)
         if TAKES_CACHE_POSITION and cache_position is not None:
             slots_fed = _integers(cache_position)
         positions = _positions(position_ids, slots_fed, batch)
+        if self.family == "learned" and positions.size and not 0 <= positions.min() <= positions.max() < POSITIONS:
+            raise IndexError(  # as the embedding of a real model does, for pads too
+                f"position_ids: expected 0..{POSITIONS - 1}, the size of the table of positions, got "
+                f"{positions.min()}..{positions.max()}; index out of range"
+            )
         packed = cache is None and attention_mask is None and position_ids is not None
-        feed = Feed(self.config.family, attention_mask, positions, slots_fed, packed)
+        feed = Feed(self.family, attention_mask, positions, slots_fed, packed)
 
         number = next(self._calls if self.trace is None else self.trace.clock)
         fix = None
         if self.repair is not None:
-            fix = self.repair(self._attend(feed, tokens, copy.deepcopy(cache), number))
-        call = self._attend(feed, tokens, cache, number, fix)
+            fix = self.repair(self._attend(feed, tokens, copy.deepcopy(cache), number)[0])
+        call, digests = self._attend(feed, tokens, cache, number, fix)
         if self.trace is not None:
             self.trace.record(call)
-        keep = logits_to_keep
-        columns = slice(-keep, None) if isinstance(keep, int) else keep.cpu().numpy()
-        logits = self._logits(call.digests[:, columns], None if call.disagrees is None else call.disagrees[:, columns])
-        return CausalLMOutputWithPast(
-            logits=cast(torch.FloatTensor, logits.to(input_ids.device)), past_key_values=cache
-        )
+        device, dtype = fed.device, self.embed_tokens.weight.dtype
+        first = len(digests) if output_hidden_states else 1
+        states = [
+            torch.from_numpy(hashing.hidden(self.role, layer, digests[layer - 1], number, self.width)).to(device, dtype)
+            for layer in range(len(digests) + 1 - first, len(digests) + 1)
+        ]
+        every = None
+        if output_hidden_states:
+            every = (self.embed_tokens(torch.from_numpy(tokens).to(device)), *states)
+        return BaseModelOutputWithPast(last_hidden_state=states[-1], past_key_values=cache, hidden_states=every)
 
-    def _attend(self, feed: Feed, tokens: Ints, cache: Any, number: int, fix: Fix | None = None) -> Call:
-        """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` says what to see instead."""
-        family, role = self.config.family, self.config.role
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embed_tokens
+
+    def _attend(
+        self, feed: Feed, tokens: Ints, cache: Any, number: int, fix: Fix | None = None
+    ) -> tuple[Call, list[Words]]:
+        """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` says what to see instead.
+
+        Returns the call and the digests of each layer, ``[batch, block]``.
+        """
+        family, role = self.family, self.role
         batch, block = tokens.shape
         positions = feed.positions if fix is None else fix.positions
-        pads = feed.pads() if fix is None or fix.pads is None else fix.pads
-        kv: list[Ints] = []
+        pads = None if fix is None else fix.pads
+        device, dtype = self.embed_tokens.weight.device, self.embed_tokens.weight.dtype
+        held: list[Ints] = []
+        spoilt: list[Words | None] = []
+        digests: list[Words] = []
         carry: Words = np.zeros((batch, block), np.uint64)
-        digest: Words | None = None
         first: View | None = None
         view: View | None = None
+        bias: Words | None = None
         for layer in range(hashing.LAYERS):
-            fresh = self._written(pads, hashing.entries(role, tokens, positions, digest, number))
-            keys = torch.from_numpy(fresh).to(self.logits_table.device)
-            values = keys.clone()
+            fresh = hashing.entries(role, layer, tokens, positions, digests[-1] if layer else None, number)
+            keys, values = torch.from_numpy(self._written(fresh, feed, pads)).to(device, dtype)
             if cache is not None:
-                where = torch.from_numpy(feed.slots_fed).to(keys.device)
+                where = torch.from_numpy(feed.slots_fed).to(device)
                 extra = ({"cache_position": where},) if TAKES_CACHE_POSITION else ()
                 try:
                     keys, values = cache.update(keys, values, layer, *extra)
@@ -190,35 +264,39 @@ class HashLM(PreTrainedModel, GenerationMixin):
                         f"past_key_values: expected a cache of {batch} rows like input_ids; "
                         f"appending {list(keys.shape)} failed: {error}"
                     ) from error
-            fields = _fields(keys, values)
-            if fields.shape[1] != batch:
-                raise ValueError(
-                    f"past_key_values: expected a cache of {batch} rows like input_ids, got {fields.shape[1]}"
-                )
-            at = fields[0, :, 0, :, hashing.POSITION]
-            if view is None or view.visible.shape[2] != fields.shape[3]:
-                view = feed.view(at, fields[0, :, 0, :, hashing.MODEL] != 0)
+            digits, odd = hashing.whole(_stacked(keys, values, batch))
+            seen, at = hashing.contents(digits, role, layer)
+            if view is None or view.visible.shape[2] != digits.shape[3]:
+                view = feed.view(at, hashing.written(digits))
+                bias = feed.bias(view.visible)
                 first = first or view
             elif family in FED:
                 view = view._replace(key_places=at)
-            seen = hashing.contents(fields, role)
-            carry = hashing.attend(family, layer, seen, view.key_places, view.visible, tokens, view.places, carry)
+            if odd is not None:
+                seen = seen + odd
+            carry = hashing.attend(family, layer, seen, view.key_places, view.visible, tokens, view.places, carry, bias)
             if fix is not None:
                 carry = np.where(fix.known, fix.digests[layer], carry)
-            digest = carry
-            kv.append(fields)
+            digests.append(carry)
+            held.append(digits)
+            spoilt.append(odd)
         assert first is not None
-        ranked = hashing.choices(self.config.vocab_size, self.config.seed)
-        return Call(number, role, tokens, feed.positions, *first, tuple(kv), carry, ranked, self.disagrees(carry))
+        disagrees = None if self.script is None else self.script.disagrees(carry)
+        call = Call(
+            number, role, tokens, feed.positions, *first, tuple(held), tuple(spoilt), carry, self.choices, disagrees
+        )
+        return call, digests
 
-    def _written(self, pads: Bools, entries: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _written(self, entries: npt.NDArray[np.float64], feed: Feed, pads: Bools | None) -> npt.NDArray[np.float64]:
         """The entries as they go into the cache: a recurrent state takes no pads in; a case may have them poisoned."""
-        if self.config.family == "recurrent":
-            entries *= ~pads[:, None, :, None]
-        elif self.poison is not None:
-            rows, columns = pads.nonzero()
-            for field in (hashing.TOKEN, hashing.POSITION, hashing.HIGH, hashing.LOW):
-                entries[rows, :, columns, field] = self.poison
+        if self.family != "recurrent" and self.poison is None:
+            return entries
+        pads = feed.pads() if pads is None else pads
+        if self.family == "recurrent":
+            entries *= ~pads[None, :, None, :, None]
+            return entries
+        rows, columns = pads.nonzero()
+        entries[:, rows, :, columns, hashing.CONTENT] = self.poison
         return entries
 
     def _tokens(self, input_ids: torch.Tensor) -> Ints:
@@ -231,28 +309,143 @@ class HashLM(PreTrainedModel, GenerationMixin):
             )
         return tokens
 
-    def disagrees(self, digests: Words) -> Bools | None:
-        """Where this model proposes its second choice; a target never does (None), a scripted draft may."""
-        return None
+    def _embedded(self, inputs_embeds: torch.Tensor) -> Ints:
+        """The tokens of embeddings; `Unsupported` for vectors that are no rows of the embedding."""
+        numbers = _numbers(inputs_embeds)
+        if numbers.ndim != 3 or numbers.shape[-1] != self.config.hidden_size:
+            raise ValueError(f"inputs_embeds: expected [batch, block, {self.config.hidden_size}], got {numbers.shape}")
+        tokens: Ints = (numbers[..., 1:4] * [1, 256, 65536]).sum(axis=-1).astype(np.int64)
+        known = (tokens >= 0) & (tokens < self.config.vocab_size)
+        rows = self.embed_tokens.weight.detach()[torch.from_numpy(np.where(known, tokens, 0))]
+        if not (known.all() and np.array_equal(_numbers(rows), numbers)):
+            raise Unsupported(
+                "inputs_embeds: expected rows of get_input_embeddings(), got other vectors; the transparent target "
+                "hashes tokens, so it cannot take mixed or scaled embeddings. This is a limit of eqcheck's target"
+            )
+        return tokens
 
-    def _logits(self, digests: Words, disagrees: Bools | None) -> torch.Tensor:
-        """Logits of each final digest; where the model disagrees, its first two choices are exchanged."""
-        device, vocab_size = self.logits_table.device, self.config.vocab_size
-        logits = self.logits_table[torch.from_numpy(hashing.table_row(digests)).to(device)]
-        if disagrees is None or not disagrees.any():
-            return logits
-        swap = torch.from_numpy(disagrees).to(device)[..., None] & (logits >= vocab_size - 2)
-        return torch.where(swap, 2 * vocab_size - 3 - logits, logits)
+
+class HashLM(_Offers, GenerationMixin):
+    """A transparent target: any error in what a query sees changes its prediction.
+
+    Cache tensors are ``[batch, 2 heads, slots, 20]`` per layer (two layers), of any float dtype from bfloat16 on; what
+    the numbers mean is in `eqcheck.hashing`. It has ``model``, ``lm_head``, embeddings and hidden states as ordinary
+    models have. `generate()` works as on any causal LM:
+
+        >>> import torch
+        >>> target = HashLM(HashConfig(seed=1))
+        >>> alone = target.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+        >>> padded = target.generate(
+        ...     torch.tensor([[0, 0, 3, 1, 4]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]),
+        ...     max_new_tokens=4, do_sample=False, pad_token_id=0)
+        >>> alone[0, 3:].tolist() == padded[0, 5:].tolist()
+        True
+
+    Raises ``ValueError`` for tokens outside the vocabulary and for masks or positions of the wrong shape,
+    ``IndexError`` for positions outside the table of the family ``learned``, ``TypeError`` for a cache without
+    ``update`` and ``get_seq_length``, and `eqcheck.errors.Unsupported` for what a hash cannot offer: attention weights,
+    layers inside of ``model``, masks that differ between heads, embeddings that are of no token.
+    """
+
+    base_model_prefix = "model"
+
+    def __init__(self, config: HashConfig) -> None:
+        super().__init__(config)
+        self.model = HashModel(config)
+        self.lm_head = HashHead(config)
+        self._is_stateful = config.family == "recurrent"
+        self.post_init()
+        self.eval()
+
+    def fresh(self) -> HashLM:
+        """A copy that shares only the numbers of its weights: hooks, attributes and configuration are its own."""
+        new = _copied(self)
+        new.config = new.model.config = copy.copy(self.config)
+        return new
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where the calls are recorded; None: nowhere."""
+        return self.model.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self.model.trace = trace
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits ``[batch, block, vocab]`` of ``input_ids`` ``[batch, block]`` int64, or of ``inputs_embeds``.
+
+        ``attention_mask`` is ``[batch, slots]`` (nonzero: visible; short masks hide the rest) or
+        ``[batch, heads, block, slots]`` (bool: True is visible; float: added to the scores). ``position_ids``
+        is ``[batch or 1, block]``; without it, positions count slots from the cache's length, as in Llama and
+        GPT-2. ``cache_position`` counts where the installed transformers' own models take it. Also taken are
+        ``use_cache`` and ``output_hidden_states``.
+        """
+        below = self.model(input_ids, attention_mask, position_ids, past_key_values, **kwargs)
+        columns = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(below.last_hidden_state[:, columns])
+        return CausalLMOutputWithPast(
+            logits=cast(torch.FloatTensor, logits),
+            past_key_values=below.past_key_values,
+            hidden_states=below.hidden_states,
+        )
+
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+def _copied(module: _Module) -> _Module:
+    """A copy of a module and the modules in it, which share the numbers of their parameters and nothing else."""
+    new: _Module = object.__new__(type(module))
+    for name, value in vars(module).items():
+        new.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            new._parameters[name] = torch.nn.Parameter(parameter.data, requires_grad=False)
+    for name, inner in module._modules.items():
+        if inner is not None:
+            new._modules[name] = _copied(inner)
+    return new
+
+
+def disagrees_by_chance(digests: Words, agreement: float) -> Bools:
+    """Where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
+    chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
+    return chance.astype(np.float64) * 2.0**-53 >= agreement
+
+
+def _numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+    return cast("npt.NDArray[np.float64]", tensor.detach().to("cpu", torch.float64).numpy())
+
+
+def _stacked(keys: torch.Tensor, values: torch.Tensor, batch: int) -> npt.NDArray[np.float64]:
+    """K and V as numbers, ``[2, batch, heads, slots, width]``; a copy, so later writes do not reach it."""
+    if keys.shape[0] != batch:
+        raise ValueError(f"past_key_values: expected a cache of {batch} rows like input_ids, got {keys.shape[0]}")
+    if keys.shape != values.shape or keys.shape[1::2] != (hashing.HEADS, hashing.WIDTH):
+        raise ValueError(
+            f"past_key_values: expected keys and values of [{batch}, {hashing.HEADS}, slots, {hashing.WIDTH}], got "
+            f"{list(keys.shape)} and {list(values.shape)}"
+        )
+    return np.stack([_numbers(keys), _numbers(values)])
 
 
 def _integers(tensor: torch.Tensor) -> Ints:
     return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
-
-
-def _fields(keys: torch.Tensor, values: torch.Tensor) -> Ints:
-    """K and V as integers, ``[2, batch, heads, slots, width]``; a copy, so later writes do not reach it."""
-    with np.errstate(invalid="ignore"):
-        return np.stack([_integers(keys), _integers(values)])
 
 
 def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -> Ints:

@@ -15,7 +15,7 @@ from eqcheck.contract import Decoder
 from eqcheck.errors import OutputError, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
-from eqcheck.verdict import Explanation, RowVerdict, Verdict, as_int, check_rows, describe, listed
+from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows, describe, listed
 
 
 class Oracle:
@@ -75,9 +75,8 @@ class Oracle:
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
             return Verdict("equivalent", rows)
-        pad = -1 if pad_token_id is None else pad_token_id
         whole = prompt_returned(checked, wrong, limit, pad_token_id)
-        return Verdict("violation", rows, _from_tokens(rows, wrong, eos, pad, whole))
+        return Verdict("violation", rows, _from_tokens(checked, rows, wrong, eos, pad_token_id, whole))
 
     def _expected(
         self, prompt: tuple[int, ...], observed: tuple[int, ...], limit: int, eos: tuple[int, ...]
@@ -142,16 +141,17 @@ def _limit(max_new_tokens: Any) -> int:
 
 
 def _from_tokens(
+    prompts: tuple[tuple[int, ...], ...],
     rows: tuple[RowVerdict, ...],
     wrong: list[RowVerdict],
     eos: tuple[int, ...],
-    pad: int,
+    pad: int | None,
     whole: tuple[RowVerdict, str] | None,
 ) -> Explanation:
     """What the tokens alone show: rows returned ``whole``, how rows end, rows exchanged; never why a token is wrong."""
     named = []
     for verdict in wrong:
-        kind = ends(verdict.expected, verdict.observed, eos, pad)
+        kind = ends(verdict.expected, verdict.observed, eos, -1 if pad is None else pad)
         swapped = [r.row for r in wrong if r.row != verdict.row and r.expected == verdict.observed]
         if swapped:
             kind = ("row-swap", f"the row holds exactly what row {swapped[0]} should hold")
@@ -181,6 +181,8 @@ def _from_tokens(
         expected_row=verdict.expected,
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
+        basis="judged by the tokens alone",
+        given=Given(prompts[verdict.row], pad, eos),
     )
 
 

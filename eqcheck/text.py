@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from tabulate import tabulate
 
 from eqcheck.verdict import Deviation, Explanation, Slot
@@ -64,79 +67,119 @@ def render(explanation: Explanation) -> str:
     if explanation.repair and explanation.component != "unattributed":
         lines.append(f"  Repair agrees: {explanation.repair}.")
     if explanation.slots:
-        lines += ["", *_picture(explanation.slots)]
+        lines += ["", *_picture(explanation)]
     if explanation.consequences:
         lines += ["", "  What follows from it (not counted):", *_consequences(explanation.consequences)]
     return "\n".join(lines)
 
 
 def _let(e: Explanation) -> list[str]:
-    return [
-        f"  Let   row {e.row} be expected to emit {_tokens(e.expected_row, e.token_index)},",
-        f"        and observed to emit         {_tokens(e.observed_row, e.token_index)}.",
+    given = e.given
+    lines = [
+        f"It is expected to emit ids {_ids(e.expected_row, e.token_index)}.",
+        f"It is observed to emit ids {_ids(e.observed_row, e.token_index)}.",
     ]
+    if given is None:
+        return [f"  Let   row {e.row} be the one at fault.", *_indented(lines)]
+    known = [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
+    if given.eos_token_ids is not None:
+        eos = " ".join(map(str, given.eos_token_ids))
+        known.append(f"EOS id {eos}" if len(given.eos_token_ids) == 1 else f"EOS ids {eos}" if eos else "no EOS id")
+    known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
+    return [f"  Let   row {e.row} have the prompt ids {', '.join([_ids(given.prompt), *known])}.", *_indented(lines)]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"        {line}" for line in lines]
 
 
 def _then(e: Explanation) -> list[str]:
     where = f" (round {e.round} of the row)" if e.round else ""
     if e.query is None:
-        reason = "every query up to there saw exactly its row"
-        if e.component == "unattributed":
-            reason = e.detail
-        elif e.round is None:
-            reason = "judged by the tokens alone"
-        elif e.round == 0:
-            reason = "the target was never asked about the row"
-        return [f"  Then  token {e.token_index} is the first that differs{where}; {reason}."]
+        basis = e.detail if e.component == "unattributed" else e.basis or "judged by the tokens alone"
+        first = f"  Then  new token {e.token_index} is the first that differs{where}"
+        return [f"{first}, {basis}."] if basis.startswith("judged") else [f"{first}.", *_indented([sentence(basis)])]
     q = e.query
+    row = e.deviations[0].row if e.deviations else e.row
+    seen = f"positions {q.sees_from}..{q.logical_position}, each once"
     return [
-        f"  Then  in call {q.call}{where} batch row {q.call_row}, column {q.column} feeds token {q.token},",
-        f"        which is logical position {q.logical_position} of the row; it should see "
-        f"positions 0..{q.logical_position}, each once.",
+        f"  Then  call {q.call}{where} feeds {_id(q.token, e)} in column {q.column} of batch row {q.call_row}.",
+        f"        This query stands for position {q.logical_position} of row {row}.",
+        f"        It should see {seen if q.logical_position else 'position 0 alone'}.",
     ]
 
 
 def _however(e: Explanation) -> list[str]:
     if e.query is None:
-        shown = f"expected {_token(e.expected)}, got {_token(e.observed)}"
-        detail = f" ({e.detail})" if e.detail and e.component != "unattributed" else ""
-        return [f"  However, {shown}: {meaning(e.kind)}{detail}."]
-    lines = [f"  However, {say(d)}" for d in e.deviations[:3]]
-    if len(e.deviations) > 3:
-        lines.append(f"           and {len(e.deviations) - 3} more of the same kind")
-    lines[-1] += f"; token {e.token_index} becomes {_token(e.observed)} where {_token(e.expected)} is right."
-    return lines
+        said = [_difference(e)]
+        said += [e.detail] if e.detail and e.component != "unattributed" else []
+    else:
+        said = [say(d) for d in e.deviations[:3]]
+        if len(e.deviations) > 3:
+            said.append(f"{len(e.deviations) - 3} more of the same kind follow")
+        even = e.expected == e.observed  # a wrong context that led to the right token
+        said.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
+    return [f"  However, {said[0]}.", *(f"           {sentence(clause)}" for clause in said[1:])]
+
+
+def sentence(clause: str) -> str:
+    """A clause as a sentence.
+
+    >>> sentence("the row ends too early")
+    'The row ends too early.'
+    """
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def _difference(e: Explanation) -> str:
+    """The first difference of the row as a clause."""
+    right = _id(e.expected, e)
+    if e.observed is None:
+        return f"the row ends before new token {e.token_index}, where {right} is right"
+    wrong = f"new token {e.token_index} is {_id(e.observed, e, observed=True)}"
+    return f"{wrong} where {right} is right" if e.expected is not None else f"{wrong} where the row should have ended"
 
 
 def say(d: Deviation) -> str:
     """One deviation as a clause.
 
-    >>> say(Deviation("position", "query-position", 3, 0, 1, expected=5, observed=7))
-    'the query carries position 7 where 5 is right'
+    >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
+    'the query carries position 7 where position 5 is right'
     """
-    slot = f"slot {d.slot}"
-    if d.kind == "query-position":
-        return f"the query carries position {d.observed} where {d.expected} is right"
-    if d.kind == "key-position":
-        return f"{slot} (token {d.token_position}) carries position {d.observed} where {d.expected} is right"
+    slot, at = f"slot {d.slot}", f"position {d.token_position}"
+    if d.component == "position":
+        what = "the query" if d.kind == "query-position" else f"the key of {at} in {slot}"
+        shifted = "" if d.expected is None or d.token_position is None else d.expected - d.token_position
+        why = [d.origin] if d.origin else []
+        why += [f"all positions of the row are shifted by {shifted:+d}"] if shifted else []
+        reason = f" ({'; '.join(why)})" if why else ""
+        return f"{what} carries position {d.observed} where position {d.expected} is right{reason}"
     if d.kind == "window":
-        return f"{slot} (token {d.token_position}) is on the wrong side of the attention window"
+        return f"{at} in {slot} is on the wrong side of the attention window"
     if d.kind == "missing-entry":
-        return f"token {d.token_position} is not in the row's cache ({d.origin})"
+        return f"{at} is not in the row's cache ({d.origin})"
     if d.kind == "token-hidden":
-        return f"{slot} holds token {d.token_position} and is hidden"
+        return f"{slot} holds {at} and is hidden"
     if d.kind == "poisoned-entry":
-        return f"{slot} (token {d.token_position}) was written under an earlier fault"
+        return f"the entry of {at} in {slot} was written under an earlier fault"
     if d.kind == "misaligned":
         return f"the row's entries lie {d.origin}"
     if d.kind == "torn-entry":
         return d.origin if d.slot is None else f"{slot} is seen, and {d.origin}"
     if d.kind == "unattributed":
-        return f"{slot} is seen and holds an entry of unknown standing (token {d.token})"
+        return f"{slot} is seen and holds an entry of unknown standing (id {d.token})"
     if d.origin == "blank":
         return f"{slot} was never written and is seen"
-    holds = d.origin or "an unknown entry"
-    return f"{slot} holds {holds} and is seen: {meaning(d.kind)}"
+    return f"{slot} holds {_held(d)} and is seen"
+
+
+def _held(d: Deviation) -> str:
+    """What a slot holds, within a sentence."""
+    kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
+    kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept).replace("rejected draft", "the rejected draft")
+    if d.kind == "duplicate-entry":
+        return f"{kept} again"
+    return f"the later {kept}" if d.kind == "future-visible" else kept
 
 
 def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:
@@ -148,10 +191,10 @@ def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:
     return lines[:6] + ([f"    and {len(lines) - 6} more"] if len(lines) > 6 else [])
 
 
-def _picture(slots: tuple[Slot, ...]) -> list[str]:
+def _picture(e: Explanation) -> list[str]:
     rows: list[list[object]] = []
-    for number, slot in enumerate(slots):
-        if 0 < number < len(slots) - 1 and all(_idle(s) for s in slots[number - 1 : number + 2]):
+    for number, slot in enumerate(e.slots):
+        if 0 < number < len(e.slots) - 1 and all(_idle(s) for s in e.slots[number - 1 : number + 2]):
             rows += [["..."]] if rows[-1] != ["..."] else []
             continue
         seen, right = _seen(slot.visible), _seen(slot.expected_visible)
@@ -159,8 +202,9 @@ def _picture(slots: tuple[Slot, ...]) -> list[str]:
         wrong = slot.torn or seen != right or (slot.visible and position != str(slot.position))
         index = "none" if slot.index is None else slot.index
         held = "-" if slot.position is None else slot.position
-        rows.append([index, slot.holds, slot.token, held, position, seen, right, "<--" if wrong else ""])
-    headers = ["slot", "holds", "token", "position", "should be", "seen", "should be", ""]
+        shown = _id(slot.token, e).removeprefix("id ")
+        rows.append([index, slot.holds, shown, held, position, seen, right, "<--" if wrong else ""])
+    headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     return ["  " + line.rstrip() for line in table.splitlines()]
 
@@ -174,12 +218,26 @@ def _seen(visible: bool) -> str:
     return "yes" if visible else "no"
 
 
-def _tokens(row: tuple[int, ...], mark: int | None) -> str:
+def _ids(row: tuple[int, ...], mark: int | None = None) -> str:
+    """Ids in a line, the one at ``mark`` in brackets; of a long row the ends and what is around the mark."""
     shown = [f"[{token}]" if at == mark else str(token) for at, token in enumerate(row)]
     if mark is not None and mark >= len(row):
         shown.append("[end]")
-    return " ".join(shown)
+    if len(shown) <= _LONG:
+        return " ".join(shown)
+    near = range(0) if mark is None else range(mark - _END, mark + _END + 1)
+    kept = [at for at in range(len(shown)) if at < _END or at >= len(shown) - _END or at in near]
+    words = [f"... {shown[at]}" if at and at - 1 not in kept else shown[at] for at in kept]
+    return f"{' '.join(words)} ({len(row)} ids)"
 
 
-def _token(token: int | None) -> str:
-    return "the end of the row" if token is None else f"token {token}"
+_LONG, _END = 24, 6
+
+
+def _id(token: int | None, e: Explanation, observed: bool = False) -> str:
+    """An id in words, with what it is besides: the pad id, an EOS, or what the draft proposed there."""
+    given = e.given
+    marks = ["pad id"] if given and token == given.pad_token_id else []
+    marks += ["EOS"] if given and token in (given.eos_token_ids or ()) else []
+    marks += ["draft token"] if observed and token in e.drafted else []
+    return f"id {token}" + (f" ({', '.join(marks)})" if marks else "")

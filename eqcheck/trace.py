@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.hashing import Bools, Ints, Words, table_row
+from eqcheck.hashing import Bools, Ints, Words, decoded, table_row
 
 TARGET, DRAFT = 1, 2
 
@@ -19,10 +19,11 @@ class Call:
     """One forward of one model.
 
     ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
-    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be; ``kv``
-    holds, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` integers laid out
-    as in `eqcheck.hashing`; ``digests`` ``[batch, block]`` is the final hash of each query and ``ranked`` its model's
-    most and second most likely token, of which it takes the second where it ``disagrees``.
+    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be. ``held``
+    is, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` digits; ``odd`` has a
+    word for each slot that holds fractions (`eqcheck.hashing.whole`). ``digests`` ``[batch, block]`` is the final hash
+    of each query and ``ranked`` its model's most and second most likely token, of which it takes the second where it
+    ``disagrees``.
     """
 
     number: int
@@ -32,10 +33,16 @@ class Call:
     visible: Bools
     key_places: Ints
     places: Ints
-    kv: tuple[Ints, ...]
+    held: tuple[Ints, ...]
+    odd: tuple[Words | None, ...]
     digests: Words
     ranked: tuple[Ints, Ints]
     disagrees: Bools | None
+
+    @cached_property
+    def kv(self) -> tuple[Ints, ...]:
+        """Per layer the fields of the entries, ``[2 (K, V), batch, heads, slots, 9]`` (`eqcheck.hashing.decoded`)."""
+        return tuple(decoded(digits) for digits in self.held)
 
     @cached_property
     def predictions(self) -> Ints:

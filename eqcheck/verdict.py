@@ -72,8 +72,9 @@ def merge(verdicts: Iterable[str]) -> str:
 class Slot:
     """One column of a row's cache at the query that went wrong, observed beside expected.
 
-    ``holds`` says what is stored: ``token 3`` (the token at logical position 3 of the row), ``draft``, ``pad``,
-    ``blank``, ``row 1 token 3``, ``unknown``. ``expected_position`` is None for a slot that should be hidden. A token
+    ``holds`` says what is stored: ``position 3`` (the row's token at logical position 3), ``rejected draft at position
+    3``, ``pad``, ``blank``, ``row 1, position 3``, ``draft model``, ``unknown``. ``token`` is its id, ``position`` the
+    one that it carries. ``expected_position`` is None for a slot that should be hidden. A token
     that should be there and is in no slot of the row has ``index`` and ``position`` None. ``torn``: its copies in K and
     V, heads and layers disagree; ``token`` and ``position`` are then those of K in the first head and layer.
     """
@@ -92,8 +93,9 @@ class Slot:
 class Deviation:
     """One difference between what a query saw and what it should have seen.
 
-    ``token_position`` is the logical position of the token concerned; ``origin`` says where a surplus entry was
-    written or where an absent one is; ``expected`` and ``observed`` are positions, for position faults.
+    ``token`` is the id and ``token_position`` the logical position concerned; ``origin`` says what a surplus entry
+    holds, where an absent one is, or where a position comes from; ``expected`` and ``observed`` are positions, for
+    position faults.
     """
 
     component: str
@@ -115,7 +117,11 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Query:
-    """The query whose context was wrong: which call, which row and column of it, which token of the request."""
+    """The query whose context was wrong: which call, which row and column of it, which id it feeds.
+
+    It stands for ``logical_position`` of its row and carries ``position``; ``sees_from`` is the first position that it
+    should see, 0 but for a window.
+    """
 
     call: int
     call_row: int
@@ -124,6 +130,17 @@ class Query:
     logical_position: int
     position: int
     predicted: int
+    sees_from: int = 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a wrong row was asked with; None for what is not known."""
+
+    prompt: tuple[int, ...]
+    pad_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    num_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +149,9 @@ class Explanation:
 
     ``round`` counts the target forwards in which the row took part, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
-    ``detail`` adds what the kind alone does not say; ``repair`` is the second opinion, empty where none was sought.
+    ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
+    is the second opinion, empty where none was sought. ``drafted`` are the ids that a draft which saw its row proposed
+    at ``token_index``.
     """
 
     component: str
@@ -151,6 +170,9 @@ class Explanation:
     observed_row: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
     repair: str = ""
+    basis: str = ""
+    given: Given | None = None
+    drafted: tuple[int, ...] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -147,7 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_ids": None}, "eos_token_ids: "),
     ({"eos_token_ids": ""}, "eos_token_ids: "),
     ({"pad_token_id": None}, "pad_token_id: expected an integer, got None"),
-    ({"pad_token_id": -1}, "pad_token_id: expected 0..127, got -1"),
+    ({"pad_token_id": -1}, "pad_token_id: expected 0..128, got -1"),
     ({"padding_side": "middle"}, "padding_side: expected one of ('left', 'right'), got 'middle'"),
     ({"family": "rotery"}, f"family: expected one of {FAMILIES}, got 'rotery'"),
     ({"cache_state": "full"}, "cache_state: expected one of ('empty', "),

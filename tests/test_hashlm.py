@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,10 +13,14 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
+from eqcheck.case import Case
+from eqcheck.catalogue import known_good
 from eqcheck.contract import CLAIMED, FAMILIES
 from eqcheck.draft import ScriptedDraft
-from eqcheck.hashing import CALL, COLUMN, HEADS, LAYERS, ROW, WIDTH, Words, continue_row
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.errors import Unsupported
+from eqcheck.harness import run
+from eqcheck.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words, continue_row
+from eqcheck.hashlm import POSITIONS, HashConfig, HashLM
 from eqcheck.trace import DRAFT, TARGET, Trace
 
 torch.set_num_threads(1)
@@ -24,6 +29,7 @@ PROMPTS = ((5, 7, 9, 11), (3,), (60, 2))
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5, 35], [8, 9, 7, 9, 32, 38, 46]])
 ALL, LEFT, RIGHT, HOLE = [1] * 7, [0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1, 1]
 KEPT, WHERE = torch.tensor([HOLE, LEFT]), torch.tensor([[0, 0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3, 4]])
+HEADED = torch.ones(2, 2, 4, 4).tril().bool() & torch.tensor([True, False])[:, None, None]
 Step = dict[str, Any]
 both = pytest.mark.parametrize("family", CLAIMED)
 
@@ -49,7 +55,7 @@ def real(family: str) -> Any:
         sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         model: Any = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=48, **sizes))
     else:
-        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **sizes))
+        model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=POSITIONS, **sizes))
     return model.double().eval().requires_grad_(False)
 
 
@@ -242,7 +248,7 @@ def test_every_copy_in_the_cache_counts(family: str) -> None:
         one = torch.zeros(2, HEADS, 5, WIDTH)
         one[row, head, slot, field] = 1
         here, seeing = (layer, value), np.zeros((2, 2), np.bool_)
-        seeing[row] = bool(KEPT[row, slot]) and field < CALL  # the identity of the write is not content
+        seeing[row] = bool(KEPT[row, slot]) and field < CONTENT.stop  # the identity of the write is not content
         observed = ask(family, edit=lambda kv, *which, one=one, here=here: kv + one * (which == here))
         assert np.array_equal(observed != right, seeing)
 
@@ -259,6 +265,133 @@ def test_moved_rows_and_slots(family: str) -> None:
     assert (ask(family, edit=lambda kv, *_: kv[:, :, order[:5]], later=KEPT[:, order]) == right).all()
     offset = ask(family, positions=WHERE + torch.tensor([[3], [11]]))
     assert ((offset == right) if family == "rotary" else (offset != right)).all()
+
+
+def test_no_tensor_of_a_cache_can_stand_for_another() -> None:
+    """K and V, heads, layers and features: each exchange, copy, scale and roll shows in every query that sees it."""
+    right = ask("rotary")
+
+    def exchanged(past: Any) -> Any:
+        for layer in past.layers:
+            layer.keys, layer.values = layer.values, layer.keys
+        return past
+
+    def layers(past: Any) -> Any:
+        past.layers.reverse()
+        return past
+
+    def values_as_keys(past: Any) -> Any:
+        for layer in past.layers:
+            layer.keys = layer.values
+        return past
+
+    def tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
+        return lambda past: edited(past, lambda kv, *_: change(kv))
+
+    wrong = {
+        "K and V exchanged": exchanged,
+        "layers exchanged": layers,
+        "V handed out as K": values_as_keys,
+        "heads exchanged": tensors(lambda kv: kv.flip(1)),
+        "head 0 everywhere": tensors(lambda kv: kv[:, :1].expand(-1, HEADS, -1, -1)),
+        "features rolled": tensors(lambda kv: kv.roll(1, 3)),
+        "features reversed": tensors(lambda kv: kv.flip(3)),
+        "scaled": tensors(lambda kv: kv * 2),
+        "scaled a little": tensors(lambda kv: kv * 1.001),
+        "negative": tensors(lambda kv: -kv),
+        "shifted": tensors(lambda kv: kv + 1),
+        "heads and slots exchanged": tensors(lambda kv: kv.transpose(1, 2).reshape(kv.shape)),
+        "rounded to 4 bits": tensors(lambda kv: kv.to(torch.float8_e4m3fn).to(kv.dtype)),
+        "NaN": tensors(lambda kv: kv * torch.nan),
+    }
+    for name, change in wrong.items():
+        assert (ask_of("rotary", change) != right).all(), name
+    same = {
+        "float32": tensors(lambda kv: kv.float()),
+        "bfloat16": tensors(lambda kv: kv.bfloat16()),
+        "float16": tensors(lambda kv: kv.half()),
+        "not contiguous": tensors(lambda kv: kv.transpose(1, 2).contiguous().transpose(1, 2)),
+    }
+    for name, change in same.items():
+        assert (ask_of("rotary", change) == right).all(), name
+
+
+def ask_of(family: str, change: Callable[[Any], Any]) -> Words:
+    """As `ask`, with a change of the whole cache."""
+    model, trace = traced(family)
+    past = model(IDS[:, :5], attention_mask=KEPT[:, :5], position_ids=WHERE[:, :5]).past_key_values
+    model(IDS[:, 5:], attention_mask=KEPT, position_ids=WHERE[:, 5:], past_key_values=change(past))
+    return trace.calls[-1].digests
+
+
+def test_a_bias_in_a_mask_shows_unless_it_is_the_same_for_all_that_is_seen() -> None:
+    model = hash_lm("rotary")
+    seen = KEPT[:, None, None].bool() & torch.ones(7, 7).tril().bool()
+    additive = torch.zeros(seen.shape).double().masked_fill(~seen, -torch.inf)
+    wanted = model(IDS, attention_mask=KEPT).logits
+    assert torch.equal(model(IDS, attention_mask=additive + 1).logits, wanted)
+    assert torch.equal(model(IDS, attention_mask=additive + torch.arange(7.0)[:, None]).logits, wanted)
+    biased = additive.clone()
+    biased[1, 0, 6, 4] -= 0.5
+    assert (model(IDS, attention_mask=biased).logits != wanted).any(-1).tolist() == [[False] * 7, [False] * 6 + [True]]
+    ones = seen.double()  # ones and zeros, added to the scores, hide nothing
+    assert (model(IDS, attention_mask=ones).logits != wanted).any(-1)[:, :6].all()
+
+
+def test_positions_outside_the_table_are_an_error_as_in_gpt2() -> None:
+    for wrong in (-1, POSITIONS):
+        where = WHERE.clone()
+        where[1, 0] = wrong  # a pad
+        with pytest.raises(IndexError, match=f"expected 0..{POSITIONS - 1}.* got .*{wrong}"):
+            hash_lm("learned")(IDS, attention_mask=KEPT, position_ids=where)
+        with pytest.raises(IndexError):
+            real("learned")(IDS, attention_mask=KEPT, position_ids=where)
+        for model in (hash_lm("rotary"), real("rotary")):  # and none in Llama, where a pad's position is seen by nobody
+            wanted = model(IDS, attention_mask=KEPT, position_ids=WHERE).logits
+            got = model(IDS, attention_mask=KEPT, position_ids=where).logits
+            assert torch.equal(got[KEPT.bool()], wanted[KEPT.bool()])
+
+
+def test_what_decoders_reach_for() -> None:
+    model = hash_lm("rotary")
+    whole = model(IDS, attention_mask=KEPT, output_hidden_states=True)
+    below = model.model(IDS, attention_mask=KEPT)
+    assert torch.equal(model.lm_head(below.last_hidden_state), whole.logits)
+    assert torch.equal(model.get_output_embeddings()(whole.hidden_states[-1][:, 2:3]), whole.logits[:, 2:3])
+    assert [tuple(states.shape) for states in whole.hidden_states] == [(2, 7, model.config.hidden_size)] * (LAYERS + 1)
+    assert not torch.equal(model.lm_head(whole.hidden_states[-2]), whole.logits)
+    survives = whole.hidden_states[-1].bfloat16()
+    assert torch.equal(model.lm_head(survives), whole.logits)
+    embedded = model.get_input_embeddings()(IDS)
+    assert torch.equal(model(inputs_embeds=embedded, attention_mask=KEPT).logits, whole.logits)
+    assert torch.equal(whole.hidden_states[0], embedded)
+    assert model.get_decoder() is model.model
+    assert not hasattr(model.model, "layers")
+    with pytest.raises(Unsupported, match="limit of eqcheck's target"):
+        model.model.layers  # noqa: B018
+
+
+def test_in_bfloat16_it_is_the_same() -> None:
+    model = cast(HashLM, HashLM(HashConfig(vocab_size=VOCAB, seed=1)).to(torch.bfloat16))
+    assert model.dtype == torch.bfloat16
+    assert generated(model, PROMPTS) == [truth("rotary", prompt) for prompt in PROMPTS]
+    assert generated(model, PROMPTS, cache_implementation="static") == [truth("rotary", prompt) for prompt in PROMPTS]
+
+
+def test_a_pad_of_its_own_is_never_emitted() -> None:
+    model = cast(HashLM, HashLM(HashConfig(vocab_size=VOCAB + 1, seed=1, extra_pad=True)).eval())
+    logits = model(torch.tensor([[VOCAB, 3, 14]])).logits
+    assert logits.shape[-1] == VOCAB + 1
+    assert (logits[..., VOCAB] < logits[..., :VOCAB].min()).all()
+    assert torch.equal(model(IDS).logits[..., :VOCAB], hash_lm("rotary")(IDS).logits)
+
+
+def test_right_decoders_are_right_with_such_a_pad() -> None:
+    case = Case(prompts=((5, 7, 9), (3,), (60, 2)), max_new_tokens=6, num_draft_tokens=3, accepts=((2,), (0, 3)))
+    outside = replace(case, pad_token_id=case.vocab_size)
+    for name, decoder in known_good().items():
+        assert run(decoder, outside).outputs == run(decoder, case).outputs == run(decoder, case).truth.rows, name
+    assert Case.from_dict(outside.to_dict()) == outside
 
 
 def test_provenance_travels_with_the_entries() -> None:
@@ -281,7 +414,13 @@ def test_provenance_travels_with_the_entries() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 16)}, ValueError, "takes input_ids, not inputs_embeds"),
+        ({"input_ids": None}, ValueError, "input_ids, inputs_embeds: expected exactly one of the two"),
+        ({"inputs_embeds": torch.zeros(2, 4, 80)}, ValueError, "input_ids, inputs_embeds: expected exactly one"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 80)}, Unsupported, "inputs_embeds: expected rows of"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 80)}, ValueError, r"inputs_embeds: expected \[batch"),
+        ({"output_attentions": True}, Unsupported, "output_attentions: .* a limit of eqcheck's target"),
+        ({"attention_mask": torch.ones(2, 1, 4, 4).long()}, ValueError, "a 4-D mask of bool or float, got torch.int64"),
+        ({"attention_mask": HEADED}, Unsupported, "differs between heads"),
         ({"input_ids": IDS + 30}, ValueError, r"input_ids: expected tokens in 0\.\.66, got 33\.\.76"),
         ({"input_ids": IDS - 4}, ValueError, r"input_ids: expected tokens in 0\.\.66, got -1\.\.42"),
         ({"input_ids": IDS[0]}, ValueError, r"input_ids: expected \[batch, block\], got shape \[7\]"),

@@ -80,8 +80,9 @@ def test_a_wrong_decoder_fails_with_the_explanation(pytester: pytest.Pytester) -
     result.stdout.fnmatch_lines(
         [
             "*bookkeeping/premature-stop - the row ends too early",
-            "*Let   row * be expected to emit *",
-            "*Then  token * is the first that differs*",
+            "*Let   row * have the prompt ids *, pad id *, K = *",
+            "*It is expected to emit ids *",
+            "*Then  new token * is the first that differs*",
             "*However, *",
         ]
     )

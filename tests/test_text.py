@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from functools import lru_cache
+from typing import Any
 
-from eqcheck import verdict
-from eqcheck.contract import decoder
-from eqcheck.text import meaning
-from eqcheck.verdict import KINDS
+import pytest
+import torch
+
+from eqcheck import Oracle, verdict
+from eqcheck.audit.search import Source
+from eqcheck.case import Case
+from eqcheck.catalogue import FAULTS, Fault, known_good
+from eqcheck.contract import FAMILIES, Request, decoder
+from eqcheck.harness import run
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.oracle import judge
+from eqcheck.text import meaning, render, say
+from eqcheck.verdict import KINDS, Deviation, Explanation, Given, Query, Slot
 
 ALL = [(component, kind) for component, kinds in KINDS.items() for kind in kinds]
+ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in ("draft", "crash")}
+Rows = list[list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("component", "kind"), ALL)
@@ -20,3 +38,163 @@ def test_every_kind_has_a_meaning_and_stands_in_the_list(component: str, kind: s
     assert any(words[:1] == [component] for words in lines)
     if component not in ("crash", "draft", "unattributed"):
         decoder(name="mine", known={f"{component}/{kind}": "https://example.org/1"})(lambda *_: [])
+
+
+@lru_cache
+def explained(fault: Fault) -> Explanation:
+    """What is read in the first case that shows the fault."""
+    mine = fault.decoder()
+    for index in range(6):
+        for case in Source(3, FAMILIES, ("left",), fault.cache_states).chunk(index):
+            if case.family in fault.families and case.cache_state in fault.cache_states:
+                explanation = judge(run(mine, case)).explanation
+                if explanation is not None and explanation.fingerprint == fault.fingerprint:
+                    return explanation
+    raise AssertionError("no case shows it")
+
+
+@pytest.mark.parametrize("fault", ONE_EACH.values(), ids=ONE_EACH)
+def test_every_number_says_what_it_counts(fault: Fault) -> None:
+    explanation = explained(fault)
+    text = render(explanation)
+    prose = text.partition("\n\n")[0]
+    assert not re.search(r"(?<!new )\btokens? [\d\[]", text, re.IGNORECASE)
+    assert re.search(r"prompt ids .*, pad id \d+, (no EOS id|EOS ids? [\d ]+), K = \d+\.", prose)
+    named = set(map(int, re.findall(r"(?<=\bid )\d+", prose.partition("Then")[2])))
+    query = {explanation.query.token} if explanation.query else set()
+    tokens = {d.token for d in explanation.deviations}
+    assert named <= query | tokens | {explanation.expected, explanation.observed}
+    if explanation.observed is not None:
+        assert f"new token {explanation.token_index} is id {explanation.observed}" in prose.lower().replace("\n", " ")
+    for line in prose.splitlines()[1:]:
+        assert line.endswith((".", ":"))
+        assert line.count(". ") == 0
+
+
+def given(**more: Any) -> Explanation:
+    values: dict[str, Any] = {"row": 1, "token_index": 1, "expected": 9, "observed": 7, "round": 2}
+    values |= {"expected_row": (4, 9), "observed_row": (4, 7), "given": Given((3, 1, 4), 7, (9, 11), 2)}
+    return Explanation("bookkeeping", "over-accept", **{**values, **more})
+
+
+def test_ids_that_mean_something_are_marked() -> None:
+    text = render(given(drafted=(7,), basis="the query that had to predict it saw exactly its row"))
+    assert text.splitlines() == [
+        "bookkeeping/over-accept - a draft token is emitted that the target rejected",
+        "  Let   row 1 have the prompt ids 3 1 4, pad id 7, EOS ids 9 11, K = 2.",
+        "        It is expected to emit ids 4 [9].",
+        "        It is observed to emit ids 4 [7].",
+        "  Then  new token 1 is the first that differs (round 2 of the row).",
+        "        The query that had to predict it saw exactly its row.",
+        "  However, new token 1 is id 7 (pad id, draft token) where id 9 (EOS) is right.",
+    ]
+    assert "no EOS id" in render(given(given=Given((3,), 7, (), 2)))
+    unknown = render(given(given=Given((3,))))
+    assert "have the prompt ids 3.\n" in unknown
+    assert "EOS" not in unknown
+    assert "the row ends before new token 1, where id 9 (EOS) is right" in render(given(observed=None))
+    assert "new token 1 is id 7 (pad id) where the row should have ended" in render(given(expected=None))
+
+
+def test_long_rows_are_shortened_in_the_middle() -> None:
+    long = tuple(range(100, 200))
+    text = render(given(given=Given(long), expected_row=long, observed_row=long[:60], token_index=50))
+    assert "prompt ids 100 101 102 103 104 105 ... 194 195 196 197 198 199 (100 ids)." in text
+    assert "expected to emit ids 100 101 102 103 104 105 ... 144 145 146 147 148 149 [150] 151" in text
+    assert "156 ... 194" in text
+    assert "153 154 155 156 157 158 159 (60 ids)." in text
+
+
+def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
+    query = Query(call=3, call_row=1, column=0, token=4, logical_position=9, position=9, predicted=9, sees_from=2)
+    seen = (Deviation("mask", "window", 3, 0, 1, slot=0, token_position=1),)
+    text = render(given(observed=9, query=query, deviations=seen))
+    assert "Even so, new token 1 is right." in text
+    assert "It should see positions 2..9, each once." in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "clause"),
+    [
+        (
+            "stale-entry",
+            {"origin": "rejected draft at position 2"},
+            "slot 4 holds the rejected draft at position 2 and is",
+        ),
+        (
+            "stale-entry",
+            {"origin": "row 2, rejected draft at position 2"},
+            "the rejected draft at position 2 of row 2 and",
+        ),
+        ("wrong-row", {"origin": "row 1, position 3"}, "slot 4 holds position 3 of row 1 and is seen"),
+        ("wrong-row", {"origin": "draft model"}, "slot 4 holds an entry of the draft model and is seen"),
+        ("pad-visible", {"origin": "pad"}, "slot 4 holds a pad and is seen"),
+        ("pad-visible", {"origin": "blank"}, "slot 4 was never written and is seen"),
+        ("duplicate-entry", {"origin": "position 3"}, "slot 4 holds position 3 again and is seen"),
+        ("future-visible", {"origin": "position 3"}, "slot 4 holds the later position 3 and is seen"),
+        ("token-hidden", {}, "slot 4 holds position 5 and is hidden"),
+        (
+            "missing-entry",
+            {"origin": "batch row 2 holds it"},
+            "position 5 is not in the row's cache (batch row 2 holds it)",
+        ),
+        ("poisoned-entry", {}, "the entry of position 5 in slot 4 was written under an earlier fault"),
+        ("unattributed", {"token": 12}, "slot 4 is seen and holds an entry of unknown standing (id 12)"),
+    ],
+)
+def test_deviations_are_clauses(kind: str, more: dict[str, Any], clause: str) -> None:
+    component = next(component for component, kinds in KINDS.items() if kind in kinds)
+    assert clause in say(Deviation(component, kind, 3, 0, 1, slot=4, token_position=5, **more))
+
+
+def test_positions_say_where_they_come_from() -> None:
+    key = Deviation(
+        "position",
+        "key-position",
+        3,
+        0,
+        1,
+        slot=4,
+        token_position=5,
+        expected=7,
+        observed=9,
+        origin="changed in the cache",
+    )
+    assert say(key) == (
+        "the key of position 5 in slot 4 carries position 9 where position 7 is right "
+        "(changed in the cache; all positions of the row are shifted by +2)"
+    )
+
+
+def test_the_picture_names_positions_and_ids() -> None:
+    slots = (
+        Slot(0, "pad", 7, 0, None, False, False),
+        Slot(1, "position 0", 3, 0, 0, True, True),
+        Slot(2, "rejected draft at position 1", 9, 1, None, True, False),
+    )
+    query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=1, predicted=9)
+    lines = render(given(query=query, slots=slots)).splitlines()[-4:]
+    assert lines[0].split() == ["slot", "holds", "id", "position", "should", "be", "seen", "should", "be"]
+    assert [re.split(r"  +", line.strip())[:4] for line in lines[1:]] == [
+        ["0", "pad", "7 (pad id)", "0"],
+        ["1", "position 0", "3", "0"],
+        ["2", "rejected draft at position 1", "9 (EOS)", "1"],
+    ]
+
+
+def test_the_oracle_says_what_it_was_asked_with() -> None:
+    oracle = Oracle(HashLM(HashConfig(seed=1)).eval())
+    row = oracle.truth([3, 1, 4], max_new_tokens=4)
+    text = oracle.check([[3, 1, 4]], [row[:3]], max_new_tokens=4, eos_token_ids=(5,)).explain()
+    assert "Let   row 0 have the prompt ids 3 1 4, EOS id 5.\n" in text
+    assert f"the row ends before new token 3, where id {row[3]} is right" in text
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_right() -> None:
+    def ends_early(target: Any, draft: Any, request: Request) -> Rows:
+        rows: Rows = known_good()["one_row"](target, draft, request)
+        return [row[:-1] for row in rows]
+
+    text = judge(run(ends_early, Case(prompts=((5, 7),), max_new_tokens=3))).explain()
+    assert "The row is right so far." in text
+    assert "saw exactly its row" not in text

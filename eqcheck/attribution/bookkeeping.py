@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eqcheck.verdict import RowVerdict
+from eqcheck.verdict import RowVerdict, many
 
 if TYPE_CHECKING:
     from eqcheck.harness import Run
@@ -45,14 +45,14 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> tuple[st
     if token in known.astray:
         return "wrong-correction", "the emitted token is what the target predicted after a rejected draft token"
     if index and token == observed[index - 1]:
-        return "repeated-token", f"token {index - 1} is emitted twice"
+        return "repeated-token", f"new token {index - 1} is emitted twice"
     if token in wanted[1:2] and known.next_asked:
-        return "lost-token", f"token {index} is missing, and the row goes on with the one after it"
+        return "lost-token", f"new token {index} is missing, and the one after it stands in its place"
     for dropped in range(2, len(wanted)):
         if observed[index:][:2] == wanted[dropped:][:2]:
             return "lost-token", f"{dropped} tokens are missing, and the row goes on after them"
     if token == pad and token not in known.nearby and token not in expected:
-        return "pad-in-output", f"token {index} is the pad id"
+        return "pad-in-output", f"new token {index} is the pad id"
     return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
 
 
@@ -69,10 +69,10 @@ def ends(
         surplus = observed[len(expected) :]
         after_eos = bool(expected) and expected[-1] in eos
         if set(surplus) == {pad}:
-            return "pad-in-output", f"{len(surplus)} pad token(s) follow the row's end"
+            return "pad-in-output", f"the row goes on with {many(len(surplus), 'pad')} after its end"
         if after_eos:
-            return "past-eos", f"{len(surplus)} token(s) follow the EOS"
-        return "over-length", f"{len(observed)} tokens where the limit is {len(expected)}"
+            return "past-eos", f"the row goes on with {many(len(surplus), 'token')} after its EOS"
+        return "over-length", f"the row has {many(len(observed), 'token')} where the limit is {len(expected)}"
     return None
 
 

@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from eqcheck.attribution.labels import Label, Labels, Write
 from eqcheck.families import FED
-from eqcheck.hashing import CALL, COLUMN, HIGH, MODEL, POSITION, ROW, TOKEN, WINDOW, Ints, stored_digest
+from eqcheck.hashing import (
+    CALL,
+    COLUMN,
+    HEADS,
+    HIGH,
+    LAYERS,
+    MODEL,
+    PLACE,
+    PLACES,
+    POSITION,
+    ROW,
+    TOKEN,
+    WINDOW,
+    Bools,
+    Ints,
+    stored_digest,
+)
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
+_PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
 _UNWRITTEN = Label(-1, -1, "blank")
 _FOREIGN = Label(-1, -1, "draft model")
 _UNKNOWN = Label(-1, -1, "unknown")
@@ -50,7 +68,7 @@ def read(
     ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
     """
     request, at = label.request, label.position
-    low = max(0, at + 1 - WINDOW) if family == "window" else 0
+    low = first_seen(at, family)
     if call.kv[0].shape != call.kv[1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
@@ -98,7 +116,9 @@ def read(
     offset = 0 if family == "learned" else _common_offset(right, at, call.places[row, column])
     query_position = int(call.places[row, column])
     if query_position != at + offset:
-        deviations.append(deviation("position", "query-position", expected=at + offset, observed=query_position))
+        deviations.append(
+            deviation("position", "query-position", token_position=at, expected=at + offset, observed=query_position)
+        )
     for position, entry in right.items():
         writer = labels.calls.get(entry.write[0])
         if position != at and entry.position != position + offset:
@@ -126,8 +146,13 @@ def read(
     absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     for position in absent:
         token = labels.sequence(request)[position]
-        slots.append(Slot(None, f"token {position}", token, None, position + offset, False, True))
+        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True))
     return Context(tuple(deviations), tuple(follow), tuple(slots))
+
+
+def first_seen(position: int, family: str) -> int:
+    """The first position that a query should see."""
+    return max(0, position + 1 - WINDOW) if family == "window" else 0
 
 
 def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
@@ -136,6 +161,12 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
     same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
     torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
+    torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
+        axis=(0, 1, 2)
+    )
+    torn &= ~_filled(call, row)
+    for odd in call.odd:
+        torn |= False if odd is None else odd[row] != 0
     torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
     stored = stored_digest(upper[0, row, 0])
     for slot in range(copies.shape[3]):
@@ -158,9 +189,22 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     return found
 
 
+def _filled(call: Call, row: int) -> Bools:
+    """Which slots of a row hold one number everywhere, ``[slots]``: memory that was filled and never written."""
+    digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
+    return cast(Bools, (digits == digits[:1, :1, :1, :, :1]).all(axis=(0, 1, 2, 4)))
+
+
 def _disagreement(copies: Ints) -> str:
     """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what, in words."""
-    names = ("token", "position", "digest", "write")
+    if (copies[..., MODEL] > 2).any():
+        return "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)"
+    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
+        layer, value, head = np.argwhere(copies[..., PLACE] != _PLACES)[0]
+        was = np.unravel_index(copies[layer, value, head, PLACE], _PLACES.shape)
+        here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
+        return f"{here} holds what was written as {there}"
+    names = ("id", "position", "digest", "write")
     values = np.stack(
         [
             copies[..., TOKEN],
@@ -176,9 +220,11 @@ def _disagreement(copies: Ints) -> str:
             differs = one[..., column] != other[..., column]
             if differs.any():
                 a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
-                shown = f" ({a} and {b})" if name in ("token", "position") else ""
+                shown = f" ({a} and {b})" if name in ("id", "position") else ""
                 return f"{what[0]} and {what[1]} disagree about its {name}{shown}"
-    return "its copies are from different models"
+    if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
+        return "its copies are from different models, or some were never written"
+    return "it holds numbers that no model wrote (scaled or rounded)"
 
 
 def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:
@@ -204,8 +250,8 @@ def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels
             label = labels.of.get((int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])), _UNKNOWN)
             same = (label.request, label.position, label.what) == (request, position, "token")
             if other != row and fields[MODEL] == TARGET and same:
-                return f"held by row {other} of the batch"
-    return "in no row of the cache"
+                return f"batch row {other} holds it"
+    return "no row of the cache holds it"
 
 
 def _as_shift(
@@ -262,9 +308,9 @@ def _holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
     if label.what in ("pad", "blank", "unknown", "draft model"):
         return label.what
-    what = "token" if label.what == "token" else "rejected draft"
-    row = "" if label.request == request else f"row {label.request} "
-    return f"{row}{what} {label.position}"
+    what = "" if label.what == "token" else "rejected draft at "
+    row = "" if label.request == request else f"row {label.request}, "
+    return f"{row}{what}position {label.position}"
 
 
 def _slot(entry: Entry, request: int, wanted: range, offset: int, right: dict[int, Entry]) -> Slot:

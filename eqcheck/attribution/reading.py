@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import Known, kind_of
-from eqcheck.attribution.context import Context, read
+from eqcheck.attribution.context import Context, first_seen, read
 from eqcheck.attribution.labels import Label, Write, labels_of
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.trace import DRAFT
-from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
+from eqcheck.verdict import Deviation, Explanation, Given, Query, RowVerdict
 
 _RANK = {"cache": 0, "mask": 1, "position": 2, "bookkeeping": 3, "unattributed": 4}
 _KIND_RANK = {"wrong-row": 0, "torn-entry": 1, "misaligned": 2, "stale-entry": 3, "duplicate-entry": 4}
@@ -84,7 +84,7 @@ class Reader:
         ends_early = index == len(verdict.observed)
         runs_on = index == len(verdict.expected)
         if ends_early or runs_on:
-            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0))
+            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "the row is right so far")
         position = len(self.run.case.prompts[row]) + index - 1
         asked = self.labels.queries(row, position)
         observed = verdict.observed[index]
@@ -102,7 +102,8 @@ class Reader:
         if blamed or (wrong and not right and not repeated):
             return self._context_fault(verdict, index, blamed or wrong)
         if right:
-            return self._bookkeeping(verdict, index, right[-1][0])
+            basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
+            return self._bookkeeping(verdict, index, right[-1][0], basis)
         if repeated or self._nothing_else_asked(row):
             return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0))
         detail = "no query was found that had to predict this token"
@@ -212,6 +213,7 @@ class Reader:
                 logical_position=label.position,
                 position=int(call.positions[call_row, column]),
                 predicted=self._predicted(write),
+                sees_from=first_seen(label.position, self.run.case.family),
             ),
             deviations=same_query,
             consequences=rest,
@@ -229,7 +231,9 @@ class Reader:
             if w in self.labels.of and self.labels.of[w].what == "token" and self.labels.of[w].position == at
         )
 
-    def _bookkeeping(self, verdict: RowVerdict, index: int, number: int) -> tuple[tuple[int, ...], Explanation]:
+    def _bookkeeping(
+        self, verdict: RowVerdict, index: int, number: int, basis: str = ""
+    ) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
         kind, detail = kind_of(verdict, index, self.run, self._known(verdict.row, position, number))
         explanation = self._explanation(
@@ -239,6 +243,7 @@ class Reader:
             index,
             round=self.labels.round_of(verdict.row, number) if number else 0,
             detail=detail,
+            basis=basis if number else "the target was never asked about the row",
         )
         return (number, _RANK["bookkeeping"], 0, 0), explanation
 
@@ -248,11 +253,7 @@ class Reader:
         Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
         decoder that drafts without the draft model first feeds what it proposes together with the query.
         """
-        digest = self.run.truth.digests[row][-1, position]
-        proposed = {
-            int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions[call.digests == digest]
-        }
-        if proposed:
+        if proposed := self._proposed(row, position):
             return proposed
         anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
         asked = self.labels.queries(row, position)
@@ -261,6 +262,17 @@ class Reader:
             tokens = self.labels.calls[number].tokens
             fed += tokens[call_row, column + 1 : column + 2].tolist()
         return {token for token in fed if token in anywhere or not anywhere}
+
+    def _proposed(self, row: int, position: int) -> set[int]:
+        """What the draft's queries that saw exactly the row up to this token of it proposed after it."""
+        digests = self.run.truth.digests[row][-1]
+        if position >= len(digests):
+            return set()
+        return {
+            int(token)
+            for call in self.run.trace.of(DRAFT)
+            for token in call.predictions[call.digests == digests[position]]
+        }
 
     def _known(self, row: int, position: int, number: int) -> Known:
         """What was known around call ``number``: between the row's calls before and after it."""
@@ -280,6 +292,8 @@ class Reader:
         )
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
+        case, prompt = self.run.case, self.run.case.prompts[verdict.row]
+
         def token(row: tuple[int, ...]) -> int | None:
             return row[index] if index < len(row) else None
 
@@ -292,6 +306,8 @@ class Reader:
             observed=token(verdict.observed),
             expected_row=verdict.expected,
             observed_row=verdict.observed,
+            given=Given(prompt, case.pad_token_id, case.eos_token_ids, case.num_draft_tokens),
+            drafted=tuple(sorted(self._proposed(verdict.row, len(prompt) + index - 1))),
             **more,  # type: ignore[arg-type]
         )
 

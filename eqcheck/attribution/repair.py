@@ -176,7 +176,7 @@ class Repairer:
         carry = np.zeros(len(columns), np.uint64)
         whole = _whole(call, row)
         for layer in range(hashing.LAYERS):
-            words = hashing.contents(call.kv[layer][:, row : row + 1], call.role)[0]
+            words = hashing.contents(call.held[layer][:, row : row + 1], call.role, layer)[0][0]
             for slot, (_, write) in enumerate(held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from eqcheck.case import Case
-from eqcheck.draft import disagrees_by_chance
 from eqcheck.harness import Truth, wrong_after
+from eqcheck.hashlm import disagrees_by_chance
 
 Feature = str | tuple[str, str]
 

@@ -13,10 +13,13 @@ from tabulate import tabulate
 
 from eqcheck import __version__
 from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.audit.conditions import AXES, conditions, only
 from eqcheck.audit.coverage import COUNTERS
 from eqcheck.audit.result import Audit, ViolationRecord, stored_violation
+from eqcheck.case import Case
 from eqcheck.contract import FAMILIES
 from eqcheck.errors import UsageError
+from eqcheck.text import sentence
 
 __all__ = ["VIOLATION_FORMAT", "StoredViolation", "read_case", "write"]
 
@@ -112,6 +115,7 @@ def _matrix(audit: Audit) -> dict[str, dict[str, Any]]:
 
 def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) -> dict[str, Any]:
     e = record.explanation
+    failing, right, hidden = _counted(audit, record)
     return {
         "fingerprint": record.fingerprint,
         "component": e.component,
@@ -125,6 +129,8 @@ def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) ->
             "expected": e.expected,
             "observed": e.observed,
         },
+        "conditions": conditions(failing, [*failing, *right, *hidden]),
+        "only": only(failing, right, len(hidden)),
         "case": record.case.to_dict(),
         "from_corpus": record.stored,
         "minimised": record.minimised,
@@ -133,6 +139,17 @@ def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) ->
         "traceback": record.traceback,
         "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, where, record)))}",
     }
+
+
+def _counted(audit: Audit, record: ViolationRecord) -> tuple[list[Case], list[Case], list[Case]]:
+    """Of the drawn cases on the record's side of the claim those that count with it, that are right, and the others."""
+    kinds: tuple[list[Case], list[Case], list[Case]] = ([], [], [])
+    claimed = record.case.family in audit.decoder.families
+    for outcome in audit.outcomes:
+        if (outcome.case.family in audit.decoder.families) == claimed:
+            right = outcome.status in ("equivalent", "tie")
+            kinds[1 if right else 0 if outcome.fingerprint in record.read else 2].append(outcome.case)
+    return kinds
 
 
 def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
@@ -180,7 +197,20 @@ def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
 
 def _section(finding: Mapping[str, Any], title: str) -> list[str]:
     text = "\n\n".join(part for part in (finding["explanation"], finding["traceback"].rstrip()) if part)
-    return [f"## {title}", "", "```", text, "```", "", f"Reproduce: `{finding['reproduce']}`", ""]
+    shown = [
+        *_conditions(finding),
+        *(line for statement in finding["only"] for line in (sentence(statement), "")),
+    ]
+    return [f"## {title}", "", "```", text, "```", "", *shown, f"Reproduce: `{finding['reproduce']}`", ""]
+
+
+def _conditions(finding: Mapping[str, Any]) -> list[str]:
+    """Failing cases over cases run; an axis of one value says nothing."""
+    rows = []
+    for axis, values in finding["conditions"].items():
+        counts = [f"{value} {failed}/{of}" for value, (failed, of) in values.items()]
+        rows += [[AXES[axis], ", ".join(counts)]] if len(counts) > 1 and finding["count"] else []
+    return [tabulate(rows, headers=("by", "failing of run"), tablefmt="github"), ""] if rows else []
 
 
 def _count(finding: Mapping[str, Any]) -> str:

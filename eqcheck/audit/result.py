@@ -46,6 +46,7 @@ class ViolationRecord:
     """One fingerprint: how many drawn cases show it, and the smallest case that does.
 
     ``stored``: the case is one that an earlier audit left in the corpus. ``minimised`` is False where time ran out.
+    ``read`` are the fingerprints under which drawn cases count with it.
     """
 
     fingerprint: str
@@ -55,6 +56,7 @@ class ViolationRecord:
     traceback: str = ""
     stored: bool = False
     minimised: bool = True
+    read: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -21,13 +21,18 @@ _HANG_AGAIN_S = 1.0
 class Sighting:
     """A fingerprint as it turns up: the case it stands for, and how many drawn cases show it by family.
 
-    ``stored`` and ``minimised`` describe ``outcome``'s case; one that was drawn is neither.
+    ``stored`` and ``minimised`` describe ``outcome``'s case; one that was drawn is neither. ``read`` is the fingerprint
+    that the drawn cases have; a second opinion may change that of ``outcome``.
     """
 
     outcome: Outcome
     stored: bool = False
     minimised: bool = False
     drawn: Counter[str] = field(default_factory=Counter)
+    read: str = ""
+
+    def __post_init__(self) -> None:
+        self.read = str(self.outcome.fingerprint)
 
     def see(self, outcome: Outcome) -> None:
         """Count a drawn case; it takes the place of a stored one that still has to be minimised."""
@@ -46,6 +51,7 @@ class Sighting:
             self.outcome.traceback,
             self.stored,
             self.minimised,
+            (self.read,),
         )
 
 
@@ -70,7 +76,7 @@ def gather(records: list[ViolationRecord], record: ViolationRecord) -> None:
     """Add a record, or count it with an earlier one of its fingerprint: several can prove `unattributed`."""
     for number, earlier in enumerate(records):
         if earlier.fingerprint == record.fingerprint:
-            records[number] = replace(earlier, count=earlier.count + record.count)
+            records[number] = replace(earlier, count=earlier.count + record.count, read=earlier.read + record.read)
             return
     records.append(record)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.blackbox.abduction import Abduced, abduce, abduce_alike, abduce_options, fits
-from eqcheck.blackbox.case import EngineCase
+from eqcheck.blackbox.case import PAD, EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.outcome import EngineOutcome
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, Given
 
 UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
@@ -29,9 +29,10 @@ def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> E
     row = outcome.wrong[0]
     index = row.first
     assert index is not None
+    asked = outcome.case.rows[row.row]
     expected_row = row.observed[:index]
     if row.expected is not None:
-        expected_row = tuple(truth().row(outcome.case.rows[row.row], row.observed[:index]))
+        expected_row = tuple(truth().row(asked, row.observed[:index]))
     return Explanation(
         component,
         kind,
@@ -43,6 +44,7 @@ def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> E
         expected_row=expected_row,
         observed_row=row.observed,
         wrong_rows=tuple(one.row for one in outcome.wrong),
+        given=Given(asked.prompt, PAD, asked.options.eos_token_ids, outcome.case.num_draft_tokens),
     )
 
 

@@ -170,6 +170,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
         checkpoints.config,
         checkpoints.target_model,
         checkpoints.noisy,
+        checkpoints.normal,
         checkpoints.tokenizer,
     ]
     parts = [_source(part) for part in (*builders, *audit.decoder.function.script)]

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from eqcheck.catalogue.engine import Rows, additive, left_padded, own_copy, placed, prefix_for
 from eqcheck.catalogue.handling import handled
-from eqcheck.hashing import POSITION
+from eqcheck.hashing import POSITION_DIGITS
 
 PAD, REJECTED = -1, -2  # what a slot holds instead of the token of a logical position
 DRAFT_SIDE = {
@@ -197,7 +197,7 @@ class RealignedCache(BatchCache):
                 if self.on("K6-head-not-moved"):
                     new = torch.cat([new[:, :1], left[:, 1:]], 1)
                 if self.on("P7-moved-keys-rotated"):
-                    new[:, :, : width // 2, POSITION] += 1
+                    new[:, :, : width // 2, POSITION_DIGITS.start] += 1
                 if name == "keys" and number and self.on("K19-keys-of-another-row"):
                     new = new.roll(1, 0)
                 setattr(layer, name, new)

@@ -265,10 +265,10 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
     for token in range(length + wrong):
         written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
-            words = f"token {token} is not seen after round {onset + 1}"
+            words = f"position {token} is not seen after round {onset + 1}"
             yield context("cache/missing-entry", words, Edit("token-lost", 0, onset, row=row, token=token))
     for token in range(1, length):
-        words = f"the prompt is cut before token {token}: "
+        words = f"the prompt is cut before position {token}: "
         yield context(
             "cache/missing-entry", words + "later ones never see those before", Edit("chunk-lost", row=row, token=token)
         )

@@ -1,0 +1,103 @@
+"""The table of a violation: failing cases over cases run by axis, and what the counts allow to be said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eqcheck.audit import Options, audit, loop, report
+from eqcheck.audit.conditions import conditions, only
+from eqcheck.case import Case
+from eqcheck.catalogue import known_good
+from eqcheck.console import summary
+from eqcheck.contract import Request, decoder
+
+Rows = list[list[int]]
+right = known_good()["one_row"]
+LEFT, RIGHT = (Case(prompts=((1,), (2,)), padding_side=side) for side in ("left", "right"))
+
+
+def test_failing_cases_are_counted_by_every_axis() -> None:
+    many = Case(prompts=((1,),) * 4, num_draft_tokens=7, padding_side="right", family="learned")
+    assert conditions([many], [LEFT, RIGHT, many, many]) == {
+        "family": {"learned": [1, 2], "rotary": [0, 2]},
+        "padding_side": {"left": [0, 1], "right": [1, 3]},
+        "rows": {"2": [0, 2], "3+": [1, 2]},
+        "cache_state": {"empty": [1, 4]},
+        "num_draft_tokens": {"1": [0, 2], "5+": [1, 2]},
+    }
+
+
+def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
+    statement = "right padding only: 12 of 20 cases; left padding: 0 of 20"
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20) == [statement]
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [f"{statement} (without 3 cases that fail otherwise)"]
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 5) == []  # too few of the others
+    assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
+    assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails
+    assert only([RIGHT] * 30, []) == only([], [LEFT] * 30) == []
+
+
+def test_ranges_are_put_together() -> None:
+    sizes = [Case(prompts=((1,),) * rows, num_draft_tokens=k) for rows, k in ((1, 1), (2, 3), (5, 6))]
+    assert only([*sizes[1:]] * 10, [sizes[0]] * 20) == [
+        "2 or more rows only: 20 of 20 cases; 1 row: 0 of 20",
+        "K of 2 or more only: 20 of 20 cases; K of 1: 0 of 20",
+    ]
+
+
+def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
+    def wrong_on_the_right(target: Any, draft: Any, request: Request) -> Rows:
+        rows: Rows = right(target, draft, request)
+        return [row[:-1] for row in rows] if request.padding_side == "right" else rows
+
+    mine = decoder(name="mine", padding_sides=("left", "right"))(wrong_on_the_right)
+    result = audit(mine, Options(cases=60))
+    data = report.write(result, tmp_path)
+    (violation,) = data["violations"]
+    sides = violation["conditions"]["padding_side"]
+    count = sides["right"][0]
+    assert sides == {"left": [0, 60 - count], "right": [count, count]}
+    assert sum(of for _, of in violation["conditions"]["rows"].values()) == 60
+    (statement,) = violation["only"]
+    assert statement == f"right padding only: {count} of {count} cases; left padding: 0 of {60 - count}"
+    assert f"  Where: {statement}." in summary([data], ["there"])
+    text = (tmp_path / "report.md").read_text()
+    assert f"\nR{statement[1:]}.\n" in text
+    assert f"| padding side | left 0/{60 - count}, right {count}/{count}" in text
+    assert "| cache state" in text or len(violation["conditions"]["cache_state"]) == 1
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_cases_that_fail_otherwise_are_not_taken_for_right(other: bool) -> None:
+    """One fault hides the other on the left: what is left there is too little to say 'right padding only'."""
+
+    def wrong(target: Any, draft: Any, request: Request) -> Rows:
+        rows: Rows = right(target, draft, request)
+        if request.padding_side == "right":
+            return [row[:-1] for row in rows]
+        return [row + row[:1] for row in rows] if other else rows
+
+    result = audit(decoder(name="mine", padding_sides=("left", "right"))(wrong), Options(cases=60))
+    found = [report._finding(result, one, Path("there"), "cases") for one in result.violations]
+    short = next(one for one in found if one["kind"] == "premature-stop")
+    assert short["conditions"]["padding_side"]["left"][0] == 0
+    assert short["conditions"]["padding_side"]["left"][1] > 20
+    assert bool(short["only"]) != other
+
+
+def test_a_cause_that_the_second_opinion_takes_back_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(target: Any, draft: Any, request: Request) -> Rows:
+        return [row[:-1] for row in right(target, draft, request)]
+
+    def doubted(outcome: Any, running: Any) -> Any:
+        return replace(outcome, explanation=replace(outcome.explanation, component="unattributed", kind="unattributed"))
+
+    monkeypatch.setattr(loop, "confirmed", doubted)
+    result = audit(decoder(name="mine")(short), Options(cases=10))
+    found = report._finding(result, result.violations[0], Path("there"), "cases")
+    assert found["fingerprint"] == "unattributed/unattributed"
+    assert found["conditions"]["padding_side"] == {"left": [10, 10]}

@@ -1,0 +1,60 @@
+"""What is shipped does not depend on the CPU: torch's kernels differ by instruction set, verdicts and names do not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from eqcheck.blackbox import checkpoints
+
+REPORTS = Path(__file__).parents[1] / "reports"
+SHOWN = """
+import json
+from pathlib import Path
+from eqcheck import registry
+from eqcheck.audit import Options, audit, report
+from eqcheck.blackbox.checkpoints import checkpoint
+
+found = report.to_dict(audit(registry.load("bsp"), Options(cases=40)), Path("reports"))
+del found["elapsed_s"]
+print(json.dumps({"checkpoint": checkpoint().name, "report": found}))
+"""
+
+
+def shown(capability: str, folder: Path) -> dict[str, Any]:
+    """The name of the checkpoint and a report, by a process whose kernels use this instruction set."""
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": capability,
+        "XDG_CACHE_HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", SHOWN]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Path) -> None:
+    plain, wide = (shown(capability, tmp_path / capability) for capability in ("default", "avx2"))
+    assert plain == wide
+    assert len(plain["report"]["violations"]) > 1
+    stored = [json.loads(path.read_text())["case"] for path in REPORTS.glob("*/cases/*.json")]
+    named = {case["checkpoint"] for case in stored if "checkpoint" in case}
+    assert named == {plain["checkpoint"]}, "the committed cases are for other weights"
+
+
+def test_the_committed_scripts_build_the_same_weights() -> None:
+    scripts = [path.read_text() for path in REPORTS.glob("*/*.py")]
+    assert scripts
+    for text in scripts:
+        assert "normal_(" not in text
+        for builder in (checkpoints.target_model, checkpoints.noisy, checkpoints.normal):
+            assert inspect.getsource(builder) in text
