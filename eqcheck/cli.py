@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
     )
     replay.add_argument("--python", metavar="PATH", help="for a case of an engine: the Python to run it with")
+    replay.add_argument("-v", "--verbose", action="store_true", help="print every call of the models first")
     replay.set_defaults(run=_replay)
 
     check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=_EPILOG)
@@ -214,7 +215,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 def _replay(options: argparse.Namespace) -> int:
     from eqcheck.replay import replay
 
-    return replay(options.case, options.adapter, options.isolate, options.python)
+    return replay(options.case, options.adapter, options.isolate, options.python, options.verbose)
 
 
 def _selfcheck(options: argparse.Namespace) -> int:

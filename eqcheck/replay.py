@@ -7,6 +7,7 @@ from pathlib import Path
 from eqcheck import registry
 from eqcheck.audit.casefile import StoredViolation, read_case
 from eqcheck.audit.isolation import Limits
+from eqcheck.audit.outcome import set_up
 from eqcheck.audit.runner import runner
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
@@ -14,15 +15,22 @@ from eqcheck.blackbox.explain import abduced, explain
 from eqcheck.blackbox.judge import Judge
 from eqcheck.blackbox.outcome import judged
 from eqcheck.blackbox.worker import EngineWorker, environment
+from eqcheck.callview import view
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION, UsageError
+from eqcheck.harness import run
 from eqcheck.text import render
 from eqcheck.verdict import Explanation
 
 
-def replay(path: Path, adapter: str | None = None, isolate: bool = False, python: str | None = None) -> int:
-    """Run the case of a file with the adapter it names, or another one; returns the exit code."""
+def replay(
+    path: Path, adapter: str | None = None, isolate: bool = False, python: str | None = None, calls: bool = False
+) -> int:
+    """Run the case of a file with the adapter it names, or another one; returns the exit code.
+
+    ``calls``: print every call of the models first.
+    """
     stored = read_case(path)
     spec = adapter or stored.adapter
     if spec is None:
@@ -33,15 +41,25 @@ def replay(path: Path, adapter: str | None = None, isolate: bool = False, python
         print("ERROR: the adapter cannot be loaded")
         raise
     if isinstance(stored.case, EngineCase):
+        if calls:
+            print("An engine that loads a checkpoint calls models of its own: there are no calls to show.\n")
         return _engine(decoder, stored.case, stored, python)
-    return _transparent(decoder, stored.case, stored, isolate)
+    return _transparent(decoder, stored.case, stored, isolate, calls)
 
 
-def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate: bool) -> int:
+def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate: bool, calls: bool) -> int:
     isolate = isolate or stored.isolated
     limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
     with runner(decoder, limits, 1, isolate, []) as running:
         outcome = running.try_case(case, opinion=True)
+    if calls and isolate and outcome.outputs is None:
+        print("The decoder failed in a process of its own: its calls are not shown.\n")
+    elif calls:
+        with set_up(decoder, []) as generate:
+            done = run(generate, case, stored.case_timeout)
+        print(f"{view(done)}\n")
+        if done.outputs != outcome.outputs:
+            print("The decoder answered differently when its calls were recorded.\n")
     return _tell(decoder.name, stored, outcome.explanation, outcome.traceback)
 
 

@@ -76,8 +76,8 @@ def render(explanation: Explanation) -> str:
 def _let(e: Explanation) -> list[str]:
     given = e.given
     lines = [
-        f"It is expected to emit ids {_ids(e.expected_row, e.token_index)}.",
-        f"It is observed to emit ids {_ids(e.observed_row, e.token_index)}.",
+        f"It is expected to emit ids {ids(e.expected_row, e.token_index)}.",
+        f"It is observed to emit ids {ids(e.observed_row, e.token_index)}.",
     ]
     if given is None:
         return [f"  Let   row {e.row} be the one at fault.", *_indented(lines)]
@@ -86,7 +86,7 @@ def _let(e: Explanation) -> list[str]:
         eos = " ".join(map(str, given.eos_token_ids))
         known.append(f"EOS id {eos}" if len(given.eos_token_ids) == 1 else f"EOS ids {eos}" if eos else "no EOS id")
     known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    return [f"  Let   row {e.row} have the prompt ids {', '.join([_ids(given.prompt), *known])}.", *_indented(lines)]
+    return [f"  Let   row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}.", *_indented(lines)]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -218,7 +218,7 @@ def _seen(visible: bool) -> str:
     return "yes" if visible else "no"
 
 
-def _ids(row: tuple[int, ...], mark: int | None = None) -> str:
+def ids(row: tuple[int, ...], mark: int | None = None) -> str:
     """Ids in a line, the one at ``mark`` in brackets; of a long row the ends and what is around the mark."""
     shown = [f"[{token}]" if at == mark else str(token) for at, token in enumerate(row)]
     if mark is not None and mark >= len(row):

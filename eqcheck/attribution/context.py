@@ -99,7 +99,7 @@ def read(
             right[entry.label.position] = entry
         else:
             component, kind = _surplus(entry, request, at, entry.slot in own_block)
-            deviations.append(deviation(component, kind, entry, origin=_holds(entry.label, request)))
+            deviations.append(deviation(component, kind, entry, origin=holds(entry.label, request)))
     right.pop(-1, None)
     own_slot = max(own_block, default=len(found) - 1) - call.tokens.shape[1] + 1 + column
     for position in range(low, at + 1):
@@ -304,7 +304,7 @@ def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int
     return max(votes, key=lambda offset: (votes[offset], offset == own))
 
 
-def _holds(label: Label, request: int) -> str:
+def holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
     if label.what in ("pad", "blank", "unknown", "draft model"):
         return label.what
@@ -318,7 +318,7 @@ def _slot(entry: Entry, request: int, wanted: range, offset: int, right: dict[in
     expected = expected and right.get(entry.label.position, entry).slot == entry.slot
     return Slot(
         index=entry.slot,
-        holds=_holds(entry.label, request),
+        holds=holds(entry.label, request),
         token=entry.token,
         position=entry.position,
         expected_position=entry.label.position + offset if expected else None,

@@ -248,7 +248,7 @@ class Labels:
             for request in range(len(self._requests)) if label.what == "token" else ():
                 if self.same(label, request):
                     held[request].add(label.position)
-        self_hidden = _self_hidden(call, row)
+        self_hidden = self_hidden(call, row)
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[int, float, int, int, int] | None = None
         for request, known in enumerate(self._requests):
@@ -284,7 +284,7 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
 
 
-def _self_hidden(call: Call, row: int) -> list[bool]:
+def self_hidden(call: Call, row: int) -> list[bool]:
     """Which columns cannot see themselves: what the decoder's own mask calls a pad."""
     columns = call.tokens.shape[1]
     slot = {int(f[COLUMN]): i for i, f in enumerate(call.kv[0][0, row, 0]) if f[CALL] == call.number}
