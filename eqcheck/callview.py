@@ -1,4 +1,4 @@
-"""Every call of one decode as text, for ``eqcheck replay -v``: what it fed, saw and answered, and what rows have then."""
+"""Every call of one decode as text, for ``eqcheck replay -v``: what it fed, saw and answered, what rows have then."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _write(fields: Ints) -> Write:
 
 
 def _draft_labels(run: Run) -> dict[Write, Label]:
-    """The draft's queries that saw exactly a row up to some position, and those that the mask calls pads."""
+    """The draft's queries that saw exactly a row up to some position, and pads that the mask hides."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for request, digests in enumerate(run.truth.digests):
         for position, digest in enumerate(digests[-1].tolist()):
@@ -143,7 +143,7 @@ def _draft_labels(run: Run) -> dict[Write, Label]:
         for row, digests in enumerate(call.digests.tolist()):
             pads = self_hidden(call, row)
             for column, digest in enumerate(digests):
-                if pads[column]:
+                if pads[column] and call.tokens[row, column] == run.case.pad_token_id:
                     found[call.number, row, column] = Label(-1, -1, "pad")
                 for request, position in sorted(places.get(digest, []), key=lambda place: place[0] != row)[:1]:
                     found[call.number, row, column] = Label(request, position, "token", exact=True)

@@ -248,7 +248,7 @@ class Labels:
             for request in range(len(self._requests)) if label.what == "token" else ():
                 if self.same(label, request):
                     held[request].add(label.position)
-        self_hidden = self_hidden(call, row)
+        hidden = self_hidden(call, row)
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[int, float, int, int, int] | None = None
         for request, known in enumerate(self._requests):
@@ -264,9 +264,9 @@ class Labels:
                         score += 2.0 * (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (
                             request == row
                         )
-                        score += (0.1 if in_order else -0.5) * (first - sum(self_hidden[:first]))
+                        score += (0.1 if in_order else -0.5) * (first - sum(hidden[:first]))
                         score += 2.0 * (at + len(tokens) - first >= len(known.prompt))
-                        score -= 4.0 * (request in taken) + 3.0 * self_hidden[first]
+                        score -= 4.0 * (request in taken) + 3.0 * hidden[first]
                         last = min(at + len(tokens) - first, len(known.prompt) + known.needed - 1) - 1
                         ahead = min(1, last - self._committed.get(request, -1))
                         if best is None or (ahead, score) > best[:2]:
