@@ -75,7 +75,7 @@ class Oracle:
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
             return Verdict("equivalent", rows)
-        whole = prompt_returned(checked, wrong, limit, pad_token_id)
+        whole = prompt_returned(checked, wrong, [limit] * len(checked), pad_token_id)
         return Verdict("violation", rows, _from_tokens(checked, rows, wrong, eos, pad_token_id, whole))
 
     def _expected(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-from eqcheck.verdict import Deviation, Explanation, Slot
+from eqcheck.verdict import Deviation, Explanation, Slot, many
 
 _MEANING = {
     "query-position": "a query carries a position other than its logical one",
@@ -116,7 +116,7 @@ def _however(e: Explanation) -> list[str]:
     else:
         said = [say(d) for d in e.deviations[:3]]
         if len(e.deviations) > 3:
-            said.append(f"{len(e.deviations) - 3} more of the same kind follow")
+            said.append(f"the query shows this {many(len(e.deviations) - 3, 'time')} more")
         even = e.expected == e.observed  # a wrong context that led to the right token
         said.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
     return [f"  However, {said[0]}.", *(f"           {sentence(clause)}" for clause in said[1:])]
@@ -149,10 +149,7 @@ def say(d: Deviation) -> str:
     slot, at = f"slot {d.slot}", f"position {d.token_position}"
     if d.component == "position":
         what = "the query" if d.kind == "query-position" else f"the key of {at} in {slot}"
-        shifted = "" if d.expected is None or d.token_position is None else d.expected - d.token_position
-        why = [d.origin] if d.origin else []
-        why += [f"all positions of the row are shifted by {shifted:+d}"] if shifted else []
-        reason = f" ({'; '.join(why)})" if why else ""
+        reason = f" ({d.origin})" if d.origin else ""
         return f"{what} carries position {d.observed} where position {d.expected} is right{reason}"
     if d.kind == "window":
         return f"{at} in {slot} is on the wrong side of the attention window"
@@ -201,12 +198,21 @@ def _picture(e: Explanation) -> list[str]:
         position = "-" if slot.expected_position is None else str(slot.expected_position)
         wrong = slot.torn or seen != right or (slot.visible and position != str(slot.position))
         index = "none" if slot.index is None else slot.index
-        held = "-" if slot.position is None else slot.position
-        shown = _id(slot.token, e).removeprefix("id ")
+        blank = slot.holds == "blank"
+        held = "-" if slot.position is None or blank else slot.position
+        shown = "-" if blank else _id(slot.token, e).removeprefix("id ")
         rows.append([index, slot.holds, shown, held, position, seen, right, "<--" if wrong else ""])
     headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
-    return ["  " + line.rstrip() for line in table.splitlines()]
+    lines = ["  " + line.rstrip() for line in table.splitlines()]
+    offsets = {
+        slot.expected_position - int(found[1])
+        for slot in e.slots
+        if slot.expected_position is not None and (found := re.fullmatch(r"position (\d+)", slot.holds))
+    }
+    if len(offsets) == 1 and (offset := offsets.pop()):
+        lines.append(f"  All positions of the row are shifted by {offset:+d}, which models of this family forgive.")
+    return lines
 
 
 def _idle(slot: Slot) -> bool:

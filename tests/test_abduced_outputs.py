@@ -13,7 +13,11 @@ from eqcheck.blackbox.abduction import abduce, abduce_alike
 from eqcheck.blackbox.abduction.evidence import Evidence
 from eqcheck.blackbox.case import PAD, EngineCase
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.blackbox.explain import explain
+from eqcheck.blackbox.judge import Judge
+from eqcheck.blackbox.outcome import judged
 from eqcheck.blackbox.truth import Truth, row_with
+from eqcheck.blackbox.worker import Answer
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,18 @@ def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], k
     case = case_of(max_new_tokens=14)
     right = [Truth(models[0]).row(row) for row in case.rows]
     assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
+
+
+def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]) -> None:
+    case = case_of(max_new_tokens=6)
+    right = [Truth(models[0]).row(row) for row in case.rows]
+    whole = tuple((*row.prompt, *new) for row, new in zip(case.rows, right, strict=True))
+    outcome = judged(Judge("float32"), case, Answer(whole))
+    explanation = explain(outcome, None)
+    assert explanation.fingerprint == "bookkeeping/prompt-in-output"
+    assert explanation.detail.endswith("return row[len(prompt):]")
+    wrong = (*whole[:-1], (*whole[-1][:-1], (whole[-1][-1] + 1) % VOCAB_SIZE))
+    assert explain(judged(Judge("float32"), case, Answer(wrong)), None).component == "unattributed"
 
 
 def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(

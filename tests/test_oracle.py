@@ -285,7 +285,7 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
 def test_the_prompt_is_blamed_only_where_it_is_certain(
     prompt: tuple[int, ...], expected: tuple[int, ...], observed: tuple[int, ...], words: str | None
 ) -> None:
-    found = prompt_returned([prompt], [RowVerdict(0, expected, observed)], len(expected), 0)
+    found = prompt_returned([prompt], [RowVerdict(0, expected, observed)], [len(expected)], 0)
     assert (words is None) == (found is None)
     assert words is None or (found is not None and words in found[1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -148,22 +149,25 @@ def test_deviations_are_clauses(kind: str, more: dict[str, Any], clause: str) ->
 
 
 def test_positions_say_where_they_come_from() -> None:
-    key = Deviation(
-        "position",
-        "key-position",
-        3,
-        0,
-        1,
-        slot=4,
-        token_position=5,
-        expected=7,
-        observed=9,
-        origin="changed in the cache",
-    )
-    assert say(key) == (
-        "the key of position 5 in slot 4 carries position 9 where position 7 is right "
-        "(changed in the cache; all positions of the row are shifted by +2)"
-    )
+    key = Deviation("position", "key-position", 3, 0, 1, slot=4, token_position=5, expected=7, observed=9)
+    clause = "the key of position 5 in slot 4 carries position 9 where position 7 is right"
+    assert say(key) == clause
+    assert say(replace(key, origin="changed in the cache")) == f"{clause} (changed in the cache)"
+
+
+def test_a_shift_that_is_forgiven_is_told() -> None:
+    query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=4, predicted=9)
+    slots = [Slot(n, f"position {n}", 5, n + 3, n + 3, True, True) for n in range(2)]
+    told = "All positions of the row are shifted by +3, which models of this family forgive."
+    assert told in render(given(query=query, slots=tuple(slots)))
+    slots[1] = replace(slots[1], position=4, expected_position=1)
+    assert "shifted" not in render(given(query=query, slots=tuple(slots)))
+
+
+def test_a_slot_that_was_never_written_holds_no_id() -> None:
+    query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=4, predicted=9)
+    text = render(given(query=query, slots=(Slot(0, "blank", 0, 0, None, True, False),)))
+    assert text.splitlines()[-1].split() == ["0", "blank", "-", "-", "-", "yes", "no", "<--"]
 
 
 def test_the_picture_names_positions_and_ids() -> None:

@@ -45,7 +45,9 @@ class Reader:
         wrong = [verdict for verdict in verdicts if verdict.first is not None]
         if not wrong:
             return None
-        whole = prompt_returned(self.run.case.prompts, wrong, self.run.case.max_new_tokens, self.run.case.pad_token_id)
+        case = self.run.case
+        limits = [case.max_new_tokens] * len(case.prompts)
+        whole = prompt_returned(case.prompts, wrong, limits, case.pad_token_id)
         if whole:
             first, detail = whole
             best = self._explanation("bookkeeping", "prompt-in-output", first, first.first or 0, detail=detail)

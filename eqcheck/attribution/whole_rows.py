@@ -20,21 +20,21 @@ class _Whole(NamedTuple):
 
 
 def prompt_returned(
-    prompts: Sequence[Ids], wrong: Sequence[RowVerdict], limit: int, pad: int | None
+    prompts: Sequence[Ids], wrong: Sequence[RowVerdict], limits: Sequence[int], pad: int | None
 ) -> tuple[RowVerdict, str] | None:
     """The first row that begins with its prompt, and what to do; None unless that is so of every wrong row.
 
-    What follows the prompt must be what the target emits, or as much of that as the limit leaves. A row counts as
+    What follows the prompt must be what the target emits, or as much of that as the row's limit leaves. A row counts as
     proof only where it differs from the truth within its prompt, and either has all that the target emits or a prompt
     of two different tokens: a single one can have come from elsewhere. Where the ``pad`` id is not known (None),
     any one id will do.
 
-    >>> prompt_returned([(3, 1)], [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))], limit=2, pad=None)[1]
+    >>> prompt_returned([(3, 1)], [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))], limits=[2], pad=None)[1]
     'the row is its prompt of 2 tokens, then what the target emits; return row[len(prompt):]'
     """
     ids = [pad] if pad is not None else [-1, *sorted({token for row in wrong for token in row.observed})]
     for one in ids:
-        found = {row: _whole(prompts[row.row], row, limit, one) for row in wrong}
+        found = {row: _whole(prompts[row.row], row, limits[row.row], one) for row in wrong}
         wholes = {row: whole for row, whole in found.items() if isinstance(whole, _Whole)}
         if all(found.values()):
             for row, whole in wholes.items():

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.blackbox.abduction import Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.blackbox.case import PAD, EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.outcome import EngineOutcome
-from eqcheck.verdict import Explanation, Given
+from eqcheck.verdict import Explanation, Given, RowVerdict
 
 UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
@@ -27,6 +28,9 @@ def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> E
     detail = _words(found, basis) if found else basis or UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     row = outcome.wrong[0]
+    if whole := _returned_whole(outcome):
+        component, kind, detail = "bookkeeping", "prompt-in-output", whole[1]
+        row = next(one for one in outcome.wrong if one.row == whole[0].row)
     index = row.first
     assert index is not None
     asked = outcome.case.rows[row.row]
@@ -46,6 +50,19 @@ def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> E
         wrong_rows=tuple(one.row for one in outcome.wrong),
         given=Given(asked.prompt, PAD, asked.options.eos_token_ids, outcome.case.num_draft_tokens),
     )
+
+
+def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, str] | None:
+    """Whether every wrong row is its prompt and what the target emits."""
+    asked = outcome.case.rows
+    wrong = [
+        RowVerdict(one.row, tuple(truth().row(asked[one.row])), tuple(one.observed))
+        for one in outcome.wrong
+        if one.observed[: len(asked[one.row].prompt)] == asked[one.row].prompt
+    ]
+    if len(wrong) < len(outcome.wrong):
+        return None
+    return prompt_returned([row.prompt for row in asked], wrong, [row.options.max_new_tokens for row in asked], PAD)
 
 
 def abduced(outcome: EngineOutcome) -> Abduced | None:
