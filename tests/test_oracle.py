@@ -235,13 +235,13 @@ def whole(how: str, kind: str = "rotary") -> tuple[Rows, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("how", "what"),
     [
-        ("plain", "return row[len(prompt):])"),
-        ("left", "return row[5:])"),
-        ("right", "return row[5:])"),
-        ("pads behind", "return row[5:] without the pads at its end)"),
-        ("cut", "return row[len(prompt):])"),
-        ("cut, padded", "return row[5:])"),
-        ("a token less", "return row[len(prompt):])"),
+        ("plain", "return row[len(prompt):]."),
+        ("left", "return row[5:]."),
+        ("right", "return row[5:]."),
+        ("pads behind", "return row[5:] without the pads at its end."),
+        ("cut", "return row[len(prompt):]."),
+        ("cut, padded", "return row[5:]."),
+        ("a token less", "return row[len(prompt):]."),
     ],
 )
 @any_target
