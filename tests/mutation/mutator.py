@@ -63,10 +63,10 @@ _TWINS = {  # names that a slip of the hand confuses
     "source": "destination",
     "destination": "source",
 }
-_TRANSPARENT = (  # what `x.f(...)` may be without: the value stays of one kind
-    ["clamp", "long", "cumsum", "cumprod", "flatten", "expand", "clone", "copy", "index_select", "gather"]
-    + ["masked_fill_", "argsort", "tolist"]
-)
+_TRANSPARENT = {  # what `x.f(...)` may be without: the value stays of one kind
+    *("clamp", "long", "cumsum", "cumprod", "flatten", "expand", "clone", "copy", "index_select", "gather"),
+    *("masked_fill_", "argsort", "tolist"),
+}
 _WRAPPERS = ("list", "sorted", "reversed", "tuple")
 
 

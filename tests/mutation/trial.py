@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Any
@@ -117,30 +118,34 @@ def run(chosen: Sequence[Mutant], seed: int, jobs: int) -> Iterator[tuple[Mutant
     """Attempt the mutants in processes of their own, as they end; one that takes too long is ended."""
     context = multiprocessing.get_context("fork")  # so that nothing is imported, built or drawn again
     waiting = list(reversed(chosen))
-    running: dict[Connection, tuple[Mutant, multiprocessing.process.BaseProcess, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(theirs, mutant, seed), daemon=True)
-            process.start()
-            theirs.close()
-            running[ours] = (mutant, process, time.monotonic() + TRIAL_TIMEOUT)
-        ended = set(wait(list(running), timeout=1.0))
-        for connection, (mutant, process, limit) in list(running.items()):
-            if connection not in ended and time.monotonic() < limit:
-                continue
-            found: Found = {"status": "did not end"}
-            if connection in ended:
-                try:
-                    found = connection.recv()
-                except EOFError:
-                    found = {"status": "died"}
+    running: dict[Connection, tuple[Mutant, BaseProcess, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant = waiting.pop()
+                ours, theirs = context.Pipe(duplex=False)
+                process: BaseProcess = context.Process(target=_child, args=(theirs, mutant, seed), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = (mutant, process, time.monotonic() + TRIAL_TIMEOUT)
+            ended = set(wait(list(running), timeout=1.0))
+            for connection, (mutant, process, limit) in list(running.items()):
+                if connection not in ended and time.monotonic() < limit:
+                    continue
+                found: Found = {"status": "did not end"}
+                if connection in ended:
+                    try:
+                        found = connection.recv()
+                    except EOFError:
+                        found = {"status": "died"}
+                process.kill()
+                process.join()
+                connection.close()
+                del running[connection]
+                yield mutant, found
+    finally:
+        for _, process, _ in running.values():
             process.kill()
-            process.join()
-            connection.close()
-            del running[connection]
-            yield mutant, found
 
 
 def _child(connection: Connection, mutant: Mutant, seed: int) -> None:

@@ -19,10 +19,15 @@ EXCHANGED the draft is asked where the target should be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from mutation.mutator import FOLDER, Mutant
+
+JUDGEMENTS = Path(__file__).with_name("judgements.json")
 
 READ = "bookkeeping/wrong-correction bookkeeping/lost-token bookkeeping/repeated-token"
 OVER = "bookkeeping/over-accept bookkeeping/wrong-correction"
@@ -336,12 +341,32 @@ def answers(mutant: Mutant) -> tuple[str, ...]:
     return tuple(dict.fromkeys(of_operator.get(mutant.operator, site[1]).split()))
 
 
-def right(mutant: Mutant, component: str, kind: str) -> tuple[bool, bool]:
-    """Whether component and kind are right answers."""
-    if component == "crash":
-        return True, True
-    allowed = answers(mutant)
-    return (
-        any(answer.partition("/")[0] == component for answer in allowed),
-        component in allowed or f"{component}/{kind}" in allowed,
-    )
+def judged(record: dict[str, Any]) -> dict[str, Any]:
+    """A mutant's record, with whether component and kind are right.
+
+    What is asserted outside the table was held against the changed code by hand: ``true`` is an answer that the table
+    had not thought of, ``component`` one of which the kind is misleading, ``false`` one that is not so.
+    """
+    if not record.get("caught"):
+        return record
+    component, kind, allowed = record["component"], record["kind"], record["answers"]
+    crash = component == "crash"
+    found = {
+        **record,
+        "component_right": crash or any(answer.partition("/")[0] == component for answer in allowed),
+        "kind_right": crash or component in allowed or f"{component}/{kind}" in allowed,
+    }
+    if not found["kind_right"] and component != "unattributed":
+        name = f"{record['id']} {component}/{kind}"
+        found["judgement"], found["why"] = _judgements().get(name, ("to judge", ""))
+        found["kind_right"] = found["judgement"] == "true"
+        found["component_right"] |= found["judgement"] in ("true", "component")
+        found["component_right"] &= found["judgement"] != "false"
+    return found
+
+
+@lru_cache(maxsize=1)
+def _judgements() -> dict[str, tuple[str, str]]:
+    """By mutant and answer, what a person found and why."""
+    found: dict[str, tuple[str, str]] = json.loads(JUDGEMENTS.read_text(encoding="utf-8"))
+    return found
