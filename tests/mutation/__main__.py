@@ -23,13 +23,14 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="how many mutants that change something")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the mutants, and of the audits")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--whole", type=int, default=0, metavar="N", help="what else an audit of N cases says, too")
     parser.add_argument("--only", action="append", metavar="ID", help="these mutants alone, by the beginning of an id")
     parser.add_argument("--write", action="store_true", help="only write the report again, of the stored details")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     details = given.out / "details.jsonl"
     if not given.write:
-        collect(details, given.sample, given.seed, given.jobs, given.only)
+        collect(details, given.sample, given.seed, given.jobs, given.whole, given.only)
     first, *records = [json.loads(line) for line in details.read_text(encoding="utf-8").splitlines()]
     found = gathered(first, records)
     (given.out / "README.md").write_text(report(found), encoding="utf-8")
@@ -38,7 +39,7 @@ def main() -> None:
     print(json.dumps(summary(found["mutants"])))
 
 
-def collect(details: Path, sample: int, seed: int, jobs: int, only: list[str] | None) -> None:
+def collect(details: Path, sample: int, seed: int, jobs: int, whole: int, only: list[str] | None) -> None:
     """Try mutants until ``sample`` have changed something; each becomes a line of ``details``."""
     start = time.monotonic()
     trial.prepare(seed)
@@ -56,7 +57,7 @@ def collect(details: Path, sample: int, seed: int, jobs: int, only: list[str] | 
         head = {"format": FORMAT, "seed": seed, "population": len(population), "discarded": discarded}
         file_.write(json.dumps(head) + "\n")
         live = tried = 0
-        for mutant, one in trial.run(order, seed, jobs):
+        for mutant, one in trial.run(order, seed, jobs, whole):
             record = described(mutant, one)
             file_.write(json.dumps(record) + "\n")
             file_.flush()

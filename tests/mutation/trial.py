@@ -77,7 +77,7 @@ def prepare(seed: int) -> None:
         drawn(source(registry.load(engine), seed))
 
 
-def attempt(mutant: Mutant, seed: int) -> Found:
+def attempt(mutant: Mutant, seed: int, whole: int) -> Found:
     """Both verdicts on a mutant, as plain data."""
     start = time.monotonic()
     try:
@@ -89,32 +89,40 @@ def attempt(mutant: Mutant, seed: int) -> Found:
         changed = real.changes(decoder.function)
         between = time.monotonic()
         found: Found = {"status": "ran", "real": changed, "real_s": round(between - start, 2)}
-        found.update(seen(decoder, seed))
+        found.update(seen(decoder, seed, whole))
         found["audit_s"] = round(time.monotonic() - between, 2)
     return found
 
 
-def seen(decoder: Decoder, seed: int) -> Found:
-    """What an audit that ends with the first violation says: of so many cases, all that its reader is shown."""
+def seen(decoder: Decoder, seed: int, whole: int = 0) -> Found:
+    """What an audit that ends with the first violation says; as ``also`` what else one of ``whole`` cases says."""
     for number, case in enumerate(drawn(source(decoder, seed)), start=1):
-        if not try_case(decoder.function, case, CASE_TIMEOUT).fingerprint:
-            continue
-        result = audit(decoder, Options(cases=number, seed=seed, families=FAMILIES, case_timeout=CASE_TIMEOUT))
-        records = [*result.violations, *result.doubtful]
-        first = records[0]
-        return {
-            "caught": number,
-            "verdict": result.verdict,
-            "component": first.explanation.component,
-            "kind": first.explanation.kind,
-            "text": render(first.explanation),
-            "case": first.case.to_dict(),
-            "warnings": result.warnings,
-        }
+        if try_case(decoder.function, case, CASE_TIMEOUT).fingerprint:
+            first, *_ = _shown(decoder, number, seed)
+            also = _shown(decoder, max(whole, number), seed) if whole else []
+            names = (first["component"], first["kind"])
+            return {"caught": number, **first, "also": [one for one in also if (one["component"], one["kind"]) != names]}
     return {"caught": None}
 
 
-def run(chosen: Sequence[Mutant], seed: int, jobs: int) -> Iterator[tuple[Mutant, Found]]:
+def _shown(decoder: Decoder, cases: int, seed: int) -> list[Found]:
+    """What the reader of an audit is shown, in order."""
+    result = audit(decoder, Options(cases=cases, seed=seed, families=FAMILIES, case_timeout=CASE_TIMEOUT))
+    return [
+        {
+            "component": record.explanation.component,
+            "kind": record.explanation.kind,
+            "verdict": result.verdict,
+            "count": record.count,
+            "text": render(record.explanation),
+            "case": record.case.to_dict(),
+            "warnings": result.warnings,
+        }
+        for record in [*result.violations, *result.doubtful]
+    ]
+
+
+def run(chosen: Sequence[Mutant], seed: int, jobs: int, whole: int = 0) -> Iterator[tuple[Mutant, Found]]:
     """Attempt the mutants in processes of their own, as they end; one that takes too long is ended."""
     context = multiprocessing.get_context("fork")  # so that nothing is imported, built or drawn again
     waiting = list(reversed(chosen))
@@ -124,7 +132,7 @@ def run(chosen: Sequence[Mutant], seed: int, jobs: int) -> Iterator[tuple[Mutant
             while waiting and len(running) < jobs:
                 mutant = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process: BaseProcess = context.Process(target=_child, args=(theirs, mutant, seed), daemon=True)
+                process: BaseProcess = context.Process(target=_child, args=(theirs, mutant, seed, whole), daemon=True)
                 process.start()
                 theirs.close()
                 running[ours] = (mutant, process, time.monotonic() + TRIAL_TIMEOUT)
@@ -148,9 +156,9 @@ def run(chosen: Sequence[Mutant], seed: int, jobs: int) -> Iterator[tuple[Mutant
             process.kill()
 
 
-def _child(connection: Connection, mutant: Mutant, seed: int) -> None:
+def _child(connection: Connection, mutant: Mutant, seed: int, whole: int) -> None:
     try:
-        found = attempt(mutant, seed)
+        found = attempt(mutant, seed, whole)
     except Exception as error:  # a fault of eqcheck or of this package
         import traceback
 

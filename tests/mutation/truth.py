@@ -344,24 +344,26 @@ def answers(mutant: Mutant) -> tuple[str, ...]:
 def judged(record: dict[str, Any]) -> dict[str, Any]:
     """A mutant's record, with whether component and kind are right.
 
-    What is asserted outside the table was held against the changed code by hand: ``true`` is an answer that the table
-    had not thought of, ``component`` one of which the kind is misleading, ``false`` one that is not so.
+    What is asserted outside the table is held against the changed code by hand: ``true`` is an answer that the table
+    had not thought of, ``component`` one of which the kind is misleading, ``false`` one that is not so. So is an answer
+    within the table whose explanation was found false all the same.
     """
     if not record.get("caught"):
         return record
     component, kind, allowed = record["component"], record["kind"], record["answers"]
     crash = component == "crash"
-    found = {
-        **record,
-        "component_right": crash or any(answer.partition("/")[0] == component for answer in allowed),
-        "kind_right": crash or component in allowed or f"{component}/{kind}" in allowed,
-    }
-    if not found["kind_right"] and component != "unattributed":
-        name = f"{record['id']} {component}/{kind}"
-        found["judgement"], found["why"] = _judgements().get(name, ("to judge", ""))
-        found["kind_right"] = found["judgement"] == "true"
-        found["component_right"] |= found["judgement"] in ("true", "component")
-        found["component_right"] &= found["judgement"] != "false"
+    component_right = crash or any(answer.partition("/")[0] == component for answer in allowed)
+    kind_right = crash or component in allowed or f"{component}/{kind}" in allowed
+    found = {**record, "component_right": component_right, "kind_right": kind_right}
+    known = _judgements().get(f"{record['id']} {component}/{kind}")
+    if known or not (kind_right or component == "unattributed"):
+        judgement, why = known or ("to judge", "")
+        found.update(
+            judgement=judgement,
+            why=why,
+            kind_right=judgement == "true",
+            component_right=judgement in ("true", "component") or (component_right and judgement != "false"),
+        )
     return found
 
 
