@@ -125,14 +125,17 @@ def mutants(file: str, reached: Mapping[str, set[int]] | None = None) -> tuple[l
     'ragged.py:38:drop:1'
     """
     source = (FOLDER / file).read_text(encoding="utf-8")
-    right = ast.dump(ast.parse(source))
-    seen, numbers = {right}, Counter[tuple[int, str]]()
+    edits = _Edits(source)
+    seen = {f"{edits.at(one)[0]} {ast.dump(ast.Module([one], []))}" for one in ast.parse(source).body}
+    numbers = Counter[tuple[int, str]]()
     found: list[Mutant] = []
     discarded = Counter[str]()
-    for edit in _Edits(source).all():
+    for statement, edit in edits.all():
         changed = source[: edit.begin] + edit.text + source[edit.end :]
+        begin, end = edits.at(statement)
+        part = source[begin : edit.begin] + edit.text + source[edit.end : end]
         try:
-            tree = ast.dump(ast.parse(changed))
+            tree = f"{begin} {ast.dump(ast.parse(part))}"
         except SyntaxError:
             discarded["no Python"] += 1
             continue
@@ -207,8 +210,12 @@ class _Edits:
             self.starts.append(self.starts[-1] + len(line))
         self.function = ""
 
-    def all(self) -> Iterator[_Edit]:
-        yield from self._below(ast.parse(self.source))
+    def all(self) -> Iterator[tuple[ast.stmt, _Edit]]:
+        """Each with the outermost statement that it is in."""
+        for statement in ast.parse(self.source).body:
+            if not isinstance(statement, ast.Import | ast.ImportFrom):
+                for edit in self._below(statement):
+                    yield statement, edit
 
     def _below(self, node: ast.AST) -> Iterator[_Edit]:
         """Edits in a node, annotations, decorators, texts and messages left out."""
@@ -230,12 +237,12 @@ class _Edits:
                     yield from self._below(child)
         self.function = outer
 
-    def _at(self, node: ast.AST) -> tuple[int, int]:
+    def at(self, node: ast.AST) -> tuple[int, int]:
         begin = self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
         return begin, self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
 
     def _text(self, node: ast.AST) -> str:
-        begin, end = self._at(node)
+        begin, end = self.at(node)
         text = self.source[begin:end]
         atomic = (
             ast.Name | ast.Constant | ast.Call | ast.Subscript | ast.Attribute | ast.List | ast.Tuple | ast.ListComp
@@ -243,11 +250,11 @@ class _Edits:
         return text if isinstance(node, atomic) else f"({text})"
 
     def _replace(self, operator: str, node: ast.AST, text: str) -> _Edit:
-        return _Edit(operator, self.function, *self._at(node), text)
+        return _Edit(operator, self.function, *self.at(node), text)
 
     def _between(self, operator: str, left: ast.AST, right: ast.AST, old: str, new: str) -> Iterator[_Edit]:
         """Replace the operator that stands between two operands."""
-        begin, end = self._at(left)[1], self._at(right)[0]
+        begin, end = self.at(left)[1], self.at(right)[0]
         gap = self.source[begin:end]
         if old in gap:
             yield _Edit(operator, self.function, begin, end, gap.replace(old, new, 1))
@@ -307,12 +314,12 @@ class _Edits:
 
     def _call(self, node: ast.Call) -> Iterator[_Edit]:
         if len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
-            begin, end = self._at(node.args[0])[0], self._at(node.args[1])[1]
+            begin, end = self.at(node.args[0])[0], self.at(node.args[1])[1]
             text = f"{self._text(node.args[1])}, {self._text(node.args[0])}"
             yield _Edit("swap-arguments", self.function, begin, end, text)
         for word in node.keywords:
             if word.arg != "strict":
-                begin, end = self._at(word)
+                begin, end = self.at(word)
                 comma = len(self.source[end:]) - len(self.source[end:].lstrip(", \n"))
                 yield _Edit("drop-keyword", self.function, begin, end + comma, "")
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TRANSPARENT:
@@ -323,7 +330,7 @@ class _Edits:
     def _twin(self, node: ast.Name | ast.Attribute) -> Iterator[_Edit]:
         name = node.id if isinstance(node, ast.Name) else node.attr
         if isinstance(node.ctx, ast.Load) and name in _TWINS:
-            end = self._at(node)[1]
+            end = self.at(node)[1]
             yield _Edit("twin", self.function, end - len(name), end, _TWINS[name])
 
     def _statement(self, node: ast.AST) -> Iterator[_Edit]:

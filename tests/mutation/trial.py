@@ -9,8 +9,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib import import_module
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,10 +63,10 @@ def source(decoder: Decoder, seed: int) -> Source:
     return Source(seed, FAMILIES, decoder.padding_sides, decoder.cache_states)
 
 
-@lru_cache(maxsize=4)
-def drawn(source: Source) -> list[Case]:
-    """The cases of an audit."""
-    return [case for index in range(MOST_CASES // CHUNK) for case in source.chunk(index)]
+def drawn(source: Source) -> Iterator[Case]:
+    """The cases of an audit; the source remembers those it has drawn."""
+    for index in range(MOST_CASES // CHUNK):
+        yield from source.chunk(index)
 
 
 def prepare(seed: int) -> None:
@@ -74,7 +74,7 @@ def prepare(seed: int) -> None:
     torch.set_num_threads(1)
     real.cases()
     for engine in ENGINES:
-        drawn(source(registry.load(engine), seed))
+        source(registry.load(engine), seed).chunk(MOST_CASES // CHUNK - 1)
 
 
 def attempt(mutant: Mutant, seed: int, whole: int) -> Found:
@@ -101,7 +101,8 @@ def seen(decoder: Decoder, seed: int, whole: int = 0) -> Found:
             first, *_ = _shown(decoder, number, seed)
             also = _shown(decoder, max(whole, number), seed) if whole else []
             names = (first["component"], first["kind"])
-            return {"caught": number, **first, "also": [one for one in also if (one["component"], one["kind"]) != names]}
+            others = [one for one in also if (one["component"], one["kind"]) != names]
+            return {"caught": number, **first, "also": others}
     return {"caught": None}
 
 
@@ -174,7 +175,7 @@ def reached(seed: int, count: int = 60) -> dict[str, dict[str, set[int]]]:
         decoder = registry.load(engine)
         with _traced() as hit:
             assert real.changes(decoder.function) is None, f"{engine} is wrong on a real model"
-            for case in drawn(source(decoder, seed))[:count]:
+            for case in islice(drawn(source(decoder, seed)), count):
                 assert try_case(decoder.function, case, None).status == "equivalent", f"{engine} is wrong on {case.id}"
         for file, numbers in hit.items():
             lines[file][engine] |= numbers

@@ -321,7 +321,7 @@ SITES: dict[str, tuple[Site, ...]] = {
 
 
 @lru_cache(maxsize=16)
-def _places(file: str) -> tuple[tuple[int, Site], ...]:
+def places(file: str) -> tuple[tuple[int, Site], ...]:
     """The first line of each place of a file; a place that is not found after the one before is an error."""
     lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
     found: list[tuple[int, Site]] = []
@@ -336,7 +336,7 @@ def _places(file: str) -> tuple[tuple[int, Site], ...]:
 
 def answers(mutant: Mutant) -> tuple[str, ...]:
     """The right answers for a mutant, besides crashes."""
-    site = next((site for line, site in reversed(_places(mutant.file)) if line <= mutant.line), ("", ""))
+    site = next((site for line, site in reversed(places(mutant.file)) if line <= mutant.line), ("", ""))
     of_operator = site[2] if len(site) == 3 else {}
     return tuple(dict.fromkeys(of_operator.get(mutant.operator, site[1]).split()))
 
