@@ -61,7 +61,7 @@ CACHES = [
         "cache/misaligned",
         "mask and positions are realigned, the cache is not",
         issue("huggingface/transformers", 42655),
-        "realigned static",
+        "realigned",
         rows=1,
     ),
     *plant(
@@ -267,7 +267,7 @@ CACHES = [
         "K23-prefix-not-copied",
         "cache/wrong-row",
         "rows write into the memory of the prefix that they share",
-        issue("huggingface/text-generation-inference", 2711),
+        issue("Avarok-Cybersecurity/atlas", 1193),
         "paged per_row",
         "staged",
         cache_states=("prefix",),
