@@ -9,10 +9,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm
 
-.PHONY: audit test test-oldest lint bench comparison engines engines-test clean
+.PHONY: audit showcase test test-oldest lint bench comparison engines engines-test clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
+
+# The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
+showcase: $(VENV)/.installed
+	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --out reports/showcase
 
 # Tests run in two processes on two cores: more threads would only wait for each other.
 test test-oldest: export OMP_NUM_THREADS = 1

@@ -67,7 +67,7 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     assert f"  Where: {statement}." in summary([data], ["there"])
     text = (tmp_path / "report.md").read_text()
     assert f"\nR{statement[1:]}.\n" in text
-    assert f"| padding side | left 0/{60 - count}, right {count}/{count}" in text
+    assert f"| padding side | left: 0/{60 - count}, right: {count}/{count}" in text
     assert "| cache state" in text or len(violation["conditions"]["cache_state"]) == 1
 
 

@@ -1,15 +1,25 @@
-"""The README's adapter works as written, with the README's commands."""
+"""The README's adapter works as written, with the README's commands; its sample is what eqcheck says."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+from eqcheck import registry
+from eqcheck.audit.casefile import read_case
+from eqcheck.audit.outcome import try_case
+from eqcheck.audit.report import percent
+from eqcheck.case import Case
+from eqcheck.text import render
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
@@ -39,3 +49,32 @@ def test_pytest_as_written(adapter: Path) -> None:
     done = _run(adapter, "pytest", "-p", "no:cacheprovider", "--adapter=mine.py", "--eqcheck-cases=5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 passed" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "reports" / "showcase").rglob("cases/*.json")), ids=lambda p: p.stem)
+def test_the_showcase_says_what_its_cases_give(path: Path) -> None:
+    """If this fails because words have changed, ``make showcase`` writes the reports again."""
+    stored = read_case(path)
+    assert stored.adapter is not None
+    assert isinstance(stored.case, Case)
+    with registry.load(stored.adapter).running() as generate:
+        explanation = try_case(generate, stored.case, 60.0, opinion=True).explanation
+    assert explanation is not None
+    assert render(explanation) == stored.explanation
+    assert f"```\n{stored.explanation}\n```" in (path.parents[1] / "report.md").read_text()
+
+
+def test_the_sample_is_the_first_violation_of_the_showcase() -> None:
+    report = json.loads((ROOT / "reports" / "showcase" / "bsp" / "report.json").read_text())
+    first = report["violations"][0]
+    command = first["reproduce"].replace("showcase/", "")
+    assert f"```\n{first['explanation']}\n  Reproduce: {command}\n```" in README
+    for name in ("bsp", "dsd", "hf_pr"):
+        report = json.loads((ROOT / "reports" / "showcase" / name / "report.json").read_text())
+        equivalence, counts = report["equivalence"], Counter[str]()
+        for violation in report["violations"]:
+            counts[violation["component"]] += violation["count"]
+        cells = [name, report["verdict"], str(report["cases"]["run"])]
+        cells += [percent(equivalence["exact_match"]), percent(equivalence["prefix_match"])]
+        cells.append(", ".join(f"{component} {count}" for component, count in counts.most_common()))
+        assert cells in [re.split(r"  +", line) for line in README.splitlines()]

@@ -208,7 +208,7 @@ def _conditions(finding: Mapping[str, Any]) -> list[str]:
     """Failing cases over cases run; an axis of one value says nothing."""
     rows = []
     for axis, values in finding["conditions"].items():
-        counts = [f"{value} {failed}/{of}" for value, (failed, of) in values.items()]
+        counts = [f"{value}: {failed}/{of}" for value, (failed, of) in values.items()]
         rows += [[AXES[axis], ", ".join(counts)]] if len(counts) > 1 and finding["count"] else []
     return [tabulate(rows, headers=("by", "failing of run"), tablefmt="github"), ""] if rows else []
 
