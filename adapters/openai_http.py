@@ -15,7 +15,6 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract import Request, RowOptions
-from eqcheck.errors import Unsupported
 
 _TIMEOUT_S = 300
 
@@ -47,9 +46,9 @@ class OpenAIServers:
         plain = request.drafting == "none"
         url = self.urls[plain]
         if not url:
-            raise Unsupported(f"there is no plain server: {_URLS[True]} is not set")
+            raise eqcheck.Unsupported(f"there is no plain server: {_URLS[True]} is not set")
         if any(row.eos_token_ids for row in request.rows) and not _honours_stop(url):
-            raise Unsupported(f"{url} does not honour stop_token_ids")
+            raise eqcheck.Unsupported(f"{url} does not honour stop_token_ids")
         with ThreadPoolExecutor(len(request.prompts)) as pool:
             return list(pool.map(lambda pair: _complete(url, *pair), zip(request.prompts, request.rows, strict=True)))
 
@@ -84,7 +83,7 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
     tokens = (choice.get("logprobs") or {}).get("tokens") or []
     if tokens and all(token.startswith("token_id:") for token in tokens):
         return [int(token.partition(":")[2]) for token in tokens]
-    raise Unsupported(f"{url} returns text without token ids (asked for return_token_ids and for logprobs)")
+    raise eqcheck.Unsupported(f"{url} returns text without token ids (asked for return_token_ids and for logprobs)")
 
 
 @lru_cache

@@ -16,7 +16,6 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract import Request, RowOptions
-from eqcheck.errors import Unsupported
 
 _ENGINES = 2  # kept at a time
 
@@ -152,7 +151,9 @@ class VLLM:
             len(prompt) + row.max_new_tokens for prompt, row in zip(request.prompts, request.rows, strict=True)
         )
         if longest > settings["max_model_len"]:
-            raise Unsupported(f"a row of more tokens than the {settings['max_model_len']} that an engine may have")
+            raise eqcheck.Unsupported(
+                f"a row of more tokens than the {settings['max_model_len']} that an engine may have"
+            )
         key = repr(settings)
         if key not in self.engines:
             while len(self.engines) >= _ENGINES:

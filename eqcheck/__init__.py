@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eqcheck.contract import Request as Request
     from eqcheck.contract import decoder as decoder
     from eqcheck.errors import EqcheckError as EqcheckError
+    from eqcheck.errors import Unsupported as Unsupported
     from eqcheck.errors import Violation as Violation
     from eqcheck.oracle import Oracle as Oracle
     from eqcheck.oracle import assert_equivalent as assert_equivalent
@@ -33,6 +34,7 @@ _LAZY = {
     "EqcheckError": "eqcheck.errors",
     "Oracle": "eqcheck.oracle",
     "Request": "eqcheck.contract",
+    "Unsupported": "eqcheck.errors",
     "Verdict": "eqcheck.verdict",
     "Violation": "eqcheck.errors",
     "assert_equivalent": "eqcheck.oracle",

@@ -90,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     audit.set_defaults(run=_audit)
 
-    replay = commands.add_parser("replay", help="run a stored case again: FAILS, FIXED or ERROR", epilog=_EPILOG)
+    replay = commands.add_parser(
+        "replay", help="run a stored case again: FAILS, FIXED, DECLINED or ERROR", epilog=_EPILOG
+    )
     replay.add_argument("case", type=Path, metavar="CASE")
     replay.add_argument("--adapter", metavar="SPEC", help="another decoder than the one the file names")
     replay.add_argument(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.audit.report import UNCLAIMED_NOTE, beyond_claim, matrix_table, not_taken, percent
+from eqcheck.audit.report import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
 from eqcheck.audit.result import Listener, Progress
 from eqcheck.selfcheck import SelfCheck
 
@@ -121,6 +121,8 @@ def _details(report: Mapping[str, Any], folder: str) -> list[str]:
     corpus = report["corpus"]
     if corpus["replayed"]:
         lines.append(f"{name}: {corpus['replayed']} stored cases replayed, {corpus['failing']} fail")
+    if declined := declined_of(report):
+        lines.append(f"{name}: {declined}")
     if not_taken(report):
         lines.append(f"{name}: {not_taken(report)}")
     if on_pair := report["real_pair"]:

@@ -124,6 +124,7 @@ class Decoder:
     padding_sides: tuple[PaddingSide, ...] = ("left",)
     families: tuple[str, ...] = CLAIMED
     cache_states: tuple[str, ...] = TAKEN
+    requires: tuple[str, ...] = ()
     known: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     version: str = ""
@@ -163,6 +164,7 @@ def decoder(
     padding_sides: tuple[PaddingSide, ...] = ("left",),
     families: tuple[str, ...] = CLAIMED,
     cache_states: tuple[str, ...] = TAKEN,
+    requires: tuple[str, ...] = (),
     known: Mapping[str, str] | None = None,
     origin: str = "",
     version: str = "",
@@ -183,25 +185,27 @@ def decoder(
 
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
     as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
-    ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``known`` declares
-    violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
-    times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
-    batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
-    `eqcheck.reference_impls.serving.Engine`.
+    ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``requires`` names what
+    it needs of every request (`REQUIREMENTS`): other cases are not drawn. What only the decoder can tell it declines
+    by raising `eqcheck.Unsupported` with the reason. ``known`` declares violations by fingerprint, each with a link;
+    ``note`` is printed in reports. ``engine`` is what `eqcheck bench` times at any batch size and with prompts that
+    arrive one by one: called with ``(target, draft, num_draft_tokens=, batch_size=)``, it returns something with the
+    ``stream``, ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`.
 
     An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
     alone. ``capabilities`` names what it takes of `CAPABILITIES`, ``dtype`` what it computes in (one of `DTYPES`;
     float32 if nothing is said, as the checkpoint is), ``environment`` the environment of its own in which it runs.
-    Raises `UsageError` for a padding side, family, cache state, capability, dtype or kind of violation that does not
-    exist.
+    Raises `UsageError` for a padding side, family, cache state, precondition, capability, dtype or kind of violation
+    that does not exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
         (families, FAMILIES, "families"),
         (cache_states, tuple(CACHE_STATES), "cache_states"),
+        (requires, tuple(REQUIREMENTS), "requires"),
         (capabilities, tuple(CAPABILITIES), "capabilities"),
     ):
-        if isinstance(given, str) or not (given or what == "capabilities"):
+        if isinstance(given, str) or not (given or what in ("requires", "capabilities")):
             raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
         for one in given:
             if one not in allowed:
@@ -230,6 +234,7 @@ def decoder(
             padding_sides=tuple(padding_sides),
             families=tuple(families),
             cache_states=tuple(cache_states),
+            requires=tuple(requires),
             known=dict(known or {}),
             origin=origin,
             version=version,

@@ -4,6 +4,7 @@ EqcheckError
 |-- UsageError    a spec, option or argument is wrong; exit code 4
 |   |-- CaseError     a case (or a case file) is malformed
 |   `-- OutputError   prompts or outputs given to the oracle are malformed
+|-- Unsupported   (also a ValueError) a decoder or an engine declines what is asked, and says why
 `-- Violation     (also an AssertionError) a decoder is not equivalent to its target
 """
 
@@ -32,8 +33,8 @@ class OutputError(UsageError):
     """Prompts or outputs given to the oracle are malformed."""
 
 
-class Unsupported(EqcheckError):
-    """A decoder cannot do what is asked, and says so: the case is passed over and counted, it is no violation."""
+class Unsupported(EqcheckError, ValueError):
+    """What a decoder raises, with the reason, to decline what is asked: the case is passed over, it is no violation."""
 
 
 class Violation(EqcheckError, AssertionError):

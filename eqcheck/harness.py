@@ -18,7 +18,7 @@ from eqcheck.caches import preallocated
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
-from eqcheck.errors import OutputError
+from eqcheck.errors import OutputError, Unsupported
 from eqcheck.hashing import Words, continue_rows
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace
@@ -40,7 +40,10 @@ class Truth:
 
 @dataclass(frozen=True)
 class Run:
-    """One decode of one case; ``outputs`` is None when the decoder failed, and then ``failure`` says how."""
+    """One decode of one case.
+
+    ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
+    """
 
     case: Case
     truth: Truth
@@ -48,6 +51,7 @@ class Run:
     outputs: tuple[tuple[int, ...], ...] | None
     failure: Explanation | None = None
     failure_text: str = ""
+    declined: str = ""
 
 
 def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -137,7 +141,8 @@ def run(
     """Let a decoder decode a case, on one thread's models and under ``no_grad``; a ``repair`` may step in.
 
     Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
-    ``failure``; this function itself raises only for faults of eqcheck and for ``KeyboardInterrupt``.
+    ``failure``; why it declined is in ``declined``. This function itself raises only for faults of eqcheck and for
+    ``KeyboardInterrupt``.
     """
     truth = truth_of(case)
     rows, new = len(case.prompts), case.max_new_tokens
@@ -153,6 +158,8 @@ def run(
             outputs: Any = generate(target, draft, request)
     except (TooManyCalls, _TimeUp) as error:
         return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
+    except Unsupported as error:
+        return Run(case, truth, trace, None, declined=why(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
@@ -168,6 +175,11 @@ def run(
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
         detail = f"{what}: {_message(error)}"
         return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
+
+
+def why(declined: Unsupported) -> str:
+    """The reason a decoder gives, as one line."""
+    return _message(declined) or "no reason given"
 
 
 def _message(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -12,9 +13,10 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
-from eqcheck.errors import OutputError, UsageError, Violation
+from eqcheck.errors import OutputError, Unsupported, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
+from eqcheck.requirements import refused
 from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows, describe, listed
 
 
@@ -192,6 +194,8 @@ def judge(run: Run) -> Verdict:
     The truth is that of the target's definition (`eqcheck.hashing.continue_row`), which costs a fraction of asking the
     target as `Oracle` does; the tests hold the two against each other.
     """
+    if run.declined:
+        return Verdict("skipped", (), declined=run.declined)
     if run.outputs is None:
         return Verdict("violation", (), run.failure)
     rows = tuple(
@@ -206,13 +210,30 @@ def judge(run: Run) -> Verdict:
 def assert_equivalent(decoder: Decoder, case: Case) -> None:
     """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
 
+    Raises `Unsupported` where the decoder declines the case, or requires what the case does not have; within a test
+    of Hypothesis the example is rejected instead, so that the next one is drawn.
+
     >>> from eqcheck import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
     """
-    with decoder.running() as generate:
-        verdict = judge(run_case(generate, case))
+    declined = refused(case, decoder.requires)
+    if not declined:
+        with decoder.running() as generate:
+            verdict = judge(run_case(generate, case))
+        declined = verdict.declined
+    if declined:
+        _pass_over(declined)
     if not verdict:
         raise Violation(verdict.explain())
+
+
+def _pass_over(declined: str) -> None:
+    if "hypothesis" in sys.modules:
+        from hypothesis import currently_in_test_context, reject
+
+        if currently_in_test_context():
+            reject()
+    raise Unsupported(f"declined: {declined}")
 
 
 __all__ = ["Oracle", "assert_equivalent", "cut", "judge"]

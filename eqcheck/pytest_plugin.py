@@ -11,6 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from eqcheck.contract import Decoder
 
+PASSED_OVER = "eqcheck: cases passed over"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("eqcheck", "equivalence of batch speculative decoders")
@@ -66,6 +68,44 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("decoder", specs, indirect=True, scope="session")
     elif metafunc.definition.path.parent == _conformance():  # ten skips would pass for a clean run
         pytest.fail("the conformance suite tests nothing without --adapter=SPEC: name a decoder", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """A test of a decoder that declines what the test asks is skipped, with the decoder's reason."""
+    if "decoder" not in pyfuncitem.fixturenames or not pyfuncitem.config.getoption("--adapter"):
+        return (yield)
+    from eqcheck.errors import Unsupported
+
+    try:
+        return (yield)
+    except Unsupported as declined:
+        pytest.skip(str(declined))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which laws passed over cases, and why."""
+    lines = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == PASSED_OVER and report.when == "call"
+    ]
+    if lines:
+        terminalreporter.section(PASSED_OVER)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A conformance suite of which every law was skipped has tested nothing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--adapter") or session.exitstatus or reporter is None:
+        return
+    conformance = session.config.args == [str(_conformance())]
+    if conformance and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 @pytest.fixture(scope="session")

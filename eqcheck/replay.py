@@ -1,4 +1,4 @@
-"""Run a stored case again and say FAILS, FIXED or ERROR."""
+"""Run a stored case again and say FAILS, FIXED, DECLINED or ERROR."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from eqcheck.blackbox.worker import EngineWorker, environment
 from eqcheck.callview import view
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
-from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION, UsageError
+from eqcheck.errors import EQUIVALENT, NOTHING, VIOLATION, UsageError
 from eqcheck.harness import run
+from eqcheck.requirements import refused
 from eqcheck.text import render
 from eqcheck.verdict import Explanation
 
@@ -50,8 +51,12 @@ def replay(
 def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate: bool, calls: bool) -> int:
     isolate = isolate or stored.isolated
     limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
+    if declined := refused(case, decoder.requires):
+        return _declined(decoder, declined)
     with runner(decoder, limits, 1, isolate, []) as running:
         outcome = running.try_case(case, opinion=True)
+    if outcome.declined:
+        return _declined(decoder, outcome.declined)
     if calls and isolate and outcome.outputs is None:
         print("The decoder failed in a process of its own: its calls are not shown.\n")
     elif calls:
@@ -71,11 +76,15 @@ def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python:
         worker.open()
         outcome = judged(Judge(decoder.dtype), case, worker.decode(case))
     if outcome.answer.unsupported:
-        print(f"ERROR: {decoder.name} cannot do this: {outcome.answer.unsupported}")
-        return INCONCLUSIVE
+        return _declined(decoder, outcome.answer.unsupported)
     failed = outcome.status == "violation"
     name = f"{decoder.name} {worker.version}".strip()
     return _tell(name, stored, explain(outcome, abduced(outcome)) if failed else None, outcome.answer.traceback)
+
+
+def _declined(decoder: Decoder, reason: str) -> int:
+    print(f"DECLINED: {decoder.name}: {reason}; nothing was tested")
+    return NOTHING
 
 
 def _tell(name: str, stored: StoredViolation, explanation: Explanation | None, traceback: str) -> int:

@@ -45,6 +45,17 @@ def unmet(asked: _Asked, requires: Iterable[str]) -> list[str]:
     return [name for name in checked(requires) if not _MET[name](asked)]
 
 
+def refused(asked: _Asked, requires: Iterable[str]) -> str:
+    """Why a decoder with these preconditions is not to be asked; empty where it may be.
+
+    >>> from eqcheck.case import Case
+    >>> refused(Case(prompts=((1, 2), (3,))), ("equal-lengths", "one-eos"))
+    'it requires equal-lengths'
+    """
+    names = unmet(asked, requires)
+    return f"it requires {', '.join(names)}" if names else ""
+
+
 def checked(requires: Iterable[str]) -> tuple[str, ...]:
     """The preconditions, when all of them exist; else `UsageError`."""
     names = (requires,) if isinstance(requires, str) else tuple(requires)

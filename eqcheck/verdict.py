@@ -211,11 +211,15 @@ class RowVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The oracle's answer for one batch; truthy when every row is exactly what the target emits alone."""
+    """The oracle's answer for one batch; truthy when every row is exactly what the target emits alone.
+
+    ``status`` is one of `VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why.
+    """
 
     status: str
     rows: tuple[RowVerdict, ...]
     explanation: Explanation | None = None
+    declined: str = ""
 
     def __bool__(self) -> bool:
         return self.status == "equivalent"
@@ -234,6 +238,8 @@ class Verdict:
         """The explanation as text; for an equivalent batch one line that says so."""
         from eqcheck.text import render
 
+        if self.declined:
+            return f"declined: {self.declined}"
         if self.explanation is None:
             return f"equivalent: {len(self.rows)} rows, every token as the target alone emits it"
         return render(self.explanation)
@@ -290,8 +296,11 @@ def many(count: int, what: str) -> str:
 
 
 def listed(value: Any) -> str:
-    """`describe`, and for a tensor or an array how it becomes a list."""
-    return describe(value) + ("; call .tolist() on it" if hasattr(value, "tolist") else "")
+    """`describe`, and how a tensor, an array or a generator becomes a list."""
+    if hasattr(value, "tolist"):
+        return f"{describe(value)}; call .tolist() on it"
+    made_of_more = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    return f"{type(value).__name__}; call list(...) on it" if made_of_more else describe(value)
 
 
 def describe(value: Any) -> str:

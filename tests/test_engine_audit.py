@@ -67,6 +67,26 @@ def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
     assert len(found.doubtful) == 3
 
 
+def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:
+    code = ENGINE.replace("if token == 6", "if token % 2").replace(
+        'dtype="float32"', 'dtype="float32", requires=("batch-1",)'
+    )
+    code = code.replace('Unsupported("six is too much")', "Unsupported")
+    body = code.replace("[[prompt[-1]] for prompt in request.prompts]", "[[1]] * len(request.prompts)")
+    (tmp_path / "picky.py").write_text(body)
+    found = audit(registry.load(str(tmp_path / "picky.py")), Options(cases=12), sys.executable)
+    assert {len(outcome.case.rows) for outcome in found.outcomes} == {1}
+    declined = [outcome for outcome in found.outcomes if outcome.case.rows[0].prompt[0] % 2]
+    assert 0 < len(declined) < 12
+    assert found.declined == {"no reason given": len(declined)}
+    assert len(found.claimed) == 12 - len(declined)
+    report = write(found, tmp_path / "report")
+    assert report["declined"] == found.declined
+    assert report["cases"]["skipped"] == len(declined)
+    assert "no reason given" in (tmp_path / "report" / "report.md").read_text()
+    assert any("batch-1" in warning for warning in found.warnings)
+
+
 def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text(ENGINE.replace("if token == 4", "if True"))
     decoder = registry.load(str(tmp_path / "raises.py"))

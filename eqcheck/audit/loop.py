@@ -19,6 +19,7 @@ from eqcheck.audit.search import CHUNK, Source
 from eqcheck.audit.settle import Sighting, confirmed, gather, minimise, repeats
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
+from eqcheck.requirements import unmet
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
@@ -43,7 +44,7 @@ class _UnderWay:
         self.decoder, self.options, self.listen = decoder, options, listen
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         self.result = Audit(decoder, options, families)
-        self.source = Source(options.seed, families, decoder.padding_sides, decoder.cache_states)
+        self.source = Source(options.seed, families, decoder.padding_sides, decoder.cache_states, decoder.requires)
         self.corpus = Corpus(options.corpus, decoder.name) if options.corpus else None
         self.sightings: dict[tuple[bool, str], Sighting] = {}
         self.notes: dict[str, None] = {}
@@ -94,7 +95,8 @@ class _UnderWay:
     def _asked(self, case: Case) -> bool:
         source = self.source
         sides, states = source.padding_sides, source.cache_states
-        return case.family in source.families and case.padding_side in sides and case.cache_state in states
+        within = case.family in source.families and case.padding_side in sides and case.cache_state in states
+        return within and not unmet(case, source.requires)
 
     def _draw(self, running: Runner, check: Callable[[], None]) -> None:
         hung: Counter[bool | str] = Counter()

@@ -22,6 +22,7 @@ from eqcheck.verdict import Explanation
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not.
 
+    ``status`` is ``skipped`` where the decoder ``declined``, which says why.
     ``losses`` are what the draft side lost (`eqcheck.attribution.rounds.draft_losses`) where the output is right.
 
     ``seconds`` is what decoding and judging took; two outcomes that differ in it alone are equal.
@@ -37,6 +38,7 @@ class Outcome:
     traceback: str = ""
     losses: tuple[tuple[str, int], ...] = ()
     seconds: float = field(default=0.0, compare=False)
+    declined: str = ""
 
     @property
     def fingerprint(self) -> str | None:
@@ -62,7 +64,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         explanation = second_opinion(generate, done, explanation, timeout)
     losses = tuple(draft_losses(done).items()) if verdict else ()
     matches = (verdict.exact_match, verdict.prefix_match)
-    covered = frozenset(exercised(done))
+    covered = frozenset[str]() if done.declined else frozenset(exercised(done))
     return Outcome(
         case,
         verdict.status,
@@ -73,6 +75,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         done.failure_text,
         losses,
         time.monotonic() - start,
+        done.declined,
     )
 
 

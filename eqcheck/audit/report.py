@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck import __version__
+from eqcheck.audit import declining
 from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
 from eqcheck.audit.conditions import AXES, conditions, only
 from eqcheck.audit.coverage import COUNTERS
@@ -69,12 +70,14 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
             "tie": statuses["tie"],
             "violation": statuses["violation"] - audit.inconclusive,
             "inconclusive": audit.inconclusive,
-            "skipped": 0,
+            "skipped": len(audit.declined),
         },
         "equivalence": {
             "exact_match": round(sum(o.exact_match for o in outcomes) / count, 4) if count else None,
             "prefix_match": round(sum(o.prefix_match for o in outcomes) / count, 4) if count else None,
         },
+        "declined": declining.reasons_of(audit.declined),
+        "requires": list(decoder.requires),
         "coverage": audit.coverage,
         "violations": [_finding(audit, v, folder, "cases") for v in audit.violations],
         "discoveries": [_finding(audit, v, folder, "discoveries") for v in audit.discoveries],
@@ -101,11 +104,13 @@ def _matrix(audit: Audit) -> dict[str, dict[str, Any]]:
     """Per family what the drawn cases showed; failures that do not repeat are no violations."""
     matrix = {}
     for family in audit.families:
-        outcomes = [outcome for outcome in audit.outcomes if outcome.case.family == family]
+        drawn = [outcome for outcome in audit.outcomes if outcome.case.family == family]
+        outcomes = [outcome for outcome in drawn if not outcome.declined]
         failing = Counter(str(outcome.fingerprint) for outcome in outcomes if outcome.fingerprint)
         matrix[family] = {
             "claimed": family in audit.decoder.families,
             "cases": len(outcomes),
+            "declined": len(drawn) - len(outcomes),
             "violations": 0 if audit.doubtful else failing.total(),
             "inconclusive": failing.total() if audit.doubtful else 0,
             "fingerprints": dict(failing.most_common()),
@@ -146,7 +151,7 @@ def _counted(audit: Audit, record: ViolationRecord) -> tuple[list[Case], list[Ca
     kinds: tuple[list[Case], list[Case], list[Case]] = ([], [], [])
     claimed = record.case.family in audit.decoder.families
     for outcome in audit.outcomes:
-        if (outcome.case.family in audit.decoder.families) == claimed:
+        if (outcome.case.family in audit.decoder.families) == claimed and not outcome.declined:
             right = outcome.status in ("equivalent", "tie")
             kinds[1 if right else 0 if outcome.fingerprint in record.read else 2].append(outcome.case)
     return kinds
@@ -174,6 +179,8 @@ def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
             "",
         ]
         lines += [f"    {line}" for line in audit.on_pair.first.splitlines()] + [""] if audit.on_pair.first else []
+    if declined := declined_of(report):
+        lines += [f"{declined}.", ""]
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
     lines += ["## Families", "", matrix_table([report], tablefmt="github"), ""]
@@ -234,6 +241,8 @@ def _cell(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return "-"
     what = f"ok {entry['cases']}" if entry["cases"] else "no case"
+    if not entry["cases"] and entry["declined"]:
+        what = f"declined {entry['declined']}"
     for kind, key in (("violation", "violations"), ("inconclusive", "inconclusive")):
         if entry[key]:
             what = f"{kind} {entry[key]}/{entry['cases']}"
@@ -249,6 +258,11 @@ def not_taken(report: Mapping[str, Any]) -> str:
     """One line that names the cache states which the decoder does not take; empty when it takes all."""
     states = [state for state, cases in report["cache_states"].items() if cases == "not taken"]
     return f"cache states not taken: {', '.join(states)}" if states else ""
+
+
+def declined_of(report: Mapping[str, Any]) -> str:
+    """One line on the cases that the decoder declined, and why; empty when it declined none."""
+    return declining.told(report["declined"], report["cases"]["run"] + report["cases"]["skipped"])
 
 
 def percent(share: float | None) -> str:

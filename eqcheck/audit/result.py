@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eqcheck.attribution.rounds import draft_warnings
+from eqcheck.audit import declining
 from eqcheck.audit.casefile import StoredViolation
 from eqcheck.audit.coverage import vacuous
 from eqcheck.audit.isolation import GIB
@@ -87,7 +88,16 @@ class Audit:
 
     @property
     def claimed(self) -> list[Outcome]:
-        """The drawn cases of families that the decoder claims: what verdict, counts and coverage are about."""
+        """The drawn cases of families that the decoder claims, as far as it decoded them: what the verdict is about."""
+        return [outcome for outcome in self._within_claim if not outcome.declined]
+
+    @property
+    def declined(self) -> list[Outcome]:
+        """The drawn cases of claimed families that the decoder declined."""
+        return [outcome for outcome in self._within_claim if outcome.declined]
+
+    @property
+    def _within_claim(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.case.family in self.decoder.families]
 
     @property
@@ -181,8 +191,9 @@ def stored_violation(audit: Audit, record: ViolationRecord) -> StoredViolation:
 def about_claims(result: Audit) -> list[str]:
     """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
     warnings = vacuous(result.coverage) if result.claimed else []
+    warnings += declining.warnings_of(result.decoder, [*result.claimed, *result.declined])
     warnings += draft_warnings(result.losses)
-    if result.outcomes and not result.claimed:
+    if result.outcomes and not (result.claimed or result.declined):
         warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
     if result.stale:
         warnings += [

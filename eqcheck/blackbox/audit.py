@@ -24,6 +24,7 @@ from eqcheck.blackbox.script import checked_script
 from eqcheck.blackbox.shrink import minimise, needs, without
 from eqcheck.blackbox.worker import EngineWorker
 from eqcheck.contract import Decoder
+from eqcheck.requirements import unmet
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
@@ -68,13 +69,17 @@ class _UnderWay:
         self.result, self.worker, self.listen = result, worker, listen
         self.judge = Judge(result.decoder.dtype)
         self.corpus = Corpus(result.options.corpus, result.decoder.name) if result.options.corpus else None
-        self.source = islice(Axes(result.options.seed, result.decoder.capabilities).cases(), result.options.cases)
+        drawn = Axes(result.options.seed, result.decoder.capabilities).cases()
+        self.source = islice((case for case in drawn if self._asked(case)), result.options.cases)
         self.pending: list[EngineOutcome] = []
         self.causes: dict[int, Abduced] = {}  # by number of finding
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.scripts: dict[str, Future[str | None]] = {}  # by fingerprint
         self.hung = 0
         self.begun, self.budget = time.monotonic(), result.options.budget
+
+    def _asked(self, case: EngineCase) -> bool:
+        return not unmet(case.strictest(), self.result.decoder.requires)
 
     @property
     def end(self) -> float:
@@ -90,7 +95,7 @@ class _UnderWay:
                 break
             if not isinstance(stored.case, EngineCase) or stored.case.checkpoint not in ("", checkpoint().name):
                 self.corpus.retire(path)
-            else:
+            elif self._asked(stored.case):
                 outcome = replace(self._decode(stored.case), drawn=False)
                 self.result.replayed.append(outcome)
                 self.pending += [outcome] if outcome.status == "violation" else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from eqcheck.blackbox.checkpoints import POSITIONS, VOCAB_SIZE
@@ -88,6 +88,12 @@ class EngineCase:
             kv_blocks=self.kv_blocks,
             prefix_caching=self.prefix_caching,
         )
+
+    def strictest(self) -> Request:
+        """The request with the least limit and the EOS ids of all its rows: what a precondition is held against."""
+        eos = {token for row in self.rows for token in row.options.eos_token_ids}
+        least = min(row.options.max_new_tokens for row in self.rows)
+        return replace(self.request(), eos_token_ids=tuple(sorted(eos)), max_new_tokens=least)
 
     @property
     def id(self) -> str:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from eqcheck import __version__
 from eqcheck.audit.casefile import file_stem, write_whole
-from eqcheck.audit.report import REPORT_FORMAT, percent
+from eqcheck.audit.report import REPORT_FORMAT, declined_of, percent
 from eqcheck.blackbox.audit import stored_finding
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.result import EngineAudit, Finding
@@ -76,6 +76,8 @@ def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dic
             "exact_match": round(sum(o.exact_match for o in outcomes) / count, 4) if count else None,
             "prefix_match": round(sum(o.prefix_match for o in outcomes) / count, 4) if count else None,
         },
+        "declined": audit.declined,
+        "requires": list(decoder.requires),
         "coverage": audit.coverage,
         "violations": [_finding(audit, finding, folder, scripts) for finding in audit.findings],
         "discoveries": [],
@@ -154,6 +156,8 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
         f"{report['ties']} near-ties (`eqcheck/blackbox/judge.py` has the policy).",
         "",
     ]
+    if declined := declined_of(report):
+        lines += [f"{declined}.", ""]
     if report["warnings"]:
         lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
     if report["violations"]:

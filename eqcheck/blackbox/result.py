@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from eqcheck.audit import declining
 from eqcheck.audit.result import Options
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.case import EngineCase
@@ -70,6 +71,12 @@ class EngineAudit:
         return [outcome for outcome in self.outcomes if outcome.status != "skipped"]
 
     @property
+    def declined(self) -> dict[str, int]:
+        """How many cases the engine declined, by reason."""
+        reasons = Counter(o.answer.unsupported for o in self.outcomes if o.status == "skipped")
+        return dict(reasons.most_common())
+
+    @property
     def violations(self) -> list[Finding]:
         return self.findings
 
@@ -115,8 +122,8 @@ def warnings_of(result: EngineAudit) -> list[str]:
     missing = [name for name in essential if not result.coverage.get(name)]
     if missing and result.claimed:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
-    skipped = Counter(outcome.answer.unsupported for outcome in result.outcomes if outcome.status == "skipped")
-    found += [f"{count} cases skipped: {reason}" for reason, count in skipped.most_common(3)]
+    found += declining.of_requirements(result.decoder)
+    found += declining.too_many(result.declined, len(result.outcomes))
     if result.doubtful:
         ids = ", ".join(outcome.case.id for outcome in result.doubtful[:5])
         found.append(

@@ -60,7 +60,7 @@ def serve(spec: str, target: str, draft: str) -> None:
             with _no_grad(decoder.checkpoints):
                 outputs = [[int(token) for token in row] for row in generate(*pair, request)]
         except Unsupported as error:
-            say(unsupported=str(error))
+            say(unsupported=next((line for line in str(error).splitlines() if line.strip()), "no reason given"))
         except Exception as error:
             say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         else:

@@ -10,7 +10,9 @@ rounds     speculate: one round of draft, verify and commit over them
 decoder    decode: an engine as a decoder of eqcheck
 """
 
-from .checks import OutOfMemory, Unsupported
+from eqcheck import Unsupported
+
+from .checks import OutOfMemory
 from .decoder import decode
 from .engine import Engine
 from .pool import Pool, enough

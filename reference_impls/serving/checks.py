@@ -1,7 +1,7 @@
 """What an engine refuses, and how it says so: what, expected, got, what to do.
 
 ValueError
-|-- Unsupported   models or settings that the engine cannot be right for
+|-- Unsupported   eqcheck's: models or settings that the engine cannot be right for
 `-- PromptError   a prompt that it cannot decode (in `requests`)
 MemoryError
 `-- OutOfMemory   with what would fit
@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 
+from eqcheck import Unsupported
+
 from .requests import Prompt, PromptError
 
 NO_LIMIT = 2**31
 ATTENTION = ("eager", "sdpa", "None")
-
-
-class Unsupported(ValueError):
-    """Models or settings that the engine cannot be right for."""
 
 
 class OutOfMemory(MemoryError):
