@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -299,8 +299,7 @@ def listed(value: Any) -> str:
     """`describe`, and how a tensor, an array or a generator becomes a list."""
     if hasattr(value, "tolist"):
         return f"{describe(value)}; call .tolist() on it"
-    made_of_more = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-    return f"{type(value).__name__}; call list(...) on it" if made_of_more else describe(value)
+    return f"a {type(value).__name__}; call list(...) on it" if isinstance(value, Iterator) else describe(value)
 
 
 def describe(value: Any) -> str:

@@ -70,6 +70,8 @@ MISBEHAVIOUR: dict[str, tuple[Generate, str]] = {
     "exits": (changed(lambda rows, request: sys.exit(0)), "crash/exception:SystemExit"),
     "none": (changed(lambda rows, request: None), "crash/invalid-output:NoneType"),
     "tensor": (changed(lambda rows, request: torch.ones(len(rows), 2)), "crash/invalid-output:tensor"),
+    "generator": (changed(lambda rows, request: (row for row in rows)), "crash/invalid-output:generator"),
+    "generators": (changed(lambda rows, request: [iter(row) for row in rows]), "crash/invalid-output:list"),
     "tensors": (changed(lambda rows, request: [list(torch.tensor(r)) for r in rows]), "crash/invalid-output:tensor"),
     "array": (changed(lambda rows, request: np.ones((len(rows), 2), int)), "crash/invalid-output:ndarray"),
     "array-tokens": (changed(lambda rows, request: [[np.arange(2)] for _ in rows]), "crash/invalid-output:list"),
@@ -89,6 +91,17 @@ def test_misbehaviour_is_reported_and_the_audit_goes_on(name: str) -> None:
     assert all(outcome.exact_match == 0 for outcome in result.outcomes)
     assert len(result.violations[0].case.prompts) == 1
     assert ("KeyError" in result.violations[0].traceback) == (name == "raises")
+    assert ("call list(...) on it" in result.violations[0].text) == name.startswith("generator")
+    assert ("call .tolist() on it" in result.violations[0].text) == (
+        name in ("tensor", "tensors", "array", "array-tokens")
+    )
+
+
+def test_numpy_integers_are_taken() -> None:
+    assert (
+        audit(made(changed(lambda rows, request: [list(np.array(row)) for row in rows])), Options(cases=5)).verdict
+        == "equivalent"
+    )
 
 
 def test_pads_in_the_output() -> None:
