@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -108,6 +108,7 @@ DTYPES = ("float64", "float32")
 """What a decoder judged by its tokens may compute in."""
 
 Generate = Callable[[Any, Any, Request], Any]
+Inside = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Decoder:
 
     ``function`` is the decorated function, or a class whose instances are called and which may have ``open()``
     and ``close()``. ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known
-    violations to links. ``spec`` is how to name it again.
+    violations to links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the
+    modules that it imports (`eqcheck.modules`).
     """
 
     name: str
@@ -135,6 +137,7 @@ class Decoder:
     dtype: str = "float64"
     environment: str = ""
     spec: str = ""
+    inside: Inside = field(default=nullcontext, repr=False, compare=False)
 
     def __call__(self, target: Any, draft: Any, request: Request) -> Any:
         with self.running() as generate:
@@ -144,18 +147,37 @@ class Decoder:
     def running(self) -> Iterator[Generate]:
         """Set the decoder up, yield what decodes one request, and shut it down."""
         if not isinstance(self.function, type):
-            yield self.function
+            yield self._within(self.function)
             return
-        instance = self.function()
-        getattr(instance, "open", lambda: None)()
+        with self.inside():
+            instance = self.function()
+            getattr(instance, "open", lambda: None)()
         try:
-            yield instance
+            yield self._within(instance)
         finally:
-            getattr(instance, "close", lambda: None)()
+            with self.inside():
+                getattr(instance, "close", lambda: None)()
+
+    def _within(self, generate: Any) -> Any:
+        return generate if self.inside is nullcontext else _Within(self.inside, generate)
 
     def named(self, spec: str) -> Decoder:
         """The same decoder, remembering the spec by which it was found."""
         return replace(self, spec=spec)
+
+
+class _Within:
+    """What decodes one request, called in its context; for the rest it is what it wraps."""
+
+    def __init__(self, inside: Inside, generate: Any) -> None:
+        self._inside, self._generate = inside, generate
+
+    def __call__(self, target: Any, draft: Any, request: Request) -> Any:
+        with self._inside():
+            return self._generate(target, draft, request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_generate"], name)
 
 
 def decoder(

@@ -10,6 +10,8 @@ import hashlib
 import importlib.util
 import pkgutil
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,9 +19,11 @@ from types import ModuleType
 
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.modules import OwnModules
 
 GROUP = "eqcheck.adapters"
 _PACKAGES = ("eqcheck.reference_impls", "eqcheck.adapters")
+_own_modules: dict[str, OwnModules] = {}  # of each adapter file, by the name that its own module has here
 
 
 def shipped() -> dict[str, str]:
@@ -56,7 +60,9 @@ def load(spec: str) -> Decoder:
         source, attr = spec, ""
     if source.endswith(".py"):
         path = Path(source).resolve()
-        return _pick(_import_file(path), attr, spec).named(f"{path}:{attr}" if attr else str(path))
+        module = _import_file(path)
+        found = _pick(module, attr, spec).named(f"{path}:{attr}" if attr else str(path))
+        return replace(found, inside=_own_modules.get(module.__name__, nullcontext))
     if attr:
         return _pick(_import_name(source, spec), attr, spec).named(spec)
     modules = shipped()
@@ -93,15 +99,23 @@ def _import_file(path: Path) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for what lies beside it
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    own = OwnModules(path.parent)
+    for _ in range(2):
+        own.forget()
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[name] = module
+        failure: BaseException | None = None
+        try:
+            with own():
+                module_spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            failure = error
+        if not own.late:
+            break
+    if failure is not None:
         del sys.modules[name]
-        raise UsageError(f"adapter file {path}: cannot import it: {type(error).__name__}: {error}") from error
+        raise UsageError(f"adapter file {path}: cannot import it: {type(failure).__name__}: {failure}") from failure
+    _own_modules[name] = own
     return module
 
 

@@ -124,9 +124,9 @@ class Worker:
         if self._process is not None:
             return
         with _starting:
-            context = _context()
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self.spec, self.limits), daemon=True)
+            start = context()
+            self._pipe, theirs = start.Pipe()
+            self._process = start.Process(target=_serve, args=(theirs, self.spec, self.limits), daemon=True)
             self._process.start()
             theirs.close()
         self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
@@ -166,13 +166,13 @@ class _Lost(Exception):
         self.kind, self.detail = kind, detail
 
 
-def _context() -> Any:
+def context() -> Any:
     """How workers are started: forked from a server with everything imported, else afresh."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "eqcheck.hashlm", "transformers.generation.utils"])
-    return context
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload([__name__, "eqcheck.hashlm", "transformers.generation.utils"])
+    return forking
 
 
 def _serve(pipe: Connection, spec: str, limits: Limits) -> None:

@@ -27,8 +27,8 @@ class Options:
     """What an audit is asked: so many cases, or a time budget in seconds, or both (whichever ends first).
 
     Minimising what was found may take the budget once more. ``families`` stands in for those the decoder claims.
-    ``isolate`` runs the decoder in a worker process, where a case may take ``case_memory`` bytes. ``corpus`` is the
-    folder of cases to run first and to add to; None for none.
+    ``isolate`` runs the decoder in a worker process, where a case may take ``case_memory`` bytes (None: no limit).
+    ``corpus`` is the folder of cases to run first and to add to; None for none.
     """
 
     cases: int | None = 300
@@ -38,7 +38,7 @@ class Options:
     families: tuple[str, ...] = ()
     case_timeout: float = 60.0
     isolate: bool = False
-    case_memory: int = 2 * GIB
+    case_memory: int | None = 2 * GIB
     corpus: Path | None = None
 
 

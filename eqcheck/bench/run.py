@@ -171,7 +171,8 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 some = asked if turn else asked[:batch]
                 models = (workload.pair.target, draft)
                 make = partial(Timed, engine.decoder, engine.generate, *models, plan.num_draft_tokens, batch)
-                row = _judged(workload, some, make, Timed.measure)
+                with engine.decoder.inside():
+                    row = _judged(workload, some, make, Timed.measure)
                 if isinstance(row, Failure):
                     found.reject(engine, {"engine": name, **config}, row)
                     failed.add(name)
@@ -225,7 +226,8 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             listen(f"{workload.lengths} prompts, {rate:.2f} arrivals a second, {turn + 1}: {name}")
             settings = {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
             make = partial(engines[name].decoder.engine, workload.pair.target, workload.pair.draft, **settings)
-            seconds = _judged(workload, asked, make, partial(latencies, rate=rate))
+            with engines[name].decoder.inside():
+                seconds = _judged(workload, asked, make, partial(latencies, rate=rate))
             if isinstance(seconds, Failure):
                 found.note(f"{name} {seconds.told} when {workload.lengths} prompts arrive one by one")
                 del runs[name]

@@ -1,0 +1,15 @@
+"""What code written for transformers 4, for text or for CUDA needs in order to be audited as it is.
+
+    legacy_cache   caches as in transformers 4: tuples, `key_cache`, `from_legacy_cache`, `crop` to a length, ...
+    IdTokenizer    a tokenizer whose texts are token ids
+    no_cuda        CUDA calls that do nothing
+
+The first and the last are context managers: what they change is put back at the end of the block. An adapter opens
+them around the imports and the calls of the code that it bridges; docs/bridge.md shows how.
+"""
+
+from eqcheck.compat.cuda import no_cuda
+from eqcheck.compat.legacy import legacy_cache
+from eqcheck.compat.tokenizer import IdTokenizer
+
+__all__ = ["IdTokenizer", "legacy_cache", "no_cuda"]

@@ -1,0 +1,139 @@
+"""CUDA for code that names it, on a machine without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from eqcheck.compat.replaced import replaced
+
+
+@contextmanager
+def no_cuda() -> Iterator[None]:
+    """Inside the block CUDA means the CPU: ``.cuda()``, ``device="cuda"``, streams and events do nothing.
+
+        >>> import torch
+        >>> with no_cuda():
+        ...     ones = torch.ones(2, device="cuda").cuda().to("cuda:1")
+        ...     torch.cuda.synchronize()
+        >>> ones.device.type
+        'cpu'
+
+    A tensor or module that is moved stays what it is: all devices are one. Events tell the time between their
+    ``record()``. ``torch.cuda.is_available()`` says what it said before, graphs are not imitated, and threads that the
+    code starts are not covered.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        for name in _NOTHING:
+            stack.enter_context(replaced(torch.cuda, name, _nothing))
+        for name in ("device", "stream"):
+            stack.enter_context(replaced(torch.cuda, name, lambda *_: nullcontext()))
+        for name in ("Stream", "current_stream", "default_stream"):
+            stack.enter_context(replaced(torch.cuda, name, _Stream))
+        stack.enter_context(replaced(torch.cuda, "Event", _Event))
+        stack.enter_context(replaced(torch.cuda, "current_device", lambda: 0))
+        for name in ("range_push", "range_pop", "mark"):
+            stack.enter_context(replaced(torch.cuda.nvtx, name, _nothing))
+        stack.enter_context(replaced(torch, "Generator", _generator(torch.Generator)))
+        stack.enter_context(_devices())
+        yield
+
+
+_NOTHING = (
+    "init",
+    "ipc_collect",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_stream",
+    "synchronize",
+)  # the other calls of `torch.cuda` do no harm where there is no CUDA, or ask what is not known
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
+
+
+class _Event:
+    """An event; what it waits for is done already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 1000.0 * float(end_event.seconds - self.seconds)
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait = _nothing
+
+
+class _Stream(nullcontext[None]):
+    """A stream; everything runs in order anyway."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait_event = wait_stream = _nothing
+
+
+def _on_cpu(device: Any) -> Any:
+    """The device, or the CPU where it is a CUDA device: by name, as an object, or by its number."""
+    import torch
+
+    if isinstance(device, torch.device):
+        named = device.type
+    elif isinstance(device, int) and not isinstance(device, bool):
+        named = "cuda"
+    else:
+        named = device.partition(":")[0] if isinstance(device, str) else ""
+    return torch.device("cpu") if named == "cuda" else device
+
+
+def _generator(plain: Any) -> Any:
+    class Generator(plain):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls, _on_cpu(device))
+
+    return Generator
+
+
+def _devices() -> Any:
+    """A mode under which every call of torch takes CUDA devices for the CPU."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    stay = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in stay:
+                return args[0]
+            if func is torch.Tensor.record_stream:
+                return None
+            if "device" in kwargs:
+                kwargs["device"] = _on_cpu(kwargs["device"])
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+            if func is torch.Tensor.to:
+                args = (args[0], *map(_on_cpu, args[1:]))
+            return func(*args, **kwargs)
+
+    return OnCpu()

@@ -1,0 +1,225 @@
+"""Caches as transformers 4 had them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from eqcheck.compat.replaced import replaced
+from eqcheck.errors import UsageError
+
+
+@contextmanager
+def legacy_cache(*models: Any) -> Iterator[None]:
+    """Inside the block caches have the methods of transformers 4, and ``models`` take and return tuples of tensors.
+
+        >>> import torch
+        >>> from eqcheck.hashlm import HashConfig, HashLM
+        >>> target = HashLM(HashConfig(seed=1))
+        >>> with legacy_cache(target):
+        ...     first = target(torch.tensor([[3, 1, 4]]))
+        ...     past = tuple((k[:, :, :2], v[:, :, :2]) for k, v in first.past_key_values)
+        ...     again = target(torch.tensor([[4]]), past_key_values=past)
+        >>> type(first.past_key_values), bool((again.logits[0, -1] == first.logits[0, -1]).all())
+        (<class 'tuple'>, True)
+
+    A tuple is ``((keys, values), ...)``, one pair per layer, each ``[batch, heads, slots, width]``; lists do as well.
+    Only a call without a cache, or with a tuple, returns one: a call that is given a cache object returns that object.
+    Name the models only where the code reads tuples. Code that calls methods of the cache that a model returned
+    (``crop`` and the like) wants ``legacy_cache()``, without models.
+
+    `DynamicCache` gets ``from_legacy_cache``, ``to_legacy_cache``, ``key_cache``, ``value_cache``, ``cache[layer]``,
+    pairs when iterated, ``seen_tokens``, ``get_max_length``, ``get_max_cache_shape``, ``get_usable_length``,
+    ``batch_split``, ``from_batch_splits``, and a ``crop`` that takes the length to keep. ``_crop_past_key_values`` can
+    be imported again. Code of transformers itself keeps the methods that it is written for.
+
+    Raises `UsageError` for a model whose ``forward`` takes no ``past_key_values``, and when a recurrent one is called,
+    whose state is not keys and values.
+    """
+    from transformers import DynamicCache
+    from transformers.generation import candidate_generator, utils
+
+    with ExitStack() as stack:
+        if not hasattr(DynamicCache, _DONE):  # else an outer block has done it
+            for name, member in _members(DynamicCache).items():
+                stack.enter_context(replaced(DynamicCache, name, member))
+            for module in (utils, candidate_generator):
+                stack.enter_context(replaced(module, "_crop_past_key_values", _cropped))
+        for model in models:
+            stack.enter_context(replaced(model, "forward", _with_tuples(model)))
+        yield
+
+
+_DONE = "_eqcheck_legacy"
+_SEEN = "_eqcheck_seen_tokens"
+
+
+def _members(cache_class: Any) -> dict[str, Any]:
+    """What `DynamicCache` had in transformers 4, by name."""
+    modern = {name: getattr(cache_class, name, None) for name in ("crop", "get_max_length", "__iter__")}
+    modern_update = cache_class.update
+
+    def elsewhere(name: str, legacy: Callable[..., Any]) -> Callable[..., Any]:
+        """The method of transformers 4, except where the installed transformers calls its own: the two clash."""
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            own = modern[name] if caller.partition(".")[0] == "transformers" else None
+            return (own or legacy)(self, *args, **kwargs)
+
+        return method
+
+    def crop(self: Any, max_length: int) -> None:
+        length = self.get_seq_length()
+        keep = max_length if max_length >= 0 else length + max_length
+        if keep < length:
+            modern["crop"](self, keep - length)
+            self._seen_tokens = keep
+
+    def update(self: Any, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if layer_idx == 0:
+            self._seen_tokens += key_states.shape[-2]
+        return modern_update(self, key_states, value_states, layer_idx, *args, **kwargs)
+
+    def pair(self: Any, layer: int) -> tuple[Any, Any]:
+        if layer >= len(self.key_cache):
+            raise KeyError(f"expected one of the {len(self.key_cache)} layers of the cache, got {layer}")
+        return self.key_cache[layer], self.value_cache[layer]
+
+    def to_legacy_cache(self: Any) -> tuple[tuple[Any, Any], ...]:
+        return tuple(zip(self.key_cache, self.value_cache, strict=True))
+
+    def from_legacy_cache(cls: Any, past_key_values: Iterable[tuple[Any, Any]] | None = None) -> Any:
+        cache = cls()
+        for layer, (keys, values) in enumerate(past_key_values or ()):
+            cache.update(keys, values, layer)
+        return cache
+
+    def batch_split(self: Any, full_batch_size: int, split_size: int, *_: Any) -> list[Any]:
+        rows = [slice(start, start + split_size) for start in range(0, full_batch_size, split_size)]
+        return [type(self).from_legacy_cache([(k[some], v[some]) for k, v in self.to_legacy_cache()]) for some in rows]
+
+    def from_batch_splits(cls: Any, splits: Iterable[Any], *_: Any) -> Any:
+        import torch
+
+        layers = [zip(*pairs, strict=True) for pairs in zip(*(one.to_legacy_cache() for one in splits), strict=True)]
+        return cls.from_legacy_cache([(torch.cat(keys), torch.cat(values)) for keys, values in layers])
+
+    def seen_tokens(self: Any) -> int:
+        return int(vars(self).get(_SEEN, self.get_seq_length()))
+
+    return {
+        _DONE: True,
+        "crop": elsewhere("crop", crop),
+        "__iter__": elsewhere("__iter__", lambda self: iter(self.to_legacy_cache())),
+        "get_max_length": elsewhere("get_max_length", lambda self, *_: None),
+        "get_max_cache_shape": lambda self, *_: None,
+        "get_usable_length": lambda self, new_seq_length, layer_idx=0: self.get_seq_length(layer_idx),
+        "update": update,
+        "__getitem__": pair,
+        "key_cache": _tensors("keys"),
+        "value_cache": _tensors("values"),
+        "_seen_tokens": property(seen_tokens, lambda self, count: vars(self).__setitem__(_SEEN, count)),
+        "seen_tokens": property(seen_tokens),
+        "to_legacy_cache": to_legacy_cache,
+        "from_legacy_cache": classmethod(from_legacy_cache),
+        "batch_split": batch_split,
+        "from_batch_splits": classmethod(from_batch_splits),
+    }
+
+
+def _cropped(model: Any, past_key_values: Any, max_length: int) -> Any:
+    """A tuple or a cache cut to a length, as transformers 4 did it in assisted generation."""
+    if isinstance(past_key_values, tuple | list):
+        return tuple(tuple(tensor[:, :, :max_length] for tensor in pair) for pair in past_key_values)
+    past_key_values.crop(max_length)
+    return past_key_values
+
+
+class _Tensors(MutableSequence[Any]):
+    """The keys or the values of a cache's layers as the list that they were; what is assigned goes into the layers."""
+
+    def __init__(self, cache: Any, kind: str) -> None:
+        self.cache, self.kind = cache, kind
+
+    def _layers(self) -> list[Any]:
+        return [layer for layer in self.cache.layers if getattr(layer, self.kind, None) is not None]
+
+    def __len__(self) -> int:
+        return len(self._layers())
+
+    def __getitem__(self, index: Any) -> Any:
+        return [getattr(layer, self.kind) for layer in self._layers()][index]
+
+    def __setitem__(self, index: Any, tensor: Any) -> None:
+        setattr(self._layers()[index], self.kind, tensor)
+
+    def __delitem__(self, index: Any) -> None:
+        found = self._layers()[index]
+        for layer in found if isinstance(index, slice) else [found]:
+            setattr(layer, self.kind, None)
+        self.cache.layers[:] = [one for one in self.cache.layers if one.keys is not None or one.values is not None]
+
+    def insert(self, index: int, tensor: Any) -> None:
+        from transformers.cache_utils import DynamicLayer
+
+        if index != len(self):
+            raise UsageError(f"{self.kind} of a cache: expected a layer at the end, got one at {index}")
+        if index == len(self.cache.layers):
+            self.cache.layers.append(DynamicLayer())
+        layer = self.cache.layers[index]
+        if not layer.is_initialized:
+            layer.update(tensor, tensor)
+            layer.keys = layer.values = None  # the other one comes later
+        setattr(layer, self.kind, tensor)
+
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def _tensors(kind: str) -> property:
+    def assign(cache: Any, tensors: Iterable[Any]) -> None:
+        given, now = list(tensors), _Tensors(cache, kind)
+        del now[len(given) :]
+        for index, tensor in enumerate(given):
+            if index < len(now):
+                now[index] = tensor
+            else:
+                now.append(tensor)
+
+    return property(lambda cache: _Tensors(cache, kind), assign)
+
+
+def _with_tuples(model: Any) -> Callable[..., Any]:
+    """The model's ``forward``, for which a cache that is not given as an object is a tuple."""
+    from transformers import DynamicCache
+
+    forward = model.forward
+    signature = inspect.signature(forward)
+    if "past_key_values" not in signature.parameters:
+        raise UsageError(f"legacy_cache: expected models that take past_key_values, got {type(model).__name__}")
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        given, use = call.arguments.get("past_key_values"), call.arguments.get("use_cache")
+        use = getattr(model.config, "use_cache", True) if use is None else use
+        if not isinstance(given, tuple | list) and (given is not None or not use):
+            return forward(*args, **kwargs)
+        cache = call.arguments["past_key_values"] = DynamicCache.from_legacy_cache(given)
+        output = forward(*call.args, **call.kwargs)
+        if any(layer.keys is None for layer in cache.layers):
+            raise UsageError("legacy_cache: the state of a recurrent model is not keys and values; bridge other families")
+        if isinstance(output, tuple):
+            return tuple(cache.to_legacy_cache() if part is cache else part for part in output)
+        output.past_key_values = cache.to_legacy_cache()
+        return output
+
+    return wrapped
