@@ -126,12 +126,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.audit import Options, audit, report
+    from eqcheck.audit import Options, apart, audit, report
     from eqcheck.audit.on_pair import on_pair
     from eqcheck.console import progress, summary
     from eqcheck.selfcheck import short
 
-    decoders = [registry.load(spec) for spec in options.adapter or registry.self_contained()]
+    # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
+    quiet = _stdout_to_stderr if options.json else contextlib.nullcontext
+    with quiet():
+        decoders = apart.load_all(options.adapter or registry.self_contained())
     pythons = [_python(decoder, options.python) for decoder in decoders]
     failures = short().failures
     if failures:
@@ -151,9 +154,7 @@ def _audit(options: argparse.Namespace) -> int:
     )
     results: list[Audit | EngineAudit] = []
     reports = []
-    # What a decoder prints must not mix with the one JSON object.
-    quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
-    with quiet, progress(quiet=options.json) as listen:
+    with quiet(), progress(quiet=options.json) as listen:
         for decoder, folder, python in zip(decoders, folders, pythons, strict=True):
             if python:
                 from eqcheck.blackbox import audit as engines
@@ -163,10 +164,10 @@ def _audit(options: argparse.Namespace) -> int:
                 results.append(found)
                 reports.append(engine_report.write(found, folder))
             else:
-                result = audit(decoder, asked, listen)
+                result = audit(decoder, apart.options(decoder, asked), listen)
                 results.append(result)
                 if options.pair and "rotary" in decoder.families and not result.interrupted:
-                    result.on_pair = on_pair(decoder)
+                    result.on_pair = apart.pair(decoder) if apart.described(decoder) else on_pair(decoder)
                 reports.append(report.write(result, folder))
             if results[-1].interrupted:
                 break

@@ -48,8 +48,7 @@ class OwnModules:
             self._path = list(sys.path)
             added = {abspath(entry) for entry in self._path} - {abspath(entry) for entry in path}
             self._folders |= {entry for entry in added if not _installed(entry)}
-            sys.path[:] = path
-            self._take(sys.modules.keys() - before)
+            self._take(sys.modules.keys() - before, path)
             sys.modules.update(aside)
             self.late = not set(self._homonyms()) <= set(homonyms)
 
@@ -57,16 +56,16 @@ class OwnModules:
         """Import everything anew next time."""
         self._modules.clear()
 
-    def _take(self, new: set[str]) -> None:
-        """Take out of ``sys.modules`` what was there before and is the adapter's, and what is new and only it finds."""
-        candidates = {name for name in map(_top, new) if name != "eqcheck" and _home(_spec(name)) in self._folders}
-        tops = {_top(name) for name in self._modules} | candidates
+    def _take(self, new: set[str], path: list[str]) -> None:
+        """Take the adapter's modules out of ``sys.modules``, those that are ``new`` included if only it finds them."""
+        homes = {name: _home(_spec(name)) for name in map(_top, new) if name != "eqcheck"}
+        tops = {_top(name) for name in self._modules} | {name for name, home in homes.items() if home in self._folders}
         found = {name: sys.modules[name] for name in new | self._modules.keys() if name in sys.modules}
         self._modules = {name: module for name, module in found.items() if _top(name) in tops}
-        specs = {name: _spec(name) for name in candidates}
         for name in self._modules:
             del sys.modules[name]
-        shared = {name for name, spec in specs.items() if _same(spec, _reachable(name))}
+        sys.path[:] = path  # not before, for a package without a file looks up its home there
+        shared = {name for name in tops & homes.keys() if _home(_reachable(name)) == homes[name]}
         for name in [name for name in self._modules if _top(name) in shared]:
             sys.modules[name] = self._modules.pop(name)
 
@@ -94,10 +93,6 @@ def _reachable(name: str) -> ModuleSpec | None:
         return find_spec(name)
     except (ImportError, AttributeError, ValueError):
         return None
-
-
-def _same(one: ModuleSpec | None, other: ModuleSpec | None) -> bool:
-    return one is not None and other is not None and (one.origin, _home(one)) == (other.origin, _home(other))
 
 
 def _home(spec: ModuleSpec | None) -> str:

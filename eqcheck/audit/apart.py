@@ -1,8 +1,12 @@
-"""Decoders whose code is never imported by the process that audits them: what one patches, no other one meets."""
+"""Several decoders in one audit: each that does not come with eqcheck is in an interpreter of its own.
+
+The process that audits them does not import their code: it asks a process that does for what the decoder declares, and
+has worker processes decode. So what one adapter patches, or imports as ``utils``, no other one meets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
@@ -12,26 +16,40 @@ from typing import Any, TypeVar
 from eqcheck import registry
 from eqcheck.audit.isolation import context
 from eqcheck.audit.on_pair import OnPair, on_pair
+from eqcheck.audit.result import Options
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
 
 T = TypeVar("T")
 
 
-def described(spec: str) -> Decoder:
-    """The decoder that a spec names, with all that it declares but without its code; for audits in a worker process.
+def load_all(specs: Sequence[str]) -> list[Decoder]:
+    """The decoders that specs name; where there are several, strangers among them are only `described`.
 
-        >>> described("eqspec").families
-        ('rotary', 'learned')
+        >>> [described(decoder) for decoder in load_all(["eqspec", "eqcheck.adapters.bsp:generate"])]
+        [False, True]
 
-    Raises `UsageError` as `eqcheck.load` does, and where the process ends while it loads the decoder.
+    Engines, which run in processes anyway, are loaded. Raises `UsageError` as `eqcheck.load` does, and for a decoder
+    that ends the process that loads it.
     """
-    return _in_a_process(_description, spec)
+    strangers = set(specs) - registry.shipped().keys() if len(specs) > 1 else set()
+    found = [_in_a_process(_description, spec) if spec in strangers else registry.load(spec) for spec in specs]
+    return [registry.load(decoder.spec) if decoder.checkpoints else decoder for decoder in found]
 
 
-def pair_apart(spec: str) -> OnPair:
-    """What the decoder that a spec names does on the pair of trained models, in a process of its own."""
-    return _in_a_process(_on_pair, spec)
+def described(decoder: Decoder) -> bool:
+    """Whether all that is here of a decoder is what it declares."""
+    return decoder.function is _elsewhere
+
+
+def options(decoder: Decoder, asked: Options) -> Options:
+    """What to ask of an audit: one of a decoder that is only described has to isolate it, if without a memory limit."""
+    return replace(asked, isolate=True, case_memory=None) if described(decoder) and not asked.isolate else asked
+
+
+def pair(decoder: Decoder) -> OnPair:
+    """What a described decoder does on the pair of trained models."""
+    return _in_a_process(_on_pair, decoder.spec)
 
 
 def _in_a_process(function: Callable[[str], T], spec: str) -> T:
@@ -51,4 +69,4 @@ def _on_pair(spec: str) -> OnPair:
 
 
 def _elsewhere(*_: Any) -> Any:
-    raise UsageError("this decoder was only described: give its spec to eqcheck.audit.isolation.Worker")
+    raise UsageError("this decoder is only described here: have a worker decode that loads its spec")
