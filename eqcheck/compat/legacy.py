@@ -35,7 +35,8 @@ def legacy_cache(*models: Any) -> Iterator[None]:
     `DynamicCache` gets ``from_legacy_cache``, ``to_legacy_cache``, ``key_cache``, ``value_cache``, ``cache[layer]``,
     pairs when iterated, ``seen_tokens``, ``get_max_length``, ``get_max_cache_shape``, ``get_usable_length``,
     ``batch_split``, ``from_batch_splits``, and a ``crop`` that takes the length to keep. ``_crop_past_key_values`` can
-    be imported again. Code of transformers itself keeps the methods that it is written for.
+    be imported again, and ``prepare_inputs_for_generation`` of ``models`` leaves out the tokens that the cache has. Code
+    of transformers itself keeps the methods that it is written for.
 
     Raises `UsageError` for a model whose ``forward`` takes no ``past_key_values``, and when a recurrent one is called,
     whose state is not keys and values.
@@ -51,6 +52,8 @@ def legacy_cache(*models: Any) -> Iterator[None]:
                 stack.enter_context(replaced(module, "_crop_past_key_values", _cropped))
         for model in models:
             stack.enter_context(replaced(model, "forward", _with_tuples(model)))
+            if hasattr(model, "prepare_inputs_for_generation"):
+                stack.enter_context(replaced(model, "prepare_inputs_for_generation", _prepared(model)))
         yield
 
 
@@ -62,16 +65,6 @@ def _members(cache_class: Any) -> dict[str, Any]:
     """What `DynamicCache` had in transformers 4, by name."""
     modern = {name: getattr(cache_class, name, None) for name in ("crop", "get_max_length", "__iter__")}
     modern_update = cache_class.update
-
-    def elsewhere(name: str, legacy: Callable[..., Any]) -> Callable[..., Any]:
-        """The method of transformers 4, except where the installed transformers calls its own: the two clash."""
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            caller = str(sys._getframe(1).f_globals.get("__name__"))
-            own = modern[name] if caller.partition(".")[0] == "transformers" else None
-            return (own or legacy)(self, *args, **kwargs)
-
-        return method
 
     def crop(self: Any, max_length: int) -> None:
         length = self.get_seq_length()
@@ -114,9 +107,9 @@ def _members(cache_class: Any) -> dict[str, Any]:
 
     return {
         _DONE: True,
-        "crop": elsewhere("crop", crop),
-        "__iter__": elsewhere("__iter__", lambda self: iter(self.to_legacy_cache())),
-        "get_max_length": elsewhere("get_max_length", lambda self, *_: None),
+        "crop": _elsewhere(crop, modern["crop"]),
+        "__iter__": _elsewhere(lambda self: iter(self.to_legacy_cache()), modern["__iter__"]),
+        "get_max_length": _elsewhere(lambda self, *_: None, modern["get_max_length"]),
         "get_max_cache_shape": lambda self, *_: None,
         "get_usable_length": lambda self, new_seq_length, layer_idx=0: self.get_seq_length(layer_idx),
         "update": update,
@@ -130,6 +123,16 @@ def _members(cache_class: Any) -> dict[str, Any]:
         "batch_split": batch_split,
         "from_batch_splits": classmethod(from_batch_splits),
     }
+
+
+def _elsewhere(legacy: Callable[..., Any], modern: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A function of transformers 4, except where the installed transformers calls its own of that name: they clash."""
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        return (modern if modern and caller.partition(".")[0] == "transformers" else legacy)(*args, **kwargs)
+
+    return either
 
 
 def _cropped(model: Any, past_key_values: Any, max_length: int) -> Any:
@@ -223,3 +226,19 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
         return output
 
     return wrapped
+
+
+def _prepared(model: Any) -> Callable[..., Any]:
+    """What a loop of its own asks the model to make of all tokens, the cache and the 2-D mask before it calls it."""
+
+    def legacy(input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **others: Any) -> dict[str, Any]:
+        tuples = isinstance(past_key_values, tuple | list)
+        held = past_key_values[0][0].shape[2] if tuples else past_key_values.get_seq_length() if past_key_values else 0
+        new = max(1, max(input_ids.shape[1], 0 if attention_mask is None else attention_mask.shape[1]) - held)
+        if attention_mask is not None and others.get("position_ids") is None:
+            positions = attention_mask.long().cumsum(-1) - 1
+            others["position_ids"] = positions.masked_fill(attention_mask == 0, 1)[:, -new:]
+        given = {"past_key_values": past_key_values, "attention_mask": attention_mask}
+        return {"input_ids": input_ids[:, -new:], **given, **others}
+
+    return _elsewhere(legacy, model.prepare_inputs_for_generation)
