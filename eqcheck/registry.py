@@ -60,9 +60,9 @@ def load(spec: str) -> Decoder:
         source, attr = spec, ""
     if source.endswith(".py"):
         path = Path(source).resolve()
-        module = _import_file(path)
-        found = _pick(module, attr, spec).named(f"{path}:{attr}" if attr else str(path))
-        return replace(found, inside=_own_modules.get(module.__name__, nullcontext))
+        imported = _import_file(path)
+        found = _pick(imported, attr, spec).named(f"{path}:{attr}" if attr else str(path))
+        return replace(found, inside=_own_modules.get(imported.__name__, nullcontext))
     if attr:
         return _pick(_import_name(source, spec), attr, spec).named(spec)
     modules = shipped()

@@ -15,7 +15,7 @@ import pytest
 from eqcheck.audit import Audit, Options, audit
 from eqcheck.audit.casefile import StoredViolation, read_case
 from eqcheck.audit.corpus import Corpus
-from eqcheck.audit.isolation import _context
+from eqcheck.audit.isolation import context
 from eqcheck.audit.report import to_dict
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
@@ -187,7 +187,7 @@ def test_ten_kills_leave_every_case_whole_and_lose_none(tmp_path: Path) -> None:
     for kill in range(10):
         started = tmp_path / f"started {kill}"
         processes = [
-            _context().Process(target=audit_until_killed, args=(str(tmp_path), str(started), 10 * kill + number))
+            context().Process(target=audit_until_killed, args=(str(tmp_path), str(started), 10 * kill + number))
             for number in range(1 + kill % 2)
         ]
         for process in processes:

@@ -1,4 +1,4 @@
-"""Two adapters, each with a top-level `utils`: in one interpreter each finds its own, and audits give each one of its own."""
+"""Adapters that each have a top-level `utils` find their own; an audit of several gives each an interpreter."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ def no_cuda() -> Iterator[None]:
         stack.enter_context(replaced(torch.cuda, "current_device", lambda: 0))
         for name in ("range_push", "range_pop", "mark"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _nothing))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", _nothing))
         stack.enter_context(replaced(torch, "Generator", _generator(torch.Generator)))
         stack.enter_context(_devices())
         yield
@@ -126,8 +127,6 @@ def _devices() -> Any:
             kwargs = dict(kwargs or {})
             if func in stay:
                 return args[0]
-            if func is torch.Tensor.record_stream:
-                return None
             if "device" in kwargs:
                 kwargs["device"] = _on_cpu(kwargs["device"])
             if kwargs.get("pin_memory"):

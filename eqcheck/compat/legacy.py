@@ -35,8 +35,8 @@ def legacy_cache(*models: Any) -> Iterator[None]:
     `DynamicCache` gets ``from_legacy_cache``, ``to_legacy_cache``, ``key_cache``, ``value_cache``, ``cache[layer]``,
     pairs when iterated, ``seen_tokens``, ``get_max_length``, ``get_max_cache_shape``, ``get_usable_length``,
     ``batch_split``, ``from_batch_splits``, and a ``crop`` that takes the length to keep. ``_crop_past_key_values`` can
-    be imported again, and ``prepare_inputs_for_generation`` of ``models`` leaves out the tokens that the cache has. Code
-    of transformers itself keeps the methods that it is written for.
+    be imported again, and ``prepare_inputs_for_generation`` of ``models`` leaves out the tokens that the cache has.
+    Code of transformers itself keeps the methods that it is written for.
 
     Raises `UsageError` for a model whose ``forward`` takes no ``past_key_values``, and when a recurrent one is called,
     whose state is not keys and values.
@@ -63,14 +63,13 @@ _SEEN = "_eqcheck_seen_tokens"
 
 def _members(cache_class: Any) -> dict[str, Any]:
     """What `DynamicCache` had in transformers 4, by name."""
-    modern = {name: getattr(cache_class, name, None) for name in ("crop", "get_max_length", "__iter__")}
-    modern_update = cache_class.update
+    modern_crop, modern_update = cache_class.crop, cache_class.update
 
     def crop(self: Any, max_length: int) -> None:
         length = self.get_seq_length()
         keep = max_length if max_length >= 0 else length + max_length
         if keep < length:
-            modern["crop"](self, keep - length)
+            modern_crop(self, keep - length)
             self._seen_tokens = keep
 
     def update(self: Any, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -107,9 +106,9 @@ def _members(cache_class: Any) -> dict[str, Any]:
 
     return {
         _DONE: True,
-        "crop": _elsewhere(crop, modern["crop"]),
-        "__iter__": _elsewhere(lambda self: iter(self.to_legacy_cache()), modern["__iter__"]),
-        "get_max_length": _elsewhere(lambda self, *_: None, modern["get_max_length"]),
+        "crop": _elsewhere(crop, modern_crop),
+        "__iter__": _elsewhere(lambda self: iter(self.to_legacy_cache()), cache_class.__iter__),
+        "get_max_length": _elsewhere(lambda self, *_: None, getattr(cache_class, "get_max_length", None)),
         "get_max_cache_shape": lambda self, *_: None,
         "get_usable_length": lambda self, new_seq_length, layer_idx=0: self.get_seq_length(layer_idx),
         "update": update,
@@ -212,14 +211,17 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
-        given, use = call.arguments.get("past_key_values"), call.arguments.get("use_cache")
+        asked = {**call.arguments, **call.kwargs}
+        given, use = asked.get("past_key_values"), asked.get("use_cache")
         use = getattr(model.config, "use_cache", True) if use is None else use
         if not isinstance(given, tuple | list) and (given is not None or not use):
             return forward(*args, **kwargs)
         cache = call.arguments["past_key_values"] = DynamicCache.from_legacy_cache(given)
         output = forward(*call.args, **call.kwargs)
         if any(layer.keys is None for layer in cache.layers):
-            raise UsageError("legacy_cache: the state of a recurrent model is not keys and values; bridge other families")
+            raise UsageError(
+                "legacy_cache: the state of a recurrent model is not keys and values; bridge other families"
+            )
         if isinstance(output, tuple):
             return tuple(cache.to_legacy_cache() if part is cache else part for part in output)
         output.past_key_values = cache.to_legacy_cache()
@@ -231,7 +233,9 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
 def _prepared(model: Any) -> Callable[..., Any]:
     """What a loop of its own asks the model to make of all tokens, the cache and the 2-D mask before it calls it."""
 
-    def legacy(input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **others: Any) -> dict[str, Any]:
+    def legacy(
+        input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **others: Any
+    ) -> dict[str, Any]:
         tuples = isinstance(past_key_values, tuple | list)
         held = past_key_values[0][0].shape[2] if tuples else past_key_values.get_seq_length() if past_key_values else 0
         new = max(1, max(input_ids.shape[1], 0 if attention_mask is None else attention_mask.shape[1]) - held)

@@ -33,7 +33,12 @@ class IdTokenizer:
     model_max_length = 2**30
 
     def __init__(
-        self, vocab_size: int, pad_token_id: int | None, eos_token_ids: Iterable[int] = (), *, padding_side: str = "left"
+        self,
+        vocab_size: int,
+        pad_token_id: int | None,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        padding_side: str = "left",
     ) -> None:
         self.vocab_size = vocab_size
         self.pad_token_id = pad_token_id
