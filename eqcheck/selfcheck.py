@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from eqcheck.attribution.repair import second_opinion
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.audit.result import Listener, Progress
 from eqcheck.audit.search import CHUNK, Source

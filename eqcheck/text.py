@@ -64,13 +64,23 @@ def render(explanation: Explanation) -> str:
     if explanation.component == "unattributed" and explanation.query and explanation.repair:
         lines += [f"  Two opinions: {explanation.detail}.", "  What reading saw, and repair does not bear out:"]
     lines += [*_then(explanation), *_however(explanation)]
-    if explanation.repair and explanation.component != "unattributed":
-        lines.append(f"  Repair agrees: {explanation.repair}.")
+    lines += _witnesses(explanation)
     if explanation.slots:
         lines += ["", *_picture(explanation)]
     if explanation.consequences:
         lines += ["", "  What follows from it (not counted):", *_consequences(explanation.consequences)]
     return "\n".join(lines)
+
+
+def _witnesses(e: Explanation) -> list[str]:
+    """What speaks for an asserted cause beside what was read."""
+    if e.component == "unattributed":
+        return []
+    lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}."] if e.repair else []
+    same, other, none = e.permuted
+    if same:
+        lines.append(f"  Other ids: {same} of {same + other + none} cases with other ids show the same.")
+    return lines
 
 
 def _let(e: Explanation) -> list[str]:

@@ -150,7 +150,9 @@ class Explanation:
     ``round`` counts the target forwards in which the row took part, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
-    is the second opinion, empty where none was sought. ``drafted`` are the ids that a draft which saw its row proposed
+    is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
+    (`eqcheck.attribution.witnesses`). ``permuted`` counts the cases with other ids that show the same cause, another
+    one, and nothing wrong. ``drafted`` are the ids that a draft which saw its row proposed
     at ``token_index``.
     """
 
@@ -170,6 +172,9 @@ class Explanation:
     observed_row: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
     repair: str = ""
+    repair_confirms: bool = False
+    tied: bool = False
+    permuted: tuple[int, int, int] = (0, 0, 0)
     basis: str = ""
     given: Given | None = None
     drafted: tuple[int, ...] = ()

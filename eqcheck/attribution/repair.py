@@ -1,14 +1,14 @@
 """Attribution by repair: a second opinion that does not read causes but tries them.
 
 The decoder decodes the case again while the target gives each query what it should have had: the right positions, the
-right part of the decoder's cache (mask), or the right entries (cache); each alone, then together. What restores
-the output is the cause. A fault of bookkeeping is one that no repair restores.
+right part of the decoder's cache (mask), or the right entries (cache); each alone, then together. What this proves,
+`eqcheck.attribution.witnesses` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -40,39 +40,11 @@ class Opinion:
     restores: tuple[tuple[str, ...], ...]
     mends: tuple[tuple[str, ...], ...]
 
-    def agrees(self, read: Explanation) -> bool:
-        """Whether the component that was read is the one, or one of those, that repair names.
-
-        A rejected draft token that is seen, or a token that is seen twice, counts as the cache's, also where hiding it
-        would do.
-        """
-        if read.component == "bookkeeping":
-            return not self.restores and not self.mends
-        named = {read.component, "mask"} if read.kind in ("stale-entry", "duplicate-entry") else {read.component}
-        return any(named & set(parts) for parts in (*self.restores, *self.mends))
-
     def __str__(self) -> str:
         for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
             if sets:
                 return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
         return "no right positions, mask or cache restore the output"
-
-
-def second_opinion(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Explanation:
-    """The explanation, or ``unattributed`` with both opinions where repair does not agree with it.
-
-    Crashes have no second opinion: there is no output to restore.
-    """
-    if explanation.component == "crash":
-        return explanation
-    opinion = repair(generate, run, explanation, timeout)
-    if opinion.agrees(explanation):
-        return replace(explanation, repair=str(opinion))
-    read = f"reading says {explanation.fingerprint}"
-    if explanation.component == "unattributed":
-        read = f"no cause was read ({explanation.detail})"
-    detail = f"{read}, repair says: {opinion}"
-    return replace(explanation, component="unattributed", kind="unattributed", detail=detail, repair=str(opinion))
 
 
 def repair(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Opinion:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from eqcheck.attribution.repair import second_opinion
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.audit.coverage import exercised
 from eqcheck.case import Case

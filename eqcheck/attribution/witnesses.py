@@ -1,0 +1,128 @@
+"""What the witnesses prove together: when the cause that was read is asserted, and when it is not.
+
+Reading names a cause from what a query saw. Whether it is asserted depends on three things beside it:
+
+tied         The wrong token is tied to the cause by what was seen. For a wrong context: the query that is blamed answered
+             the emitted token. For bookkeeping: a query that saw exactly its row had answered rightly before the token
+             was committed, and where the emitted token comes from was seen, too; or the outputs alone show it.
+repair       Right positions, mask or entries were put in the place of what the queries had (`eqcheck.attribution.repair`):
+             ``confirms`` if that of the component that was read helps, ``contradicts`` if only that of others does,
+             ``silent`` if none does. Reading and repair take the same queries for the same rows, so that repair alone
+             cannot confirm which row is concerned.
+permutation  The case was decoded again with other ids. ``stable``: the same query, slots and kind are read again.
+             ``changes``: others are, so what was read rests on a coincidence of ids. ``depends``: with other ids nothing
+             is wrong. ``untried``: there was nothing to try.
+
+A wrong context proves a fault of context, because in these models every difference in what is seen changes the answer;
+that no repair helps proves nothing. A right context proves bookkeeping, because the target had said what to emit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.repair import Opinion, repair
+from eqcheck.case import Case
+from eqcheck.contract import Generate
+from eqcheck.harness import Run
+from eqcheck.harness import run as run_case
+from eqcheck.verdict import Explanation
+
+# The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
+# asserted; `tests/test_witnesses.py` tries every combination.
+_ANY = ("stable", "depends", "untried")
+ASSERTED = frozenset(
+    [("context", "tied", "confirms", shown) for shown in _ANY]
+    + [("context", "tied", "silent", "stable"), ("context", "untied", "confirms", "stable")]
+    + [("bookkeeping", "tied", bearing, shown) for bearing in ("silent", "contradicts") for shown in _ANY]
+    + [("bookkeeping", "untied", "silent", "stable")]
+)
+
+
+def second_opinion(
+    generate: Generate,
+    run: Run,
+    explanation: Explanation,
+    timeout: float | None = None,
+    variants: Sequence[Case] = (),
+) -> Explanation:
+    """The explanation where the witnesses together prove it, else ``unattributed`` with what each of them says.
+
+    ``variants`` are the case with other ids. Crashes have no second opinion: there is no output to restore.
+    """
+    if explanation.component in ("crash", "options", "state") or explanation.token_index is None:
+        return explanation
+    opinion = repair(generate, run, explanation, timeout)
+    shown, counts = permutation(generate, explanation, variants, timeout)
+    said = replace(explanation, repair=str(opinion), permuted=counts)
+    if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
+        return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
+    if explanation.component == "unattributed":
+        detail = f"no cause was read ({explanation.detail}), repair says: {opinion}"
+    elif shown == "changes":
+        detail = (
+            f"reading says {explanation.fingerprint}, but with other ids it says something else: it rests on a "
+            f"coincidence of ids; repair says: {opinion}"
+        )
+    else:
+        detail = f"reading says {explanation.fingerprint}, repair says: {opinion}"
+    return replace(said, component="unattributed", kind="unattributed", detail=detail)
+
+
+def asserted(explanation: Explanation, opinion: Opinion, shown: str) -> bool:
+    """Whether the witnesses prove the cause that was read; ``shown`` is what permutation shows."""
+    what = "bookkeeping" if explanation.component == "bookkeeping" else "context"
+    tied = "tied" if explanation.tied else "untied"
+    return (what, tied, bearing(explanation, opinion), shown) in ASSERTED
+
+
+def bearing(explanation: Explanation, opinion: Opinion) -> str:
+    """What repair does for the cause that was read: ``confirms``, ``contradicts`` or ``silent``.
+
+    A rejected draft token that is seen, or a token that is seen twice, counts as the cache's, also where hiding it
+    would do.
+    """
+    sets = opinion.restores or opinion.mends
+    if not sets:
+        return "silent"
+    named = {explanation.component}
+    if explanation.kind in ("stale-entry", "duplicate-entry"):
+        named.add("mask")
+    return "confirms" if any(named & set(parts) for parts in sets) else "contradicts"
+
+
+def permutation(
+    generate: Generate, explanation: Explanation, variants: Sequence[Case], timeout: float | None
+) -> tuple[str, tuple[int, int, int]]:
+    """What decoding the case with other ids shows, and how many variants agree, differ, and have nothing wrong.
+
+    One that differs is allowed for where three agree: in one of a vocabulary, a wrong token is right by chance.
+    """
+    agree = differ = passed = 0
+    for case in variants:
+        done = run_case(generate, case, timeout)
+        found = None if done.outputs is None else Reader(done).explain()
+        if found is None:
+            passed += done.outputs is not None
+        elif mechanism(found) == mechanism(explanation):
+            agree += 1
+        else:
+            differ += 1
+    counts = (agree, differ, passed)
+    if agree >= 2 and agree >= 3 * differ:
+        return "stable", counts
+    if differ:
+        return "changes", counts
+    return ("depends" if passed and not agree else "untried"), counts
+
+
+def mechanism(explanation: Explanation) -> tuple[object, ...]:
+    """What stays the same about a cause when ids are renamed: the place, the query, and what is wrong in which slots."""
+    query = explanation.query
+    where = None if query is None else (query.call, query.call_row, query.column, query.logical_position)
+    wrong = Counter((d.kind, d.slot, d.token_position, d.expected, d.observed) for d in explanation.deviations)
+    place = (explanation.row, explanation.token_index, explanation.round)
+    return explanation.fingerprint, place, where, frozenset(wrong.items())
