@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.audit.result import Listener, Progress
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case

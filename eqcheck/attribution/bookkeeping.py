@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from eqcheck.verdict import RowVerdict, many
 
@@ -15,45 +15,65 @@ if TYPE_CHECKING:
 class Known:
     """What was known when a token was committed.
 
-    ``drafted`` are the tokens the draft proposed there; ``astray`` what the target predicted after a rejected draft
-    token of the row; ``nearby`` all it predicted for any row around that call; ``next_asked`` whether the token
-    after was asked for, too.
+    ``drafted`` are the tokens the draft proposed there, ``verified`` those that the target was fed there; ``astray``
+    what the target predicted behind rejected draft tokens of the row, there or in the calls around; ``nearby`` all it
+    predicted for any row around that call; ``asked``: it was asked for this token in exactly the right context, and
+    ``next_asked`` for the one after, too. ``exchanged``: the draft was fed what the target had predicted there.
     """
 
     drafted: set[int]
+    verified: set[int]
     astray: set[int]
     nearby: set[int]
+    asked: bool
     next_asked: bool
+    exchanged: bool
 
 
-def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> tuple[str, str]:
-    """The kind of a wrong row, and a detail in words."""
+class Kind(NamedTuple):
+    """A kind of bookkeeping fault, in words, and whether it is certain where the wrong token comes from."""
+
+    name: str
+    detail: str
+    certain: bool = True
+
+
+def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
+    """The kind of a wrong row, a detail in words, and whether what was seen proves it."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
     if swapped is not None:
-        return "row-swap", f"the row holds exactly what row {swapped} should hold"
+        return Kind("row-swap", f"the row holds exactly what row {swapped} should hold")
     uncut = run.truth.uncut[verdict.row]
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
-        return end
+        return Kind(*end)
     token, wanted = observed[index], uncut[index:]
+    if token in known.drafted and token not in known.verified:
+        said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
+        detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
+        return Kind("unverified", detail + (said if known.exchanged else ""))
     if token in known.drafted:
-        return "over-accept", "the emitted token is the draft token that the target rejected"
+        asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
+        return Kind("over-accept", f"the emitted token is the draft token {asked}", known.asked)
     if token in known.astray:
-        return "wrong-correction", "the emitted token is what the target predicted after a rejected draft token"
+        return Kind("wrong-correction", "the emitted token is what the target predicted after a rejected draft token")
     if index and token == observed[index - 1]:
-        return "repeated-token", f"new token {index - 1} is emitted twice"
+        return Kind("repeated-token", f"new token {index - 1} is emitted twice", known.asked)
     if token in wanted[1:2] and known.next_asked:
-        return "lost-token", f"new token {index} is missing, and the one after it stands in its place"
-    for dropped in range(2, len(wanted)):
-        if observed[index:][:2] == wanted[dropped:][:2]:
-            return "lost-token", f"{dropped} tokens are missing, and the row goes on after them"
+        detail = f"new token {index} is missing, and the one after it stands in its place"
+        return Kind("lost-token", detail, known.asked)
+    for dropped in range(1, len(wanted)):
+        after = wanted[dropped:][:2]
+        if observed[index:][:2] == after and len(after) == 2:
+            return Kind("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
     if token == pad and token not in known.nearby and token not in expected:
-        return "pad-in-output", f"new token {index} is the pad id"
-    return "wrong-correction", "the emitted token is neither the draft token nor the target's prediction there"
+        return Kind("pad-in-output", f"new token {index} is the pad id", known.asked)
+    detail = "the emitted token is neither the draft token nor the target's prediction there"
+    return Kind("wrong-correction", detail, False)
 
 
 def ends(

@@ -32,6 +32,7 @@ from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
 _PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
+FED_WITH = "fed with this position"
 _UNWRITTEN = Label(-1, -1, "blank")
 _FOREIGN = Label(-1, -1, "draft model")
 _UNKNOWN = Label(-1, -1, "unknown")
@@ -123,7 +124,7 @@ def read(
         writer = labels.calls.get(entry.write[0])
         if position != at and entry.position != position + offset:
             fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
-            origin = "fed with this position" if fed == entry.position else "changed in the cache"
+            origin = FED_WITH if fed == entry.position else "changed in the cache"
             if family not in FED:
                 origin = "counted by its slot"
             elif fed == entry.position and entry.write[0] <= call.number:
@@ -230,7 +231,7 @@ def _disagreement(copies: Ints) -> str:
 def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:
     """What a visible entry is that the query should not have seen."""
     label = entry.label
-    if label.what in ("pad", "blank"):
+    if label.what in ("pad", "blank", "filler"):
         return "mask", "pad-visible"
     if label.what == "unknown":
         return "unattributed", "unattributed"
@@ -293,20 +294,21 @@ def _as_shift(
 
 
 def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int:
-    """The constant offset of a row's positions, which rotary positions forgive: that of most of its keys."""
-    votes: dict[int, int] = defaultdict(int)
+    """The constant offset of a row's positions, which rotary positions forgive: that of most of its keys and the query.
+
+    Where as many say one thing as another, none (0) is the likeliest, then the query's.
+    """
+    own = int(query_position) - at
+    votes: dict[int, int] = defaultdict(int, {own: 1})
     for position, entry in right.items():
         if position != at:
             votes[entry.position - position] += 1
-    own = int(query_position) - at
-    if not votes:
-        return own
-    return max(votes, key=lambda offset: (votes[offset], offset == own))
+    return max(votes, key=lambda offset: (votes[offset], offset == 0, offset == own))
 
 
 def holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
-    if label.what in ("pad", "blank", "unknown", "draft model"):
+    if label.what in ("pad", "blank", "filler", "unknown", "draft model"):
         return label.what
     what = "" if label.what == "token" else "rejected draft at "
     row = "" if label.request == request else f"row {label.request}, "

@@ -23,7 +23,8 @@ Write = tuple[int, int, int]
 @dataclass(frozen=True)
 class Label:
     """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
-    is not), ``pad`` or ``unknown``. ``exact``: its context was right beyond doubt."""
+    is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id and that no draft proposed) or
+    ``unknown``. ``exact``: its context was right beyond doubt."""
 
     request: int
     position: int
@@ -53,7 +54,9 @@ class Labels:
     ``packed``: a row of a call was seen to hold several requests.
     """
 
-    def __init__(self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str) -> None:
+    def __init__(
+        self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str, drafted: bool = False
+    ) -> None:
         self.calls: dict[int, Call] = {}
         self.of: dict[Write, Label] = {}
         self.rounds: dict[int, list[int]] = defaultdict(list)
@@ -68,26 +71,26 @@ class Labels:
         for number, request in enumerate(requests):
             for position, digest in enumerate(request.digests[-1].tolist()):
                 self._places[digest].append((number, position))
-        self._proposed: set[int] = set()
+        self._proposed: list[tuple[int, set[int]]] = []  # by draft call
+        self._drafted = drafted
         for call in trace.calls:
             self.add(call, given=call.number <= trace.given)
 
     def add(self, call: Call, given: bool = False) -> None:
         """Label the next call; ``given`` when it was made before the decoder began."""
         if call.role == DRAFT:
-            self._proposed.update(call.predictions.ravel().tolist())
+            self._proposed.append((call.number, set(call.predictions.ravel().tolist())))
             return
         self.calls[call.number] = call
         self._committed.update(self._begun)
         taken: set[int] = set()
         for row in range(len(call.tokens)):
-            found = self._label_row(call, row, self._proposed, taken)
+            found = self._label_row(call, row, taken)
             taken.update(found)
             self.packed |= len(found) > 1
             for request in found if not given else ():
                 if call.number not in self.rounds[request][-1:]:
                     self.rounds[request].append(call.number)
-        self._proposed = set()
 
     def sequence(self, request: int) -> tuple[int, ...]:
         """The request's prompt and true continuation."""
@@ -112,20 +115,30 @@ class Labels:
         """The ordinal, from 1, of a call among those in which the request took part."""
         return sum(number <= call for number in self.rounds[request])
 
-    def _label_row(self, call: Call, row: int, proposed: set[int], taken: set[int]) -> set[int]:
+    def proposed(self, request: int, until: int) -> set[int]:
+        """What the draft proposed, to whichever row, since the request last took part in a target call.
+
+        An engine with a cache for each row drafts for all of them before the first is verified.
+        """
+        since = max((number for number in self.rounds.get(request, ()) if number < until), default=0)
+        return {token for number, tokens in self._proposed if since < number < until for token in tokens}
+
+    def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
         places = [self._places.get(int(digest), []) for digest in call.digests[row]]
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = self._align(call, row, taken)
             if aligned is None:
+                last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
+                proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
                 for column in columns:
                     what = "pad" if self._is_pad(call, row, column, proposed) else "unknown"
                     self.of[call.number, row, column] = Label(-1, -1, what)
                 return set()
             request, first, start = aligned
             exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
-            self._label_columns(call, row, columns, request, first, start, exact, proposed)
+            self._label_columns(call, row, columns, request, first, start, exact)
             return {request}
         found: set[int] = set()
         begin = 0
@@ -139,7 +152,7 @@ class Labels:
             end = others[0] if others else len(columns)
             exact = {c: p for c in columns[begin:end] for r, p in places[c] if r == request}
             first = min(exact)
-            self._label_columns(call, row, columns[begin:end], request, first, exact[first] - first, exact, proposed)
+            self._label_columns(call, row, columns[begin:end], request, first, exact[first] - first, exact)
             found.add(request)
             begin = end
         return found
@@ -167,10 +180,10 @@ class Labels:
         first: int,
         start: int,
         exact: dict[int, int],
-        proposed: set[int],
     ) -> None:
         """Label columns that belong to one request: ``first`` is the first real one, column c feeds ``start + c``."""
         on_path, position = True, start + first - 1
+        proposed = self.proposed(request, call.number)
         for column in columns:
             if column < first:
                 at = start + column if self._is(request, start + column, call, row, column) else -1
@@ -190,7 +203,8 @@ class Labels:
             else:
                 on_path = False
                 position += 1
-                what, at = "draft", position
+                filler = self._drafted and int(call.tokens[row, column]) not in proposed
+                what, at = "filler" if filler else "draft", position
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
         reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
         self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
@@ -281,7 +295,8 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     case, truth = run.case, run.truth
     outputs = truth.rows if run.outputs is None else run.outputs
     rows = zip(case.prompts, truth.uncut, outputs, truth.digests, map(len, truth.rows), strict=True)
-    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side)
+    drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
+    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side, drafted)
 
 
 def self_hidden(call: Call, row: int) -> list[bool]:

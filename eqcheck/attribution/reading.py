@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import Known, kind_of
-from eqcheck.attribution.context import Context, first_seen, read
+from eqcheck.attribution.context import FED_WITH, Context, first_seen, read
 from eqcheck.attribution.labels import Label, Write, labels_of
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
@@ -94,22 +94,37 @@ class Reader:
         right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
-        drafted = observed in self._drafted(row, position)
-        if not (right and drafted):
-            blamed = blamed or self._asked_loosely(row, position, observed, commit)
-        repeated = index > 0 and observed == verdict.observed[index - 1] and not drafted
-        if self.labels.packed and not right:
+        if self.labels.packed and not right and not blamed:
             detail = "the decoder packs several requests into one row of a call: there a wrong context is not read"
             return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+        drafted = observed in self._drafted(row, position)
+        loosely = False
+        if not blamed and not (right and drafted):
+            blamed = self._asked_loosely(row, position, observed, commit)
+            loosely = bool(blamed)
+        repeated = index > 0 and observed == verdict.observed[index - 1] and not drafted
         if blamed or (wrong and not right and not repeated):
-            return self._context_fault(verdict, index, blamed or wrong)
+            key, found = self._context_fault(verdict, index, blamed or wrong)
+            return key, replace(found, tied=bool(blamed) and not loosely)
         if right:
             basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
-            return self._bookkeeping(verdict, index, right[-1][0], basis)
-        if repeated or self._nothing_else_asked(row):
-            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0))
+            return self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
+        astray = [write for write in self._astray(row, position) if self._predicted(write) == observed]
+        if astray:
+            basis = f"no query asked for it; call {astray[0][0]} answered it behind a draft token that was rejected"
+            return self._bookkeeping(verdict, index, astray[0][0], basis)
+        if repeated or observed in self._proposed(row, position) or self._nothing_else_asked(row):
+            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "no query asked for it")
         detail = "no query was found that had to predict this token"
         return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+
+    def _astray(self, row: int, position: int) -> list[Write]:
+        """The queries behind rejected draft tokens that stood where this token of the row should have."""
+        return [
+            write
+            for write, label in self.labels.of.items()
+            if (label.request, label.position) == (row, position) and label.what in ("draft", "filler")
+        ]
 
     def _predicted(self, write: Write) -> int:
         return int(self.labels.calls[write[0]].predictions[write[1:]])
@@ -121,7 +136,7 @@ class Reader:
         one in the square of the vocabulary for each query.
         """
         token = self.labels.sequence(row)[position]
-        recognised = {write[:2] for write, label in self.labels.of.items() if label.exact and label.request == row}
+        recognised = {write[:2] for write, label in self.labels.of.items() if label.exact}
         found = [
             write
             for write, label in self.labels.of.items()
@@ -197,7 +212,15 @@ class Reader:
                 detail = "no target query that saw exactly its row stands behind this token"
             return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
         key, root, write = roots[0]
-        same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint)
+        if root.kind == "poisoned-entry":
+            changed = self._changed(root, write)
+            if changed is None:
+                detail = f"slot {root.slot} is not what it should be, and no query was found that explains it"
+                return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+            root = changed
+        if root.kind == "key-position" and root.origin == FED_WITH:
+            root, write = self._as_fed(root, write)
+        same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint) or (root,)
         rest = tuple(d for _, d, w in found if d not in same_query)
         number, call_row, column = write
         call, label = self.labels.calls[number], self.labels.of[write]
@@ -223,6 +246,24 @@ class Reader:
         )
         return key, explanation
 
+    def _changed(self, deviation: Deviation, write: Write) -> Deviation | None:
+        """A slot whose own query was right when it was written, so that it was changed since; None for any other."""
+        at = deviation.token_position
+        writers = [w for w in self._context(write).follow if w in self.labels.of and self.labels.of[w].position == at]
+        if not any(self.labels.of[writer].exact for writer in writers):
+            return None
+        return replace(deviation, kind="torn-entry", origin="layer 1 does not hold what was written")
+
+    def _as_fed(self, deviation: Deviation, write: Write) -> tuple[Deviation, Write]:
+        """A key that was fed with a wrong position: the query that it was then, which carries the position."""
+        entries = {writer for writer in self._context(write).follow if writer in self.labels.of}
+        for writer in entries:
+            label, call = self.labels.of[writer], self.labels.calls[writer[0]]
+            if label.position == deviation.token_position and call.positions[writer[1:]] == deviation.observed:
+                fed = replace(deviation, kind="query-position", call=writer[0], column=writer[2], slot=None, origin="")
+                return fed, writer
+        return deviation, write
+
     def _explained(self, deviation: Deviation, write: Write) -> bool:
         """Whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
         context = self._context(write)
@@ -234,10 +275,11 @@ class Reader:
         )
 
     def _bookkeeping(
-        self, verdict: RowVerdict, index: int, number: int, basis: str = ""
+        self, verdict: RowVerdict, index: int, number: int, basis: str = "", asked: bool = False
     ) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
-        kind, detail = kind_of(verdict, index, self.run, self._known(verdict.row, position, number))
+        known = self._known(verdict.row, position, number, asked)
+        kind, detail, certain = kind_of(verdict, index, self.run, known)
         explanation = self._explanation(
             "bookkeeping",
             kind,
@@ -245,6 +287,7 @@ class Reader:
             index,
             round=self.labels.round_of(verdict.row, number) if number else 0,
             detail=detail,
+            tied=certain and not (asked and self._shared(verdict.row, position)),
             basis=basis if number else "the target was never asked about the row",
         )
         return (number, _RANK["bookkeeping"], 0, 0), explanation
@@ -276,22 +319,54 @@ class Reader:
             for token in call.predictions[call.digests == digests[position]]
         }
 
-    def _known(self, row: int, position: int, number: int) -> Known:
+    def _known(self, row: int, position: int, number: int, asked: bool) -> Known:
         """What was known around call ``number``: between the row's calls before and after it."""
         rounds = self.labels.rounds[row]
         before = max((n for n in rounds if n < number), default=0)
         after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
         calls = [call for n, call in self.labels.calls.items() if before < n < after]
+        astray = [
+            write
+            for write, label in self.labels.of.items()
+            if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
+        ]
         return Known(
             drafted=self._drafted(row, position),
-            astray={
-                self._predicted(write)
-                for write, label in self.labels.of.items()
-                if before < write[0] < after and label.request == row and label.what == "draft"
-            },
+            verified=self._verified(row, position),
+            astray={self._predicted(write) for write in (*astray, *self._astray(row, position))},
             nearby={int(token) for call in calls for token in call.predictions.ravel()},
+            asked=asked,
             next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
+            exchanged=self._exchanged(row, position),
         )
+
+    def _verified(self, row: int, position: int) -> set[int]:
+        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
+        asked = self.labels.queries(row, position)
+        return {
+            int(self.labels.calls[write[0]].tokens[write[1:]])
+            for write, label in self.labels.of.items()
+            if asked and write[0] == asked[0][0][0]
+            if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
+        }
+
+    def _exchanged(self, row: int, position: int) -> bool:
+        """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
+        whole = self.labels.sequence(row)
+        if position + 1 >= len(whole):
+            return False
+        digest, wanted = self.run.truth.digests[row][-1, position], whole[position + 1]
+        return any(
+            bool((call.tokens[:, 1:][call.digests[:, :-1] == digest] == wanted).any())
+            for call in self.run.trace.made(DRAFT)
+        )
+
+    def _shared(self, row: int, position: int) -> bool:
+        """Whether another row has the same tokens up to there: then a right query may have been asked for that one."""
+        digests = self.run.truth.digests
+        digest = digests[row][-1, position]
+        others = (other[-1] for request, other in enumerate(digests) if request != row)
+        return any(position < len(other) and other[position] == digest for other in others)
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         case, prompt = self.run.case, self.run.case.prompts[verdict.row]

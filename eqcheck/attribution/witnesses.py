@@ -2,16 +2,16 @@
 
 Reading names a cause from what a query saw. Whether it is asserted depends on three things beside it:
 
-tied         The wrong token is tied to the cause by what was seen. For a wrong context: the query that is blamed answered
-             the emitted token. For bookkeeping: a query that saw exactly its row had answered rightly before the token
-             was committed, and where the emitted token comes from was seen, too; or the outputs alone show it.
-repair       Right positions, mask or entries were put in the place of what the queries had (`eqcheck.attribution.repair`):
+tied         What was seen ties the wrong token to the cause. For a wrong context: the query that is blamed answered the
+             emitted token. For bookkeeping: a query that saw exactly its row had answered rightly before the token was
+             committed, and it was seen where the emitted token comes from; or the outputs alone show the fault.
+repair       Right positions, mask or entries took the place of what the queries had (`eqcheck.attribution.repair`):
              ``confirms`` if that of the component that was read helps, ``contradicts`` if only that of others does,
-             ``silent`` if none does. Reading and repair take the same queries for the same rows, so that repair alone
-             cannot confirm which row is concerned.
+             ``silent`` if none does. Reading and repair take the same queries for the same rows, so repair alone cannot
+             confirm which row is concerned.
 permutation  The case was decoded again with other ids. ``stable``: the same query, slots and kind are read again.
-             ``changes``: others are, so what was read rests on a coincidence of ids. ``depends``: with other ids nothing
-             is wrong. ``untried``: there was nothing to try.
+             ``changes``: others are, so what was read rests on a coincidence of ids. ``depends``: with other ids
+             nothing is wrong. ``untried``: there was nothing to try.
 
 A wrong context proves a fault of context, because in these models every difference in what is seen changes the answer;
 that no repair helps proves nothing. A right context proves bookkeeping, because the target had said what to emit.
@@ -120,7 +120,7 @@ def permutation(
 
 
 def mechanism(explanation: Explanation) -> tuple[object, ...]:
-    """What stays the same about a cause when ids are renamed: the place, the query, and what is wrong in which slots."""
+    """What stays the same about a cause when ids are renamed: the place, the query, what is wrong in which slots."""
     query = explanation.query
     where = None if query is None else (query.call, query.call_row, query.column, query.logical_position)
     wrong = Counter((d.kind, d.slot, d.token_position, d.expected, d.observed) for d in explanation.deviations)

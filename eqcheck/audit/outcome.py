@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.attribution.rounds import draft_losses
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.audit.coverage import exercised
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Generate, Request
