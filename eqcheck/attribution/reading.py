@@ -50,7 +50,9 @@ class Reader:
         whole = prompt_returned(case.prompts, wrong, limits, case.pad_token_id)
         if whole:
             first, detail = whole
-            best = self._explanation("bookkeeping", "prompt-in-output", first, first.first or 0, detail=detail)
+            best = self._explanation(
+                "bookkeeping", "prompt-in-output", first, first.first or 0, detail=detail, tied=True
+            )
             return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
         _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda found: found[0])
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))

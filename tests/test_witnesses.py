@@ -1,0 +1,122 @@
+"""What reading, repair and other ids prove together: every row of the table, and decoders that stand on either side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from eqcheck.attribution import witnesses
+from eqcheck.attribution.repair import Opinion
+from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
+from eqcheck.audit.search import Source
+from eqcheck.case import Case
+from eqcheck.catalogue import FAULTS, Fault
+from eqcheck.contract import Generate
+from eqcheck.harness import Run, run
+from eqcheck.oracle import judge
+from eqcheck.verdict import Explanation
+
+OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
+OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}
+# Asserted: component, tied, what repair does, what other ids show. Nothing else may be.
+PROVED = {
+    *(("cache", True, "confirms", shown) for shown in ("stable", "depends", "untried")),
+    ("cache", True, "silent", "stable"),
+    ("cache", False, "confirms", "stable"),
+    *(("bookkeeping", True, "silent", shown) for shown in ("stable", "depends", "untried")),
+    *(("bookkeeping", True, "contradicts", shown) for shown in ("stable", "depends", "untried")),
+    ("bookkeeping", False, "silent", "stable"),
+}
+SHOWN = ("stable", "changes", "depends", "untried")
+
+
+@pytest.mark.parametrize(
+    ("component", "tied", "does", "shown"), list(product(("cache", "bookkeeping"), (True, False), OPINIONS, SHOWN))
+)
+def test_every_row_of_the_table(component: str, tied: bool, does: str, shown: str) -> None:
+    if (component, does) == ("bookkeeping", "confirms"):
+        assert bearing(Explanation("bookkeeping", "over-accept"), OPINIONS["confirms"]) == "contradicts"
+        return
+    read = Explanation(component, "missing-entry" if component == "cache" else "over-accept", tied=tied)
+    assert bearing(read, OPINIONS[does]) == does
+    assert asserted(read, OPINIONS[does], shown) == ((component, tied, does, shown) in PROVED)
+
+
+def test_hiding_a_stale_entry_is_as_good_as_removing_it() -> None:
+    only_mask = Opinion((("mask",),), ())
+    assert bearing(Explanation("cache", "stale-entry"), only_mask) == "confirms"
+    assert bearing(Explanation("cache", "missing-entry"), only_mask) == "contradicts"
+
+
+def test_two_faults_at_once_are_restored_by_a_pair() -> None:
+    both = Opinion((("position", "cache"),), ())
+    assert bearing(Explanation("cache", "torn-entry"), both) == "confirms"
+    assert str(both) == "right position with cache restores the output"
+
+
+def first(fault: Fault) -> tuple[Generate, Run, Explanation]:
+    """The first violation of a planted fault."""
+    torch.set_num_threads(1)
+    decoder = fault.decoder()
+    source = Source(2, fault.families, decoder.padding_sides, fault.cache_states)
+    with decoder.running() as generate:
+        for case in source.chunk(0):
+            done = run(generate, case)
+            explanation = judge(done).explanation
+            if explanation is not None:
+                return generate, done, explanation
+    raise AssertionError(f"{fault.id} was not caught")
+
+
+@pytest.mark.parametrize("component", OTHERS)
+def test_a_reading_that_repair_contradicts_is_not_asserted(component: str) -> None:
+    generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == component))
+    agreed = second_opinion(generate, done, explanation)
+    assert agreed.fingerprint == explanation.fingerprint
+    assert agreed.repair_confirms
+    wrong = replace(explanation, component=OTHERS[component], kind="planted")
+    both = second_opinion(generate, done, wrong)
+    assert both.fingerprint == "unattributed/unattributed"
+    assert f"reading says {OTHERS[component]}/planted" in both.detail
+    assert both.repair in both.detail
+
+
+def test_a_crash_has_no_second_opinion() -> None:
+    generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "crash"))
+    assert second_opinion(generate, done, explanation) is explanation
+
+
+def test_what_rests_on_a_coincidence_of_ids_changes_with_them() -> None:
+    """A decoder emits its own prompt's last id: the same fault reads as different ones, as the ids happen to be."""
+    generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "cache"))
+    same = [done.case] * 3
+    assert permutation(generate, explanation, same, None) == ("stable", (3, 0, 0))
+    other = replace(explanation, kind="planted")
+    assert permutation(generate, other, same, None) == ("changes", (0, 3, 0))
+    assert second_opinion(generate, done, other, variants=same).component == "unattributed"
+
+    def right(target: Any, draft: Any, request: Any) -> Any:
+        return done.truth.rows
+
+    assert permutation(right, explanation, same, None) == ("depends", (0, 0, 3))
+    assert permutation(generate, explanation, [], None) == ("untried", (0, 0, 0))
+    assert mechanism(explanation) != mechanism(other)
+
+
+def test_one_variant_may_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "mask"))
+    odd = replace(explanation, kind="planted")
+    found = iter([explanation, odd, explanation, explanation, odd])
+
+    class Reads:
+        def __init__(self, done: Run) -> None:
+            self.explain = lambda: next(found)
+
+    monkeypatch.setattr(witnesses, "Reader", Reads)
+    cases: list[Case] = [done.case] * 4
+    assert permutation(generate, explanation, cases, None) == ("stable", (3, 1, 0))
+    assert permutation(generate, explanation, cases[:1], None) == ("changes", (0, 1, 0))
