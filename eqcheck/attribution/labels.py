@@ -8,10 +8,12 @@ writers, and the tokens fed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
@@ -87,8 +89,8 @@ class Labels:
         for row in range(len(call.tokens)):
             found = self._label_row(call, row, taken)
             taken.update(found)
-            self.packed |= len(found) > 1
-            for request in found if not given else ():
+            self.packed |= len(found - {-1}) > 1
+            for request in found - {-1} if not given else ():
                 if call.number not in self.rounds[request][-1:]:
                     self.rounds[request].append(call.number)
 
@@ -127,6 +129,10 @@ class Labels:
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
         places = [self._places.get(int(digest), []) for digest in call.digests[row]]
+        packed = self.packed or self._begins_anew(call, row)
+        segments = self._segments(call, row, places) if packed else []
+        if len(segments) > 1:
+            return {self._label_segment(call, row, columns, places) for columns in segments}
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = self._align(call, row, taken)
             if aligned is None:
@@ -156,6 +162,69 @@ class Labels:
             found.add(request)
             begin = end
         return found
+
+    def _begins_anew(self, call: Call, row: int) -> bool:
+        """Whether a token that is no row's first by its column sees only itself, behind others that are no pads.
+
+        So it is where a call with fewer rows than there are requests feeds several in one row.
+        """
+        if len(call.tokens) >= len(self._requests):
+            return False
+        hidden = self_hidden(call, row)
+        return any(
+            not hidden[column - 1]
+            and int(call.tokens[row, column - 1]) != self._pad
+            and int(call.visible[row, column].sum()) == 1
+            for column in range(1, len(hidden))
+            if not hidden[column]
+        )
+
+    def _segments(self, call: Call, row: int, places: list[list[tuple[int, int]]]) -> list[range]:
+        """The columns of a row that holds several requests, cut where one ends and the next begins.
+
+        A column belongs to the request whose digest it has, else to the one most of whose entries it sees, and else,
+        where it sees none but those of its own call, to the segment that these belong to.
+        """
+        slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+        owners: list[int] = []
+        segment: list[int] = []
+        for column in range(call.tokens.shape[1]):
+            seen = [slots[slot] for slot in np.flatnonzero(call.visible[row, column])]
+            votes = Counter(
+                self.of[write].request for write in seen if write in self.of and self.of[write].what == "token"
+            )
+            exact = [request for request, _ in places[column]]
+            own = [owners[at] for number, _, at in seen if number == call.number and at < column]
+            owner = max(exact, key=lambda r: votes[r]) if exact else max(votes, key=lambda r: votes[r], default=-1)
+            if not exact and not votes and own:
+                owner = own[-1]
+            alone = not own and column > 0
+            segment.append(segment[-1] + (alone or owner != owners[-1]) if segment else 0)
+            owners.append(owner)
+        edges = [column for column in range(len(segment)) if not column or segment[column] != segment[column - 1]]
+        return [range(a, b) for a, b in zip(edges, [*edges[1:], len(segment)], strict=True)]
+
+    def _label_segment(self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]]) -> int:
+        """Label the columns of one request in a row that holds several; the request."""
+        exact = [(column, *place) for column in columns for place in places[column]]
+        if exact:
+            counts = Counter(request for _, request, _ in exact)
+            request = max(counts, key=lambda r: counts[r])
+            known = {column: position for column, r, position in exact if r == request}
+            first = min(known)
+            start = known[first] - first
+        else:
+            slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+            seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
+            votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
+            aligned = self._align(call, row, set(), columns, list(votes) or None)
+            if aligned is None:
+                for column in columns:
+                    self.of[call.number, row, column] = Label(-1, -1, "unknown")
+                return -1
+            (request, first, start), known = aligned, {}
+        self._label_columns(call, row, columns, request, first, start, known)
+        return request
 
     def _others(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], request: int
@@ -248,7 +317,14 @@ class Labels:
         token = int(call.tokens[row, column])
         return token == self._pad and token not in proposed
 
-    def _align(self, call: Call, row: int, taken: set[int]) -> tuple[int, int, int] | None:
+    def _align(
+        self,
+        call: Call,
+        row: int,
+        taken: set[int],
+        columns: range | None = None,
+        requests: Sequence[int] | None = None,
+    ) -> tuple[int, int, int] | None:
         """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
 
         Columns before the first real one must be pads, and a row cannot leave its own prompt. A call that asks
@@ -256,17 +332,18 @@ class Labels:
         counts then: the entries held that precede the start, those missing, those held twice, the tokens fed,
         whether they reach the end of the prompt, the position ids.
         """
-        tokens = call.tokens[row].tolist()
+        begin = columns[0] if columns else 0
+        tokens = call.tokens[row].tolist()[begin : columns[-1] + 1 if columns else None]
         held: dict[int, set[int]] = defaultdict(set)
         for label in self._held(call, row):
             for request in range(len(self._requests)) if label.what == "token" else ():
                 if self.same(label, request):
                     held[request].add(label.position)
-        hidden = self_hidden(call, row)
+        hidden = self_hidden(call, row)[begin:]
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[int, float, int, int, int] | None = None
-        for request, known in enumerate(self._requests):
-            have = held[request]
+        for request in range(len(self._requests)) if requests is None else requests:
+            known, have = self._requests[request], held[request]
             for first, token in enumerate(tokens):
                 for whole in known.wholes:
                     for at in (at for at, other in enumerate(whole) if other == token):
@@ -275,7 +352,7 @@ class Labels:
                             continue
                         before = sum(p < at for p in have)
                         score = 3.0 * before - 3.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
-                        score += 2.0 * (call.positions[row, first] == at) + (4.0 if in_order else 0.5) * (
+                        score += 2.0 * (call.positions[row, begin + first] == at) + (4.0 if in_order else 0.5) * (
                             request == row
                         )
                         score += (0.1 if in_order else -0.5) * (first - sum(hidden[:first]))
@@ -284,7 +361,7 @@ class Labels:
                         last = min(at + len(tokens) - first, len(known.prompt) + known.needed - 1) - 1
                         ahead = min(1, last - self._committed.get(request, -1))
                         if best is None or (ahead, score) > best[:2]:
-                            best = (ahead, score, request, first, at - first)
+                            best = (ahead, score, request, begin + first, at - begin - first)
                 if token != self._pad:
                     break
         return best[2:] if best else None

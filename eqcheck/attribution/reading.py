@@ -96,9 +96,6 @@ class Reader:
         right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
         blamed = [write for write in wrong if self._predicted(write) == observed]
-        if self.labels.packed and not right and not blamed:
-            detail = "the decoder packs several requests into one row of a call: there a wrong context is not read"
-            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
         drafted = observed in self._drafted(row, position)
         loosely = False
         if not blamed and not (right and drafted):

@@ -34,7 +34,7 @@ COMMITS = [
     ),
     *plant(
         "T22-no-verification",
-        "bookkeeping/unverified",
+        "bookkeeping/over-accept",
         "all draft tokens are committed, whatever the target predicts",
         issue("vllm-project/vllm-ascend", 13766),
         "realigned per_row",
@@ -43,7 +43,7 @@ COMMITS = [
     ),
     *plant(
         "T22-verified-by-draft",
-        "bookkeeping/unverified",
+        "bookkeeping/over-accept",
         "draft tokens are verified by the draft itself",
         EQSPEC,
         "uncached static",
