@@ -10,11 +10,15 @@ import torch
 from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck.catalogue import BUILDS, Fault
+from eqcheck.catalogue.caches import CACHES
 from eqcheck.catalogue.commits import COMMITS
+from eqcheck.catalogue.contexts import POSITIONS
 from eqcheck.catalogue.tensors import TENSORS
 from eqcheck.contract import Decoder, Request
 
-NEW = 10
+NEW = 12
+LARGE = ("K20", "K22", "K24", "K25", "K27", "P11")  # faults of blocks, long rows and large K
+SHOWN = [*TENSORS, *COMMITS, *(fault for fault in [*CACHES, *POSITIONS] if fault.switch.startswith(LARGE))]
 ARCHITECTURES = {
     "rotary": ("llama", "gpt_neox"),
     "learned": ("gpt2",),
@@ -35,8 +39,10 @@ def llama() -> Any:
 
 
 def prompts(seed: int) -> list[list[int]]:
+    """Rows of several lengths, two of them equal, and one that goes on where another ends."""
     drawn = random.Random(seed)
-    return [[drawn.randrange(VOCABULARY) for _ in range(length)] for length in (1, 5, 13)]
+    rows = [[drawn.randrange(VOCABULARY) for _ in range(length)] for length in (1, 6, 13)]
+    return [*rows, rows[0], [*rows[1], 5]]
 
 
 def alone(model: Any, prompt: list[int]) -> list[int]:
@@ -46,18 +52,17 @@ def alone(model: Any, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def decoded(decoder: Decoder, model: Any, rows: list[list[int]]) -> list[list[int]]:
-    rows = [list(row) for row in rows]
-    outputs: list[list[int]] = decoder(model, noisy(model), Request(rows, NEW, 3, (), 0, "left"))
+def decoded(decoder: Decoder, model: Any, draft: Any, seed: int, k: int) -> list[list[int]]:
+    outputs: list[list[int]] = decoder(model, draft, Request(prompts(seed), NEW, k, (), 0, "left"))
     return outputs
 
 
-@pytest.mark.parametrize("fault", [*TENSORS, *COMMITS], ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", SHOWN, ids=lambda fault: fault.id)
 def test_fault_changes_what_a_llama_emits(fault: Fault, llama: Any) -> None:
     with torch.no_grad():
         changed = (
-            decoded(fault.decoder(), llama, rows) != [alone(llama, row) for row in rows]
-            for rows in map(prompts, range(4))
+            decoded(fault.decoder(), llama, draft, seed, k) != [alone(llama, row) for row in prompts(seed)]
+            for seed, draft, k in ((1, noisy(llama), 3), (2, llama, 8), (3, noisy(llama), 8))
         )
         assert any(changed)
 
@@ -69,4 +74,4 @@ def test_right_build_emits_what_the_model_does(build: str) -> None:
             model = tiny(kind)
             with torch.no_grad():
                 right = [alone(model, row) for row in prompts(1)]
-                assert decoded(BUILDS[build].decoder(build), model, prompts(1)) == right, kind
+                assert decoded(BUILDS[build].decoder(build), model, noisy(model), 1, 3) == right, kind

@@ -131,6 +131,16 @@ POSITIONS = [
         "packed",
         families=FED,
     ),
+    *plant(
+        "P11-positions-end-at-16",
+        "position/query-position",
+        "the table of positions was made for 16 tokens, and later ones take its last",
+        EQSPEC,
+        "static per_row",
+        "paged",
+        rows=1,
+        families=FED,
+    ),
 ]
 
 MASKS = [

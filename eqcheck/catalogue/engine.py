@@ -25,6 +25,8 @@ class Engine:
 
     def __init__(self, target: Any, draft: Any, request: Request, faults: Iterable[str] = ()) -> None:
         self.faults = frozenset(faults)
+        if self.on("K24-not-cropped-from-k-7") and request.num_draft_tokens >= 7:
+            self.faults |= {"K3-never-cropped"}
         self.target, self.draft, self.request = target, draft, request
         if self.on("T23-models-exchanged"):
             self.target, self.draft = draft, target
@@ -120,6 +122,10 @@ class Engine:
     def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
         """Append to each active row its accepted drafts and the target's next token; how many drafts were accepted."""
         self.before = [len(self.rows[i]) for i in self.active]
+        if self.on("T25-answers-cut-at-seven"):
+            predicted = [wanted[:7] for wanted in predicted]
+        if self.on("X11-four-rows-at-once"):
+            predicted = [predicted[slot % 4] for slot in range(len(predicted))]
         if self.on("X1-results-by-batch-row") and len(self.active) < len(self.rows):
             predicted = [*predicted[1:], *predicted[:1]]
         counts = []
@@ -197,6 +203,8 @@ class Engine:
             out = self.rows
         if self.on("T17-slice-by-first-non-pad"):
             out = [row[self._leading_pads(i) :] or row for i, row in enumerate(out)]
+        if self.on("T26-ten-tokens-kept"):
+            out = [row[:10] for row in out]
         if self.on("T18-sorted-order"):
             out = [out[i] for i in sorted(range(len(out)), key=lambda i: self.starts[i])]
         if self.on("T18-completion-order"):
@@ -207,7 +215,18 @@ class Engine:
             out = [row[:-1] if row and row[-1] in self.eos else row for row in out]
         if self.on("X7-waiting-omitted"):
             out = [out[i] for i in sorted(self.finish_order)]
+        if self.on("X10-equal-prompts-once"):
+            out = list({tuple(prompt): row for prompt, row in zip(self.request.prompts, out, strict=True)}.values())
         return out
+
+    def fed_from(self, i: int) -> int:
+        """How many of a row's first tokens are not fed: other than none only through a fault."""
+        return max(0, self.starts[i] - 12) if self.on("K27-prompt-cut") else 0
+
+    def grows_out_of(self, i: int) -> int | None:
+        """The first row before this one whose prompt is the beginning of this one's."""
+        mine, others = self.request.prompts[i], self.request.prompts[:i]
+        return next((j for j, other in enumerate(others) if other == mine[: len(other)] and other != mine), None)
 
     def _leading_pads(self, i: int) -> int:
         prompt = self.request.prompts[i]
@@ -225,6 +244,8 @@ def placed(
     positions: torch.Tensor, real: torch.Tensor, model: Any, faults: Iterable[str] = frozenset()
 ) -> torch.Tensor:
     """Position ids ``[batch, block]`` in which pads, which ``real`` leaves out, have one that every model knows."""
+    if "P11-positions-end-at-16" in faults:
+        positions = positions.clamp(max=15)
     pads = 0
     if "P9-pads-before-table" in faults:
         pads = -1

@@ -22,11 +22,13 @@ class Paged(Engine):
             for model, handed in ((self.target, request.target_cache), (self.draft, request.draft_cache))
         )
         for i in self.active:
+            self.verifier.skip(i, self.fed_from(i))
+            if self.on("K25-rows-grow-out-of-one-cache") and (other := self.grows_out_of(i)) is not None:
+                self.verifier.share(other, i, self.starts[other])
             for n, piece in enumerate(pieces(self.rows[i][self.verifier.lengths[i] :], request.prefill_chunk)[:-1]):
                 if self.on("K14-chunk-border-lost" if n else "K14-first-token-skipped"):
                     piece = piece[1:]
-                    self.verifier.lengths[i] += 1
-                    self.verifier.surplus[i] -= 1
+                    self.verifier.skip(i, 1)
                 if piece:
                     self.verifier.feed([i], [piece])
 

@@ -15,6 +15,7 @@ import torch
 from eqcheck.catalogue.engine import Rows, additive, placed
 from eqcheck.catalogue.handling import handled
 
+WRITES_SHARED = ("K23-prefix-not-copied", "K25-rows-grow-out-of-one-cache")
 Pools = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -100,6 +101,18 @@ class PagedModel:
         self.holders = Counter({block: len(self.tables) for block in shared})
         self.lengths = [prefix] * len(self.tables)
 
+    def skip(self, i: int, count: int) -> None:
+        """Take so many tokens of a request for cached that are not: only faults do."""
+        self.lengths[i] += count
+        self.surplus[i] -= count
+
+    def share(self, i: int, other: int, count: int) -> None:
+        """Let a request begin with the blocks of another's first ``count`` tokens: only a fault does."""
+        self._reserve(i, count)
+        self.tables[other] = self.tables[i][: -(-count // self.cache.size)]
+        self.holders.update(self.tables[other])
+        self.lengths[other] = count
+
     def _block(self) -> int:
         block = self.free.pop()
         self.holders[block] += 1
@@ -111,7 +124,7 @@ class PagedModel:
         for place in range(start // size, -(-(start + count) // size)):
             if place == len(table):
                 table.append(self._block())
-            elif self.holders[table[place]] > 1 and not self.on("K23-prefix-not-copied"):
+            elif self.holders[table[place]] > 1 and not self.on(*WRITES_SHARED):
                 self.holders[table[place]] -= 1
                 own = self._block()
                 self.cache.copy(table[place], own)

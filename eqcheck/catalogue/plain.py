@@ -41,7 +41,9 @@ class Uncached(Engine):
         texts, inner = [], []
         for i, proposed in rows:
             start = self.starts[i]
-            texts.append([*self.rows[i][:start], *[pad] * self.inner_pads[i], *self.rows[i][start:], *proposed])
+            texts.append(
+                [*self.rows[i][self.fed_from(i) : start], *[pad] * self.inner_pads[i], *self.rows[i][start:], *proposed]
+            )
             inner.append(slice(start - len(texts[-1]), start - len(texts[-1]) + self.inner_pads[i]))
         ids, visible = left_padded(texts, pad)
         real = visible.clone()

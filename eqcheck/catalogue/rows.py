@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engine import Engine, Rows, own_copy, pieces, prefix_for
+from eqcheck.catalogue.engine import Engine, Rows, own_copy, pieces, placed, prefix_for
 from eqcheck.catalogue.handling import handled
 
 
@@ -20,8 +20,12 @@ class PerRow(Engine):
         self.caches = [self.new_cache() for _ in self.rows]
         if self.on("K23-prefix-not-copied"):
             self.caches = self.caches[:1] * len(self.rows)
-        self.lengths = [prefix] * len(self.rows)
-        self.fed = [prefix] * len(self.rows)
+        self.lengths = [max(prefix, self.fed_from(i)) for i in self.active]
+        self.fed = list(self.lengths)
+        for i in self.active if self.on("K25-rows-grow-out-of-one-cache") else ():
+            if (other := self.grows_out_of(i)) is not None:
+                self.caches[i] = self.caches[other]
+                self.lengths[i] = self.fed[i] = self.starts[other]
 
     def new_cache(self) -> Any:
         return prefix_for(self.request.target_cache, 1) if self.request.prefix_length else DynamicCache()
@@ -50,9 +54,10 @@ class PerRow(Engine):
         self.lengths[i], self.fed[i] = self.lengths[i] + len(block), self.fed[i] + len(block)
         if self.on("K4-last-token-twice") and start:
             block, start = [self.rows[i][start - 1], *block], start - 1
+        positions = torch.arange(start, start + len(block))[None]
         logits: torch.Tensor = self.target(
             input_ids=torch.tensor([block]),
-            position_ids=torch.arange(start, start + len(block))[None],
+            position_ids=placed(positions, positions >= 0, self.target, self.faults),
             past_key_values=cache,
             use_cache=True,
         ).logits
