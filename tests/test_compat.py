@@ -39,9 +39,11 @@ def filled(slots: int = 5, rows: int = 1) -> Any:
     return cache
 
 
-def fingerprints(generate: Callable[..., Any], count: int = 12, **source: Any) -> set[str | None]:
+def fingerprints(
+    generate: Callable[..., Any], count: int = 12, families: tuple[str, ...] = ("rotary", "learned"), **source: Any
+) -> set[str | None]:
     """What a decoder does wrong on the first cases of an audit."""
-    cases = Source(0, ("rotary", "learned"), ("left",), ("empty",), **source).chunk(0, count)
+    cases = Source(0, families, ("left",), ("empty",), **source).chunk(0, count)
     verdicts = [judge(run(generate, case, 60.0)) for case in cases]
     return {verdict.explanation.fingerprint if verdict.explanation else None for verdict in verdicts}
 
@@ -200,7 +202,7 @@ def test_what_has_no_tuples() -> None:
         pass
 
 
-def tuples(keep: int, prompt_again: bool = False) -> Callable[[Any, Any, Request], list[list[int]]]:
+def tuples(keep: int) -> Callable[[Any, Any, Request], list[list[int]]]:
     """A decoder for transformers 4, one row after the other; it keeps so many entries of a rejected draft."""
 
     def generate(target: Any, draft: Any, request: Request) -> list[list[int]]:
@@ -233,6 +235,7 @@ def tuples(keep: int, prompt_again: bool = False) -> Callable[[Any, Any, Request
 
 def test_a_decoder_with_tuples() -> None:
     assert fingerprints(tuples(keep=0)) == {None}
+    assert fingerprints(tuples(keep=0), families=("window", "mask-order", "slot-distance")) == {None}
     assert "cache/stale-entry" in fingerprints(tuples(keep=1))
 
 
