@@ -194,7 +194,8 @@ class HashModel(_Offers):
         if cache is not None and not (hasattr(cache, "update") and hasattr(cache, "get_seq_length")):
             raise TypeError(
                 f"past_key_values: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
-                f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx)"
+                f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx), or let "
+                "eqcheck.compat.legacy_cache take tuples"
             )
         if cache is not None and self.family == "recurrent":
             install_state(cache)

@@ -194,6 +194,11 @@ def test_inputs_are_prepared_for_a_loop_of_its_own() -> None:
         assert target.prepare_inputs_for_generation(IDS)["input_ids"].shape == (1, 5)
 
 
+def test_tuples_alone_are_refused_with_a_hint() -> None:
+    with pytest.raises(TypeError, match=r"eqcheck\.compat\.legacy_cache"):
+        model()(IDS, past_key_values=((IDS, IDS),))
+
+
 def test_what_has_no_tuples() -> None:
     target = model("recurrent")
     with legacy_cache(target), pytest.raises(UsageError, match="recurrent"):
