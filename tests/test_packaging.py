@@ -50,6 +50,7 @@ def test_wheel_has_all_and_only_its_packages(site: Path) -> None:
         "reference_impls/eqspec.py",
         "reference_impls/serving/engine.py",
         "conformance/test_laws.py",
+        "compat/legacy.py",
         "pair/target/model.safetensors",
         "pair/draft/config.json",
         "pair/training.json",
