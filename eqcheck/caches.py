@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from eqcheck.hashing import LAYERS
+from eqcheck.trace import Uses
 
 GARBAGE = 2.0**30
 
@@ -21,13 +22,15 @@ GARBAGE = 2.0**30
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     """K and V ``[batch, heads, capacity, width]``, of which the first ``length`` slots are valid."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, uses: Uses | None = None) -> None:
         super().__init__()
         self.capacity = capacity
+        self.uses = uses or Uses(capacity)
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.uses.written = True
         batch, heads, _, width = key_states.shape
         self.keys = key_states.new_full((batch, heads, self.capacity, width), GARBAGE)
         self.values = self.keys.clone()
@@ -115,6 +118,6 @@ def install_state(cache: Any) -> None:
 
 def preallocated(capacity: int) -> DynamicCache:
     """A cache whose layers have ``capacity`` slots, all of them garbage and none valid."""
-    cache = DynamicCache()
-    cache.layers.extend(PreallocatedLayer(capacity) for _ in range(LAYERS))
+    cache, uses = DynamicCache(), Uses(capacity)
+    cache.layers.extend(PreallocatedLayer(capacity, uses) for _ in range(LAYERS))
     return cache

@@ -75,11 +75,13 @@ class Request:
     its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
     that occurs in prompts or is an EOS: nothing about a row may be read off it.
 
-    The other fields are set only for decoders that declare the cache state. ``prefill_chunk`` (``chunked``): feed at
-    most so many prompt tokens of a row in one target call. ``prefix_length`` (``prefix``): ``target_cache`` and
-    ``draft_cache`` hold one row with the first so many tokens, which all prompts share. Under ``preallocated``
-    the two hold a row per prompt and no token yet; their ``layers[i].keys`` have spare slots behind the
-    ``get_seq_length()`` valid ones. ``arrivals`` (``late-rows``): row i may be fed only after that many target calls.
+    The other fields are set only for decoders that declare the cache state, and are to be heeded: the trace is held
+    against them. ``prefill_chunk`` (``chunked``): feed at most so many prompt tokens of a row in one target call.
+    ``prefix_length`` (``prefix``): ``target_cache`` and ``draft_cache`` hold one row with the first so many tokens,
+    which all prompts share; do not feed the target these again. Under ``preallocated`` the two hold a row per prompt
+    and no token yet; their ``layers[i].keys`` have spare slots behind the ``get_seq_length()`` valid ones; let the
+    target write into its own, or into a copy. ``arrivals`` (``late-rows``): row i may be fed only after that many
+    target calls, or when no other row is left to be decoded.
 
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and

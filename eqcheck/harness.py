@@ -21,7 +21,7 @@ from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
 from eqcheck.hashing import Words, continue_rows
 from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.trace import Call, Fix, TooManyCalls, Trace
+from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.verdict import Explanation, check_rows
 
 
@@ -153,6 +153,8 @@ def run(
     request.target_cache, request.draft_cache = (_handed(case, model) for model in (target, draft))
     untouched.target_cache, untouched.draft_cache = request.target_cache, request.draft_cache
     trace.given = trace.calls[-1].number if trace.calls else 0
+    if case.cache_state == "preallocated":
+        trace.handed = cast(Uses, request.target_cache.layers[0].uses)
     try:
         with torch.no_grad(), _alarm(timeout):
             outputs: Any = generate(target, draft, request)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from eqcheck.attribution.bookkeeping import ends
+from eqcheck.attribution.declared import ignored
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
@@ -203,7 +204,8 @@ def judge(run: Run) -> Verdict:
         for row, (expected, observed) in enumerate(zip(run.truth.rows, run.outputs, strict=True))
     )
     if all(row.first is None for row in rows):
-        return Verdict("equivalent", rows)
+        unused = ignored(run)
+        return Verdict("violation", rows, unused) if unused else Verdict("equivalent", rows)
     return Verdict("violation", rows, Reader(run).explain())
 
 

@@ -34,7 +34,7 @@ _MEANING = {
     "row-swap": "the row holds another row's output",
     "unverified": "a draft token is emitted that the target never verified",
     "prompt-in-output": "the prompt is returned with the row",
-    "ignored-option": "an option of the row is not applied as asked",
+    "ignored-option": "an option is not applied as asked",
     "leaks-from-earlier-request": "the answer depends on what was decoded before",
     "desync": "the draft has lost its place in the row",
     "lost-bonus": "the target is asked again for a token that it has answered for",
@@ -58,7 +58,7 @@ def render(explanation: Explanation) -> str:
       KeyError: 'x'
     """
     head = f"{explanation.fingerprint} - {meaning(explanation.kind)}"
-    if explanation.row is None:
+    if explanation.row is None or explanation.token_index is None:
         return f"{head}\n  {explanation.detail}"
     lines = [head, *_let(explanation)]
     if explanation.component == "unattributed" and explanation.query and explanation.repair:

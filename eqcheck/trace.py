@@ -72,12 +72,24 @@ class TooManyCalls(BaseException):
 
 
 @dataclass
+class Uses:
+    """Whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
+
+    capacity: int
+    written: bool = False
+
+    def __deepcopy__(self, memo: object) -> Uses:
+        return self
+
+
+@dataclass
 class Trace:
     """The calls of one decode, in order; target and draft share one clock, so calls are numbered across both."""
 
     max_calls: int = 100_000
     calls: list[Call] = field(default_factory=list)
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
+    handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
 
     def __post_init__(self) -> None:
         self.clock = count(1)

@@ -8,6 +8,7 @@ cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned
 bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
               pad-in-output  row-swap  unverified  prompt-in-output
 sampling      ignored-option               (a penalty or a minimum is not applied as asked)
+options       ignored-option               (a cache state that the decoder declares is not used as asked)
 state         leaks-from-earlier-request     (the answer depends on what was decoded before)
 draft         desync  lost-bonus             (speed, not correctness: reported as a warning)
 crash         exception  hang  invalid-output
@@ -51,6 +52,7 @@ KINDS = {
         "prompt-in-output",
     ),
     "sampling": ("ignored-option",),
+    "options": ("ignored-option",),
     "state": ("leaks-from-earlier-request",),
     "draft": ("desync", "lost-bonus"),
     "crash": ("exception", "hang", "invalid-output"),
@@ -181,9 +183,10 @@ class Explanation:
 
     @property
     def fingerprint(self) -> str:
-        """``component/kind``, and for crashes what failed: two violations with one fingerprint are one bug."""
+        """``component/kind``, for crashes what failed, for options which: two violations with one are one bug."""
         base = f"{self.component}/{self.kind}"
-        what = re.split(r"[\[:]", self.detail)[0] if self.kind in ("exception", "invalid-output") else ""
+        told = self.kind in ("exception", "invalid-output") or self.component == "options"
+        what = re.split(r"[\[:]", self.detail)[0] if told else ""
         return f"{base}:{what}" if what else base
 
     def to_dict(self) -> dict[str, Any]:

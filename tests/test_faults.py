@@ -94,7 +94,7 @@ def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
     source = Source(5, fault.families, decoder.padding_sides, fault.cache_states)
 
     def fails(case: Case) -> bool:
-        return named(decoder, case) == fault.fingerprint
+        return named(decoder, case).partition(":")[0] == fault.fingerprint
 
     small = source.minimise(next(case for case in source.chunk(0) if fails(case)), fails)
     explanation = judge(run(decoder, small)).explanation

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from eqcheck.catalogue.asked import as_seen
 from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.continuous import Continuous
 from eqcheck.catalogue.engine import Engine, Rows
@@ -38,7 +39,7 @@ class Build:
 
 
 def _decode(engine: type[Engine], faults: frozenset[str], target: Any, draft: Any, request: Request) -> Rows:
-    return engine(target, draft, request, faults).decode()
+    return engine(target, draft, as_seen(request, faults), faults).decode()
 
 
 _NO_STATE_TO_CROP = tuple(family for family in FAMILIES if family != "recurrent")
@@ -55,7 +56,7 @@ BUILDS = {
     "realigned": Build(Realigned, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
     "holes": Build(Holes, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked", "preallocated")),
     "rolled_back": Build(RolledBack, _NO_STATE_TO_CROP, (*TAKEN, "chunked", "preallocated")),
-    "per_row": Build(PerRow, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked")),
+    "per_row": Build(PerRow, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked", "late-rows")),
     "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
     "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
     "packed": Build(Packed, CLAIMED),

@@ -21,24 +21,15 @@ class Continuous(Engine):
         self.verifier = SlotCache(self.target, prompts, capacity, pad, self.faults)
         self.drafter = SlotCache(self.draft, prompts, capacity, pad, drafts_faults)
         self.waiting, self.active = self.active, []
-        self.calls = 0
         self.newest_before = [row[-1] for row in self.rows]
 
     def admit(self) -> bool:
-        while self.waiting:
-            slot = self._free_slot()
-            arrived = [i for i in self.waiting if self._arrival(i) <= self.calls]
-            if slot is None or not (arrived or not self.active):
-                break
-            i = arrived[0] if arrived else min(self.waiting, key=self._arrival)  # nobody is left to wait for
+        while (slot := self._free_slot()) is not None and (i := self.arriving()) is not None:
             self.waiting.remove(i)
             self._join(i, slot)
         if self.on("X7-waiting-dropped") or self.on("X7-waiting-omitted"):
             self.waiting = []
         return bool(self.active)
-
-    def _arrival(self, i: int) -> int:
-        return self.request.arrivals[i] if self.request.arrivals else 0
 
     def _free_slot(self) -> int | None:
         taken = [self.verifier.slot[i] for i in self.active]

@@ -34,6 +34,8 @@ class Engine:
         self.starts = [len(prompt) for prompt in request.prompts]
         self.active = list(range(len(self.rows)))
         self.finish_order: list[int] = []
+        self.waiting: list[int] = []  # builds that take late rows keep them here,
+        self.calls = 0  # and count the target's calls
         eos = request.eos_token_ids
         self.eos = eos[:1] if self.on("T3-first-eos-only") else eos
 
@@ -76,6 +78,14 @@ class Engine:
     def admit(self) -> bool:
         """Let rows join that wait; whether there is any row to go on with."""
         return bool(self.active)
+
+    def arriving(self) -> int | None:
+        """The next of the ``waiting`` rows that may join after so many ``calls``; the first to come if none is left."""
+        arrivals = self.request.arrivals or [0] * len(self.rows)
+        arrived = [i for i in self.waiting if arrivals[i] <= self.calls]
+        if arrived or self.active or not self.waiting:
+            return arrived[0] if arrived else None
+        return min(self.waiting, key=lambda i: arrivals[i])
 
     def verify(self, drafts: Rows) -> Rows:
         """What the target predicts after the newest token of each active row and after each of its drafts."""

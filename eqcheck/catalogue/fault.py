@@ -1,7 +1,7 @@
 """What a planted fault is: what is broken in which build, where it happened in the wild, and what it must be named.
 
 An id is ``SWITCH.BUILD``; the switch is the name searched for in the build's code, and begins with the number of the
-failure mode: P positions, M masks, K caches, T token bookkeeping, D draft, X scheduling.
+failure mode: P positions, M masks, K caches, T token bookkeeping, D draft, X scheduling, S declared cache states.
 
 Not planted, because greedy decoding of the models at hand cannot show it:
 

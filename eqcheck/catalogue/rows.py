@@ -26,6 +26,13 @@ class PerRow(Engine):
             if (other := self.grows_out_of(i)) is not None:
                 self.caches[i] = self.caches[other]
                 self.lengths[i] = self.fed[i] = self.starts[other]
+        self.waiting, self.active = self.active, []
+
+    def admit(self) -> bool:
+        while (i := self.arriving()) is not None:
+            self.waiting.remove(i)
+            self.active.append(i)
+        return bool(self.active)
 
     def new_cache(self) -> Any:
         return prefix_for(self.request.target_cache, 1) if self.request.prefix_length else DynamicCache()
@@ -47,6 +54,7 @@ class PerRow(Engine):
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
         """Logits ``[len(block), vocab]`` of a row's block, which goes into the row's cache."""
         cache, start = self.caches[i], self.lengths[i]
+        self.calls += 1
         if self.on("K7-caches-exchanged") and start:
             cache = self.caches[(i + 1) % len(self.caches)]
         if self.on("P5-advance-by-k"):
