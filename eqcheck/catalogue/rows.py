@@ -20,7 +20,7 @@ class PerRow(Engine):
         self.caches = [self.new_cache() for _ in self.rows]
         if self.on("K23-prefix-not-copied"):
             self.caches = self.caches[:1] * len(self.rows)
-        self.lengths = [max(prefix, self.fed_from(i)) for i in self.active]
+        self.lengths = [max(prefix, self.fed_from(i)) for i in range(len(self.rows))]
         self.fed = list(self.lengths)
         for i in self.active if self.on("K25-rows-grow-out-of-one-cache") else ():
             if (other := self.grows_out_of(i)) is not None:
