@@ -315,7 +315,7 @@ def test_an_audit_and_assert_equivalent_name_it_too() -> None:
         assert_equivalent(mine, CASE)
     (violation,) = audit(mine, Options(cases=40)).violations
     assert (violation.fingerprint, violation.count) == ("bookkeeping/prompt-in-output", 40)
-    assert "Repair agrees" in violation.text
+    assert "Repair: no right positions" in violation.text
 
 
 ONE, TWO = [[1, 2]], [[1, 2], [3]]
