@@ -186,7 +186,7 @@ def _held(d: Deviation) -> str:
     kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept).replace("rejected draft", "the rejected draft")
     if d.kind == "duplicate-entry":
         return f"{kept} again"
-    return f"the later {kept}" if d.kind == "future-visible" else kept
+    return f"the later {kept.removeprefix('the ')}" if d.kind == "future-visible" else kept
 
 
 def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:

@@ -19,6 +19,7 @@ class Known:
     what the target predicted behind rejected draft tokens of the row, there or in the calls around; ``nearby`` all it
     predicted for any row around that call; ``asked``: it was asked for this token in exactly the right context, and
     ``next_asked`` for the one after, too. ``exchanged``: the draft was fed what the target had predicted there.
+    ``for_another`` is a request and logical position behind which the target answered the emitted token around then.
     """
 
     drafted: set[int]
@@ -28,6 +29,7 @@ class Known:
     asked: bool
     next_asked: bool
     exchanged: bool
+    for_another: tuple[int, int] | None
 
 
 class Kind(NamedTuple):
@@ -56,6 +58,9 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
         said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
         detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
         return Kind("unverified", detail + (said if known.exchanged else ""))
+    if token in known.drafted and token in known.astray:
+        detail = "the emitted token is the rejected draft token, and also what the target predicted behind one"
+        return Kind("wrong-correction", detail, False)
     if token in known.drafted:
         asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
         return Kind("over-accept", f"the emitted token is the draft token {asked}", known.asked)
@@ -72,6 +77,11 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
             return Kind("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
     if token == pad and token not in known.nearby and token not in expected:
         return Kind("pad-in-output", f"new token {index} is the pad id", known.asked)
+    if known.for_another is not None:
+        request, position = known.for_another
+        whose = "" if request == verdict.row else f" of row {request}"
+        detail = f"the emitted token is the target's answer behind position {position}{whose}"
+        return Kind("wrong-correction", detail, False)
     detail = "the emitted token is neither the draft token nor the target's prediction there"
     return Kind("wrong-correction", detail, False)
 

@@ -234,11 +234,21 @@ class Labels:
         found = []
         for column in columns:
             theirs = places[column]
-            if theirs and all(r != request for r, _ in theirs) and column >= self._pads(call, row):
-                after = places[column + 1] if column + 1 < len(places) else []
-                if int(call.tokens[row, column]) != self._pad or any(p or (r, p + 1) in after for r, p in theirs):
-                    found.append(column)
+            if not theirs or any(r == request for r, _ in theirs) or column < self._pads(call, row):
+                continue
+            if int(call.tokens[row, column]) != self._pad or self._goes_on(call, row, column, places):
+                found.append(column)
         return found
+
+    def _goes_on(self, call: Call, row: int, column: int, places: list[list[tuple[int, int]]]) -> bool:
+        """Whether what a pad may be taken for goes on, in the columns behind it, with a token that is no pad."""
+        for request, position in places[column]:
+            at = 1
+            while column + at < len(places) and (request, position + at) in places[column + at]:
+                if int(call.tokens[row, column + at]) != self._pad:
+                    return True
+                at += 1
+        return False
 
     def _label_columns(
         self,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.attribution.bookkeeping import Known, kind_of
+from eqcheck.attribution.bookkeeping import kind_of
 from eqcheck.attribution.context import FED_WITH, Context, first_seen, read
 from eqcheck.attribution.labels import Label, Write, labels_of
+from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
-from eqcheck.trace import DRAFT
 from eqcheck.verdict import Deviation, Explanation, Given, Query, RowVerdict
 
 _RANK = {"cache": 0, "mask": 1, "position": 2, "bookkeeping": 3, "unattributed": 4}
@@ -34,6 +34,7 @@ class Reader:
         self.outputs = run.outputs
         self.stored = [truncated(digests[0]) for digests in run.truth.digests]
         self.labels = labels_of(run, run.trace)
+        self.sources = Sources(run, self.labels)
         self._contexts: dict[Write, Context] = {}
 
     def explain(self) -> Explanation | None:
@@ -95,8 +96,8 @@ class Reader:
         commit = self._committed_by(row, position, observed)
         right = [write for write, label in asked if label.exact and write[0] <= commit]
         wrong = [write for write, label in asked if not label.exact]
-        blamed = [write for write in wrong if self._predicted(write) == observed]
-        drafted = observed in self._drafted(row, position)
+        blamed = [write for write in wrong if self.sources.predicted(write) == observed]
+        drafted = observed in self.sources.drafted(row, position)
         loosely = False
         if not blamed and not (right and drafted):
             blamed = self._asked_loosely(row, position, observed, commit)
@@ -106,27 +107,35 @@ class Reader:
             key, found = self._context_fault(verdict, index, blamed or wrong)
             return key, replace(found, tied=bool(blamed) and not loosely)
         if right:
+            # An answer may be left unread for that of a later query, of which it is not known whom it stands for.
+            other = self._unread(row, position, observed, right[-1][0], commit)
+            if other is not None:
+                detail = (
+                    f"call {right[-1][0]} answered rightly for this token, and call {other[0]} answered what was "
+                    f"emitted, in column {other[2]} of batch row {other[1]}; it is not known for which token"
+                )
+                return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
             basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
             return self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
-        astray = [write for write in self._astray(row, position) if self._predicted(write) == observed]
+        astray = [write for write in self.sources.astray(row, position) if self.sources.predicted(write) == observed]
         if astray:
             basis = f"no query asked for it; call {astray[0][0]} answered it behind a draft token that was rejected"
             return self._bookkeeping(verdict, index, astray[0][0], basis)
-        if repeated or observed in self._proposed(row, position) or self._nothing_else_asked(row):
+        if repeated or observed in self.sources.proposed(row, position) or self._nothing_else_asked(row):
             return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "no query asked for it")
         detail = "no query was found that had to predict this token"
         return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
 
-    def _astray(self, row: int, position: int) -> list[Write]:
-        """The queries behind rejected draft tokens that stood where this token of the row should have."""
-        return [
-            write
-            for write, label in self.labels.of.items()
-            if (label.request, label.position) == (row, position) and label.what in ("draft", "filler")
-        ]
-
-    def _predicted(self, write: Write) -> int:
-        return int(self.labels.calls[write[0]].predictions[write[1:]])
+    def _unread(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
+        """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
+        sources = self.sources
+        known = sources.known(row, position, since, True)
+        uncut = self.run.truth.uncut[row][position + 1 - len(self.run.case.prompts[row]) :]
+        if observed in known.drafted | known.astray or observed in uncut[:3]:
+            return None
+        if sources.for_another(row, observed, since, until) is not None:
+            return None
+        return sources.strange(observed, since, until)
 
     def _asked_loosely(self, row: int, position: int, observed: int, commit: int) -> list[Write]:
         """A query labelled otherwise, up to call ``commit``, that fed the right token and predicted what was emitted.
@@ -140,7 +149,7 @@ class Reader:
             write
             for write, label in self.labels.of.items()
             if not label.exact and write[0] <= commit and write[:2] not in recognised
-            if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self._predicted(write) == observed
+            if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self.sources.predicted(write) == observed
         ]
         for number, call_row, column in found[:1]:
             for at in range(column + 1):
@@ -165,7 +174,7 @@ class Reader:
             ),
             default=max(self.labels.calls, default=0) + 1,
         )
-        return first if observed in self._drafted(row, position) else first - 1
+        return first if observed in self.sources.drafted(row, position) else first - 1
 
     def _nothing_else_asked(self, row: int) -> bool:
         """Whether, after the row's last right query, every row of every call is known to be right somewhere.
@@ -236,7 +245,7 @@ class Reader:
                 token=int(call.tokens[call_row, column]),
                 logical_position=label.position,
                 position=int(call.positions[call_row, column]),
-                predicted=self._predicted(write),
+                predicted=self.sources.predicted(write),
                 sees_from=first_seen(label.position, self.run.case.family),
             ),
             deviations=same_query,
@@ -277,7 +286,7 @@ class Reader:
         self, verdict: RowVerdict, index: int, number: int, basis: str = "", asked: bool = False
     ) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
-        known = self._known(verdict.row, position, number, asked)
+        known = self.sources.known(verdict.row, position, number, asked)
         kind, detail, certain = kind_of(verdict, index, self.run, known)
         explanation = self._explanation(
             "bookkeeping",
@@ -286,86 +295,10 @@ class Reader:
             index,
             round=self.labels.round_of(verdict.row, number) if number else 0,
             detail=detail,
-            tied=certain and not (asked and self._shared(verdict.row, position)),
+            tied=certain and not (asked and self.sources.shared(verdict.row, position)),
             basis=basis if number else "the target was never asked about the row",
         )
         return (number, _RANK["bookkeeping"], 0, 0), explanation
-
-    def _drafted(self, row: int, position: int) -> set[int]:
-        """The tokens the draft proposed after this token of the row.
-
-        Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
-        decoder that drafts without the draft model first feeds what it proposes together with the query.
-        """
-        if proposed := self._proposed(row, position):
-            return proposed
-        anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
-        asked = self.labels.queries(row, position)
-        fed = []
-        for (number, call_row, column), _ in asked if anywhere else asked[:1]:
-            tokens = self.labels.calls[number].tokens
-            fed += tokens[call_row, column + 1 : column + 2].tolist()
-        return {token for token in fed if token in anywhere or not anywhere}
-
-    def _proposed(self, row: int, position: int) -> set[int]:
-        """What the draft's queries that saw exactly the row up to this token of it proposed after it."""
-        digests = self.run.truth.digests[row][-1]
-        if position >= len(digests):
-            return set()
-        return {
-            int(token)
-            for call in self.run.trace.of(DRAFT)
-            for token in call.predictions[call.digests == digests[position]]
-        }
-
-    def _known(self, row: int, position: int, number: int, asked: bool) -> Known:
-        """What was known around call ``number``: between the row's calls before and after it."""
-        rounds = self.labels.rounds[row]
-        before = max((n for n in rounds if n < number), default=0)
-        after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
-        calls = [call for n, call in self.labels.calls.items() if before < n < after]
-        astray = [
-            write
-            for write, label in self.labels.of.items()
-            if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
-        ]
-        return Known(
-            drafted=self._drafted(row, position),
-            verified=self._verified(row, position),
-            astray={self._predicted(write) for write in (*astray, *self._astray(row, position))},
-            nearby={int(token) for call in calls for token in call.predictions.ravel()},
-            asked=asked,
-            next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
-            exchanged=self._exchanged(row, position),
-        )
-
-    def _verified(self, row: int, position: int) -> set[int]:
-        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
-        asked = self.labels.queries(row, position)
-        return {
-            int(self.labels.calls[write[0]].tokens[write[1:]])
-            for write, label in self.labels.of.items()
-            if asked and write[0] == asked[0][0][0]
-            if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
-        }
-
-    def _exchanged(self, row: int, position: int) -> bool:
-        """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
-        whole = self.labels.sequence(row)
-        if position + 1 >= len(whole):
-            return False
-        digest, wanted = self.run.truth.digests[row][-1, position], whole[position + 1]
-        return any(
-            bool((call.tokens[:, 1:][call.digests[:, :-1] == digest] == wanted).any())
-            for call in self.run.trace.made(DRAFT)
-        )
-
-    def _shared(self, row: int, position: int) -> bool:
-        """Whether another row has the same tokens up to there: then a right query may have been asked for that one."""
-        digests = self.run.truth.digests
-        digest = digests[row][-1, position]
-        others = (other[-1] for request, other in enumerate(digests) if request != row)
-        return any(position < len(other) and other[position] == digest for other in others)
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         case, prompt = self.run.case, self.run.case.prompts[verdict.row]
@@ -383,7 +316,7 @@ class Reader:
             expected_row=verdict.expected,
             observed_row=verdict.observed,
             given=Given(prompt, case.pad_token_id, case.eos_token_ids, case.num_draft_tokens),
-            drafted=tuple(sorted(self._proposed(verdict.row, len(prompt) + index - 1))),
+            drafted=tuple(sorted(self.sources.proposed(verdict.row, len(prompt) + index - 1))),
             **more,  # type: ignore[arg-type]
         )
 

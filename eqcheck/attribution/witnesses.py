@@ -124,5 +124,6 @@ def mechanism(explanation: Explanation) -> tuple[object, ...]:
     query = explanation.query
     where = None if query is None else (query.call, query.call_row, query.column, query.logical_position)
     wrong = Counter((d.kind, d.slot, d.token_position, d.expected, d.observed) for d in explanation.deviations)
-    place = (explanation.row, explanation.token_index, explanation.round)
+    detail = explanation.detail if explanation.component == "bookkeeping" else ""  # names rows and positions, no ids
+    place = (explanation.row, explanation.token_index, explanation.round, detail)
     return explanation.fingerprint, place, where, frozenset(wrong.items())

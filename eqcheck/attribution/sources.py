@@ -1,0 +1,144 @@
+"""Where an emitted token may come from: which draft proposed it, and which queries of the target answered it."""
+
+from __future__ import annotations
+
+from eqcheck.attribution.bookkeeping import Known
+from eqcheck.attribution.labels import Labels, Write
+from eqcheck.harness import Run
+from eqcheck.trace import DRAFT
+
+
+class Sources:
+    """The answers and proposals of one run, by the token of the row that they follow."""
+
+    def __init__(self, run: Run, labels: Labels) -> None:
+        self.run, self.labels = run, labels
+
+    def predicted(self, write: Write) -> int:
+        return int(self.labels.calls[write[0]].predictions[write[1:]])
+
+    def known(self, row: int, position: int, number: int, asked: bool) -> Known:
+        """What was known around call ``number``: between the row's calls before and after it."""
+        emitted = (self.run.outputs or self.run.truth.rows)[row]
+        index = position + 1 - len(self.run.case.prompts[row])
+        observed = emitted[index] if index < len(emitted) else -1
+        rounds = self.labels.rounds[row]
+        before = max((n for n in rounds if n < number), default=0)
+        after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
+        calls = [call for n, call in self.labels.calls.items() if before < n < after]
+        astray = [
+            write
+            for write, label in self.labels.of.items()
+            if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
+        ]
+        return Known(
+            drafted=self.drafted(row, position),
+            verified=self._verified(row, position),
+            astray={
+                self.predicted(write) for write in (*astray, *self.astray(row, position), *self._behind(row, position))
+            },
+            nearby={int(token) for call in calls for token in call.predictions.ravel()},
+            asked=asked,
+            next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
+            exchanged=self._exchanged(row, position),
+            for_another=self.for_another(row, observed, before + 1, after - 1),
+        )
+
+    def drafted(self, row: int, position: int) -> set[int]:
+        """The tokens the draft proposed after this token of the row.
+
+        Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
+        decoder that drafts without the draft model first feeds what it proposes together with the query.
+        """
+        if proposed := self.proposed(row, position):
+            return proposed
+        anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
+        asked = self.labels.queries(row, position)
+        fed = []
+        for (number, call_row, column), _ in asked if anywhere else asked[:1]:
+            tokens = self.labels.calls[number].tokens
+            fed += tokens[call_row, column + 1 : column + 2].tolist()
+        return {token for token in fed if token in anywhere or not anywhere}
+
+    def proposed(self, row: int, position: int) -> set[int]:
+        """What the draft's queries that saw exactly the row up to this token of it proposed after it."""
+        digests = self.run.truth.digests[row][-1]
+        if position >= len(digests):
+            return set()
+        return {
+            int(token)
+            for call in self.run.trace.of(DRAFT)
+            for token in call.predictions[call.digests == digests[position]]
+        }
+
+    def astray(self, row: int, position: int) -> list[Write]:
+        """The queries behind rejected draft tokens that stood where this token of the row should have."""
+        return [
+            write
+            for write, label in self.labels.of.items()
+            if (label.request, label.position) == (row, position) and label.what in ("draft", "filler")
+        ]
+
+    def _behind(self, row: int, position: int) -> list[Write]:
+        """The queries behind this token of the row, in the first call that asked for the one after it, that are wrong.
+
+        One that fed a draft token is not known for one where that token was emitted.
+        """
+        for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
+            width = self.labels.calls[number].tokens.shape[1]
+            behind = [(number, call_row, at) for at in range(column + 1, width)]
+            return [
+                write for write in behind if self.labels.of[write].request == row and not self.labels.of[write].exact
+            ]
+        return []
+
+    def _verified(self, row: int, position: int) -> set[int]:
+        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
+        asked = self.labels.queries(row, position)
+        return {
+            int(self.labels.calls[write[0]].tokens[write[1:]])
+            for write, label in self.labels.of.items()
+            if asked and write[0] == asked[0][0][0]
+            if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
+        }
+
+    def _exchanged(self, row: int, position: int) -> bool:
+        """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
+        whole = self.labels.sequence(row)
+        if position + 1 >= len(whole):
+            return False
+        digest, wanted = self.run.truth.digests[row][-1, position], whole[position + 1]
+        return any(
+            bool((call.tokens[:, 1:][call.digests[:, :-1] == digest] == wanted).any())
+            for call in self.run.trace.made(DRAFT)
+        )
+
+    def shared(self, row: int, position: int) -> bool:
+        """Whether another row has the same tokens up to there: then a right query may have been asked for that one."""
+        digests = self.run.truth.digests
+        digest = digests[row][-1, position]
+        others = (other[-1] for request, other in enumerate(digests) if request != row)
+        return any(position < len(other) and other[position] == digest for other in others)
+
+    def for_another(self, row: int, observed: int, since: int, until: int) -> tuple[int, int] | None:
+        """The request and logical position that the target was asked for where it answered this token, in these calls.
+
+        Only queries that saw exactly their row count, and of those one that is not asked for this row first.
+        """
+        found = [
+            (label.request, label.position)
+            for write, label in self.labels.of.items()
+            if since <= write[0] <= until and label.exact and self.predicted(write) == observed
+        ]
+        return min(found, key=lambda place: place[0] == row, default=None)
+
+    def strange(self, observed: int, since: int, until: int) -> Write | None:
+        """A query of these calls that answered this token and did not see exactly its row, be it a pad."""
+        return next(
+            (
+                write
+                for write, label in self.labels.of.items()
+                if since <= write[0] <= until and not label.exact and self.predicted(write) == observed
+            ),
+            None,
+        )
