@@ -19,7 +19,8 @@ class Known:
     what the target predicted behind rejected draft tokens of the row, there or in the calls around; ``nearby`` all it
     predicted for any row around that call; ``asked``: it was asked for this token in exactly the right context, and
     ``next_asked`` for the one after, too. ``exchanged``: the draft was fed what the target had predicted there.
-    ``for_another`` is a request and logical position behind which the target answered the emitted token around then.
+    ``for_another`` is a request and logical position behind which the target answered the emitted token around then;
+    ``behind_pad``: it answered it in the column of a pad of the row.
     """
 
     drafted: set[int]
@@ -30,6 +31,7 @@ class Known:
     next_asked: bool
     exchanged: bool
     for_another: tuple[int, int] | None
+    behind_pad: bool
 
 
 class Kind(NamedTuple):
@@ -77,6 +79,10 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
             return Kind("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
     if token == pad and token not in known.nearby and token not in expected:
         return Kind("pad-in-output", f"new token {index} is the pad id", known.asked)
+    if known.behind_pad:
+        return Kind(
+            "wrong-correction", "the emitted token is what the target answered in the column of a pad", known.asked
+        )
     if known.for_another is not None:
         request, position = known.for_another
         whose = "" if request == verdict.row else f" of row {request}"

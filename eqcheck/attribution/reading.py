@@ -135,7 +135,7 @@ class Reader:
             return None
         if sources.for_another(row, observed, since, until) is not None:
             return None
-        return sources.strange(observed, since, until)
+        return sources.strange(row, position, observed, since, until)
 
     def _asked_loosely(self, row: int, position: int, observed: int, commit: int) -> list[Write]:
         """A query labelled otherwise, up to call ``commit``, that fed the right token and predicted what was emitted.

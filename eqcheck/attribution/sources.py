@@ -42,6 +42,7 @@ class Sources:
             next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
             exchanged=self._exchanged(row, position),
             for_another=self.for_another(row, observed, before + 1, after - 1),
+            behind_pad=self.behind_pad(row, observed, before + 1, after - 1),
         )
 
     def drafted(self, row: int, position: int) -> set[int]:
@@ -87,9 +88,8 @@ class Sources:
         for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
             width = self.labels.calls[number].tokens.shape[1]
             behind = [(number, call_row, at) for at in range(column + 1, width)]
-            return [
-                write for write in behind if self.labels.of[write].request == row and not self.labels.of[write].exact
-            ]
+            fed = [(write, self.labels.of[write]) for write in behind]
+            return [w for w, one in fed if one.request == row and one.what in ("token", "draft") and not one.exact]
         return []
 
     def _verified(self, row: int, position: int) -> set[int]:
@@ -132,13 +132,23 @@ class Sources:
         ]
         return min(found, key=lambda place: place[0] == row, default=None)
 
-    def strange(self, observed: int, since: int, until: int) -> Write | None:
-        """A query of these calls that answered this token and did not see exactly its row, be it a pad."""
-        return next(
-            (
-                write
-                for write, label in self.labels.of.items()
-                if since <= write[0] <= until and not label.exact and self.predicted(write) == observed
-            ),
-            None,
+    def strange(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
+        """A query of these calls that answered this token and may have been asked for this place of the row.
+
+        That is one which did not see exactly its row, and is no pad behind other tokens of its own.
+        """
+        wanted = self.labels.sequence(row)[position]
+        for write, label in self.labels.of.items():
+            if since <= write[0] <= until and not label.exact and self.predicted(write) == observed:
+                fed = int(self.labels.calls[write[0]].tokens[write[1:]])
+                if fed == wanted or label.what not in ("pad", "filler"):
+                    return write
+        return None
+
+    def behind_pad(self, row: int, observed: int, since: int, until: int) -> bool:
+        """Whether the target answered this token in the column of a pad of the row, in these calls."""
+        return any(
+            since <= write[0] <= until and label.what in ("pad", "filler") and self.predicted(write) == observed
+            for write, label in self.labels.of.items()
+            if label.request == row
         )
