@@ -43,8 +43,8 @@ COMMITS = [
     ),
     *plant(
         "T22-verified-by-draft",
-        "bookkeeping/over-accept",
-        "draft tokens are verified by the draft itself",
+        "bookkeeping/unverified",
+        "draft tokens are verified by the draft itself; the target is not asked",
         EQSPEC,
         "uncached static",
         "continuous",
@@ -102,5 +102,13 @@ COMMITS = [
         "realigned uncached",
         "paged",
         rows=5,
+    ),
+    *plant(
+        "X12-answers-by-first-token",
+        "bookkeeping/wrong-correction",
+        "answers are looked up by a row's first token, so rows that share it are given those of one",
+        issue("sgl-project/sglang", 8726),
+        "realigned static",
+        "paged",
     ),
 ]

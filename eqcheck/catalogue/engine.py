@@ -49,9 +49,7 @@ class Engine:
         self.begin()
         while self.admit():
             drafts = self.propose([self.budget(i) for i in self.active])
-            predicted = self.verify(drafts)
-            if self.on("T22-verified-by-draft"):
-                predicted = self._by_draft(drafts)
+            predicted = self._by_draft(drafts) if self.on("T22-verified-by-draft") else self.verify(drafts)
             counts = self.commit(drafts, predicted)
             done = [self.finished(i, proposed) for i, proposed in zip(self.active, drafts, strict=True)]
             self.finish_order += [i for i, end in zip(self.active, done, strict=True) if end]
@@ -138,6 +136,9 @@ class Engine:
             predicted = [predicted[slot % 4] for slot in range(len(predicted))]
         if self.on("X1-results-by-batch-row") and len(self.active) < len(self.rows):
             predicted = [*predicted[1:], *predicted[:1]]
+        if self.on("X12-answers-by-first-token"):
+            firsts = [self.rows[i][0] for i in self.active]
+            predicted = [predicted[firsts.index(token)] for token in firsts]
         counts = []
         for slot, (i, proposed, wanted) in enumerate(zip(self.active, drafts, predicted, strict=True)):
             count = self.accepted(proposed, wanted)
