@@ -20,7 +20,7 @@ from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
 from eqcheck.hashing import Words, continue_rows
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.verdict import Explanation, check_rows
 
@@ -86,6 +86,14 @@ def wrong_after(case: Case, truth: Truth) -> list[int]:
             digest = int(digests[-1, len(prompt) + index - 1])
             wrong.setdefault(digest, schedule[index] if index < len(schedule) else True)
     return [digest for digest, is_wrong in wrong.items() if is_wrong]
+
+
+def agrees(case: Case, truth: Truth) -> list[list[bool]]:
+    """For each row and new token up to the limit, whether the draft, where it sees its row, proposes that token."""
+    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
+    script = Script(wrong, 1.0 if case.agreement is None else case.agreement)
+    contexts = [digests[-1:, len(prompt) - 1 : -1] for prompt, digests in zip(case.prompts, truth.digests, strict=True)]
+    return [(~script.disagrees(of_row)[0]).tolist() for of_row in contexts]
 
 
 @lru_cache(maxsize=16)

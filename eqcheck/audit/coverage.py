@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from eqcheck.attribution.rounds import parts
+from eqcheck.attribution.parts import parts
 from eqcheck.harness import Run
 from eqcheck.trace import DRAFT, TARGET
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from eqcheck.case import Case
-from eqcheck.harness import Truth, wrong_after
-from eqcheck.hashlm import disagrees_by_chance
+from eqcheck.harness import Truth, agrees
 
 Feature = str | tuple[str, str]
 
@@ -27,17 +26,11 @@ class Step:
 
 def script(case: Case, truth: Truth) -> list[list[Step]]:
     """The rounds of an engine that accepts what the draft gets right: per round, one step of each row not yet done."""
-    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
     rounds: list[list[Step]] = []
-    for prompt, row, digests in zip(case.prompts, truth.rows, truth.digests, strict=True):
-        contexts = digests[-1, len(prompt) - 1 : -1]
-        if case.agreement is None:
-            agrees = [digest not in wrong for digest in contexts.tolist()]
-        else:
-            agrees = (~disagrees_by_chance(contexts, case.agreement)).tolist()
+    for row, right in zip(truth.rows, agrees(case, truth), strict=True):
         at = number = 0
         while at < len(row):
-            block = agrees[at : at + case.num_draft_tokens]
+            block = right[at : at + case.num_draft_tokens]
             accepted = block.index(False) if False in block else len(block)
             emitted = min(accepted + 1, len(row) - at)
             at += emitted

@@ -1,0 +1,111 @@
+"""What the draft was asked before a target call, and whether what was fed to the target is what it proposed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from eqcheck import hashing
+from eqcheck.attribution.parts import Part, places
+from eqcheck.harness import Run
+from eqcheck.hashing import Ints
+from eqcheck.trace import DRAFT, Call
+
+Query = tuple[Call, int, int]  # a row and column of a call
+
+
+class Proposals:
+    """The draft's calls of a run, by what they were asked about each request."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.calls = run.trace.made(DRAFT)
+        self.numbers = [call.number for call in self.calls]
+        self.right = places(run)
+        self._asked: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for call in self.calls:
+            for digest in call.digests.ravel().tolist():
+                for request, position in self.right.get(digest, {}).items():
+                    self._asked[request].append((call.number, position))
+        self._marks: dict[int, Ints] = {}
+
+    def made_before(self, call: int) -> int:
+        """How many calls the draft had answered before a call."""
+        return bisect_right(self.numbers, call)
+
+    def begun(self, request: int, since: int, until: int) -> int | None:
+        """The last position of the request that the draft's first call about it, between two calls, was asked.
+
+        It is that of the newest token that the decoder had committed: what was committed, the draft is given.
+        """
+        asked = [(number, at) for number, at in self._asked[request] if since < number < until]
+        return max((at for number, at in asked if number == asked[0][0]), default=None)
+
+    def proposed(self, request: int, position: int, until: int) -> bool:
+        """Whether the draft, before a call, was asked at this position of the request in its right context."""
+        return any(number < until and at == position for number, at in self._asked[request])
+
+    def why_refused(self, part: Part, since: int, committed: int) -> str:
+        """Where the first token that was refused came from, which a right draft would not have proposed.
+
+        ``since`` is the call after which the draft was asked for it, ``committed`` how many tokens of the row the
+        decoder had then. One coincidence proves nothing; so a draft that predicted the token in a wrong context must
+        have been given the token before it, too, and must have seen entries which only this row writes or have gone on
+        to the next token fed. Where the draft was asked in the right context, it had proposed another token.
+        """
+        token, *then = part.refused
+        request, until = part.request, part.call.number
+        before = int(part.call.tokens[part.call_row, part.column])
+        predicted = list(self._wrong(request, since, until, token))
+        after = [query for query in predicted if _fed(query) == before]
+        for query in after:
+            later = self._wrong(request, query[0].number - 1, until, then[0]) if then else ()
+            if self._saw(query, request) or any(_fed(other) == token for other in later):
+                return "wrong-context"
+        if any(since < number < until and at == part.last for number, at in self._asked[request]):
+            return "altered"
+        if any(self._saw(query, request) for query in predicted):
+            return "wrong-context"
+        if self.proposed(request, part.last, until):
+            return "altered"
+        if after:
+            return "wrong-context?"
+        return "lost" if self._was_asked(request, committed - 1, since, until) else "unasked"
+
+    def _was_asked(self, request: int, beyond: int, since: int, until: int) -> bool:
+        """Whether the draft was asked about the request at all: rightly from a position on, or seeing its entries."""
+        if any(since < number < until and at >= beyond for number, at in self._asked[request]):
+            return True
+        return any(self._saw(query, request) for query in self._wrong(request, since, until))
+
+    def _wrong(self, request: int, since: int, until: int, predicted: int | None = None) -> Iterator[Query]:
+        """The draft's queries between two calls, in contexts not those of the request, which predicted this token."""
+        for call in self.calls[bisect_right(self.numbers, since) : bisect_right(self.numbers, until)]:
+            chosen = call.predictions == predicted if predicted is not None else np.ones_like(call.tokens, bool)
+            for row, column in np.argwhere(chosen).tolist():
+                if request not in self.right.get(int(call.digests[row, column]), {}):
+                    yield call, row, column
+
+    def _saw(self, query: Query, request: int) -> bool:
+        """Whether a query saw an entry that only this request writes: the entry holds the hash of the row so far."""
+        call, row, column = query
+        visible = call.visible[row, column]
+        stored = hashing.stored_digest(call.kv[1][0, row, 0])
+        slots = min(len(visible), len(stored))
+        return bool(np.isin(stored[:slots][visible[:slots]], self._marks_of(request)).any())
+
+    def _marks_of(self, request: int) -> Ints:
+        if request not in self._marks:
+            prompts = self.run.case.prompts
+            digests = [hashing.truncated(digests[0]) for digests in self.run.truth.digests]
+            others = [own for own, prompt in zip(digests, prompts, strict=True) if prompt != prompts[request]]
+            self._marks[request] = np.setdiff1d(digests[request], np.concatenate(others) if others else [])
+        return self._marks[request]
+
+
+def _fed(query: Query) -> int:
+    call, row, column = query
+    return int(call.tokens[row, column])
