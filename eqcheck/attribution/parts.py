@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from eqcheck.harness import Run
 from eqcheck.trace import TARGET, Call
 
@@ -17,8 +19,8 @@ class Part(NamedTuple):
     """One request in one target call: its positions ``first`` to ``last`` were asked in their right contexts.
 
     Before the call the target had told (or the prompt says) the first ``known`` tokens of the row; it now tells
-    the one behind ``last``. ``call_row`` and ``column`` fed the token at ``last``; ``refused`` are the draft tokens
-    fed behind it, none of which was the row's next token.
+    the one behind ``last``. ``call_row`` and ``column`` fed the token at ``last``, ``columns`` the draft tokens behind
+    it, the first of which is not the row's next token.
     """
 
     call: Call
@@ -28,12 +30,17 @@ class Part(NamedTuple):
     last: int
     call_row: int
     column: int
-    refused: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """The draft tokens that were not accepted."""
+        return tuple(self.call.tokens[self.call_row, list(self.columns)].tolist())
 
     @property
     def end(self) -> int:
         """How long the row was with all its draft tokens."""
-        return self.last + 1 + len(self.refused)
+        return self.last + 1 + len(self.columns)
 
     @property
     def accepted(self) -> int:
@@ -87,11 +94,11 @@ def parts(run: Run) -> Iterator[Part]:
                 request = min(block.owners, key=lambda r: (block.owners[r] + 1 < known[r], r in found, r))
                 last = block.owners[request]
                 stop = blocks[number + 1].column - blocks[number + 1].length + 1 if block is not blocks[-1] else None
-                refused = _behind(call, row, block.column, stop, run.case.pad_token_id)
+                columns = _behind(call, row, block.column, stop, run.case.pad_token_id)
                 first = last + 1 - block.length
-                part = Part(call, request, known[request], first, last, row, block.column, refused)
+                part = Part(call, request, known[request], first, last, row, block.column, columns)
                 other = found.get(request, part)
-                further = max(part, other, key=lambda one: (one.last, len(one.refused)))
+                further = max(part, other, key=lambda one: (one.last, len(one.columns)))
                 found[request] = further._replace(first=min(first, other.first))
         for request, part in found.items():
             known[request] = max(known[request], part.last + 2)
@@ -107,19 +114,21 @@ def _blocks(owners: list[dict[int, int]]) -> list[_Block]:
 
 
 def _behind(call: Call, row: int, column: int, stop: int | None, pad: int) -> tuple[int, ...]:
-    """The draft tokens that a row of a call holds behind a column, up to the column where another request begins.
+    """The columns of the draft tokens that a row of a call holds behind a column, up to where another request begins.
 
-    They are at the next positions, which pads between them are not. Pads that only fill up a row are none of them:
-    some row of the call ends with another token.
+    They are at the next positions, which pads between them are not. Pads at the end are none of them where another row
+    has something else in one of their columns: they fill up the row.
     """
-    columns = list(range(column + 1, call.tokens.shape[1] if stop is None else stop))
-    if stop is None and (call.tokens[:, -1] != pad).any():
-        while columns and call.tokens[row, columns[-1]] == pad:
-            columns.pop()
+    width = call.tokens.shape[1]
+    end = width if stop is None else stop
+    if stop is None:
+        filled = end
+        while filled > column + 1 and call.tokens[row, filled - 1] == pad:
+            filled -= 1
+        if (np.delete(call.tokens, row, 0)[:, filled:] != pad).any():
+            end = filled
     found: list[int] = []
-    next_position = int(call.positions[row, column]) + 1
-    for at in columns:
-        if call.positions[row, at] == next_position:
-            found.append(int(call.tokens[row, at]))
-            next_position += 1
+    for at in range(column + 1, end):
+        if call.positions[row, at] == call.positions[row, column] + len(found) + 1:
+            found.append(at)
     return tuple(found)

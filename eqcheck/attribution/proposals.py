@@ -30,6 +30,13 @@ class Proposals:
             for digest in call.digests.ravel().tolist():
                 for request, position in self.right.get(digest, {}).items():
                     self._asked[request].append((call.number, position))
+        shared = {digest for digest, owners in self.right.items() if len(owners) > 1}
+        # Rows whose contexts are also another row's, as those of equal prompts are, cannot be told apart.
+        self.told_apart = {
+            request
+            for request, (prompt, digests) in enumerate(zip(run.case.prompts, run.truth.digests, strict=True))
+            if shared.isdisjoint(digests[-1, len(prompt) - 1 :].tolist())
+        }
         self._marks: dict[int, Ints] = {}
 
     def made_before(self, call: int) -> int:
@@ -56,6 +63,8 @@ class Proposals:
         have been given the token before it, too, and must have seen entries which only this row writes or have gone on
         to the next token fed. Where the draft was asked in the right context, it had proposed another token.
         """
+        if self._fills_up(part):
+            return "unasked"
         token, *then = part.refused
         request, until = part.request, part.call.number
         before = int(part.call.tokens[part.call_row, part.column])
@@ -74,6 +83,16 @@ class Proposals:
         if after:
             return "wrong-context?"
         return "lost" if self._was_asked(request, committed - 1, since, until) else "unasked"
+
+    def _fills_up(self, part: Part) -> bool:
+        """Whether what was refused is padding: a query that does not see itself, or pads and no more was drafted."""
+        call, row, column = part.call, part.call_row, part.columns[0]
+        fields = call.kv[0][0, row, 0]
+        own = np.flatnonzero((fields[:, hashing.CALL] == call.number) & (fields[:, hashing.COLUMN] == column))
+        if own.size and not call.visible[row, column, own[own < call.visible.shape[2]]].any():
+            return True
+        pads = all(token == self.run.case.pad_token_id for token in part.refused)
+        return pads and not self.proposed(part.request, part.last + 1, call.number)
 
     def _was_asked(self, request: int, beyond: int, since: int, until: int) -> bool:
         """Whether the draft was asked about the request at all: rightly from a position on, or seeing its entries."""

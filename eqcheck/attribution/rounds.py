@@ -34,15 +34,17 @@ ideal``. So where nothing is policy or luck, the losses of a case are the rounds
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from eqcheck.attribution.parts import Part, parts, places
+from eqcheck.attribution.parts import Part, parts
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, agrees
 from eqcheck.trace import DRAFT
 
-_ENOUGH_AHEAD = 10  # one row seen ahead refutes so many rounds in which rows may have waited for the slowest
+_ENOUGH_AHEAD = 10  # one row seen ahead refutes so many that are level
+_WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 # What each warning begins with, and what it says of each of its counts.
 _WARNINGS = {
     "draft/desync": {
@@ -62,175 +64,204 @@ _WARNINGS = {
 def draft_losses(run: Run) -> Counter[str]:
     """What the draft side lost in a run whose output is right, as the counts that the module describes.
 
-    Nothing where the draft was not asked or nothing was verified. Rows whose contexts are also another row's, as those
-    of equal prompts are, cannot be told apart and are left out.
+    Nothing where the draft was not asked or nothing was verified. What a run leaves open is decided by `settled`.
     """
-    found: Counter[str] = Counter()
     if not run.trace.made(DRAFT):
-        return found
+        return Counter()
     all_parts = list(parts(run))
     k = min(run.case.num_draft_tokens, max((part.proposed for part in all_parts), default=0))
     if not k:
-        return found
+        return Counter()
     script, proposals = _Script(run, k), Proposals(run)
-    for one in list(_rounds(all_parts, script, proposals)):
-        if one.committed < script.ends[one.part.request]:
-            found.update(_judged(one, script, proposals))
-    found["ideal"] = sum(script.left(request, start) for request, start in enumerate(script.starts))
-    found["allowed"] = sum(map(len, run.truth.rows)) - found["ideal"]
+    rounds, again = _rounds(all_parts, script, proposals)
+    alone: Counter[str] = Counter()
+    for request in range(len(script.needed)):
+        alone.update(_counted(script, proposals, [[t for t in turns if t.part.request == request] for turns in rounds]))
+    waiting = _counted(script, proposals, rounds) if _all_take_part(rounds, len(script.needed)) else Counter(alone)
+    for counts in (alone, waiting):
+        counts.update(rounds=again, policy=again)
+    found = +(alone + Counter({f"{_WAITING}{name}": count for name, count in waiting.items()}))
+    found.update(evidence for turns in rounds for turn in turns for evidence in turn.ahead_or_level())
     return found
 
 
 class _Script:
-    """What engines with a right draft, which verify ``k`` draft tokens a round, need behind each token of each row."""
+    """What a draft that sees its rows has accepted, of ``k`` draft tokens a round at most.
+
+    Tokens are counted from the end of the prompt; row ``request`` needs ``needed[request]`` of them.
+    """
 
     def __init__(self, run: Run, k: int) -> None:
         self.k, self.limit = k, run.case.max_new_tokens
         self.starts = [len(prompt) for prompt in run.case.prompts]
-        self.ends = [n + len(row) for n, row in zip(self.starts, run.truth.rows, strict=True)]
+        self.needed = [len(row) for row in run.truth.rows]
         self._agrees = agrees(run.case, run.truth)
-        self._left: list[dict[int, int]] = []
-        for request, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
-            left: dict[int, int] = defaultdict(int)
-            for tokens in range(end - 1, start - 1, -1):
-                left[tokens] = 1 + left[self.reach(request, tokens, k)]
-            self._left.append(left)
-        shared = {digest for digest, owners in places(run).items() if len(owners) > 1}
-        self.told_apart = {
-            request
-            for request, digests in enumerate(run.truth.digests)
-            if shared.isdisjoint(digests[-1, self.starts[request] - 1 :].tolist())
-        }
-
-    def left(self, request: int, tokens: int) -> int:
-        """The rounds needed behind the first ``tokens`` of the row."""
-        return self._left[request][tokens]
 
     def reach(self, request: int, tokens: int, room: int) -> int:
         """How many tokens are known after a round that begins with so many and verifies ``room`` right draft tokens."""
-        begin = tokens - self.starts[request]
-        right = self._agrees[request][begin : begin + min(room, self.k)]
+        right = self._agrees[request][tokens : tokens + min(room, self.k)]
         return tokens + (right.index(False) if False in right else len(right)) + 1
+
+    def left(self, requests: Collection[int]) -> dict[int, int]:
+        """By tokens known, the rounds that these rows need where each waits for the one that accepts least."""
+        left: dict[int, int] = defaultdict(int)
+        for tokens in range(max(self.needed[request] for request in requests) - 1, -1, -1):
+            going = [request for request in requests if self.needed[request] > tokens]
+            left[tokens] = len(going) + left[min(self.reach(request, tokens, self.k) for request in going)]
+        return left
 
 
 @dataclass
-class _Round:
-    """A row's part of a round, and how many tokens of the row the decoder had committed, as far as that is seen.
+class _Turn:
+    """A row's part of a round. Tokens are counted from the end of the prompt.
 
-    They are ``committed``, surely from ``at_least`` to ``at_most``. ``others`` are the other rows of the round,
-    ``before`` and ``then`` the row's rounds before and after it.
+    ``known`` were known before it and ``after`` are after it. The decoder had committed ``committed`` of them, surely
+    from ``at_least`` to ``at_most``. ``drafted``: the draft was asked for the round. ``others`` are the turns of other
+    rows in the same round, ``before`` and ``then`` those of the row before and after it.
     """
 
     part: Part
+    start: int
+    needed: int
+    known: int
     at_least: int
     committed: int
     at_most: int
     drafted: bool
-    before: _Round | None
-    then: _Round | None = field(default=None, repr=False)
-    others: list[_Round] = field(default_factory=list, repr=False)
+    before: _Turn | None
+    then: _Turn | None = field(default=None, repr=False)
+    others: list[_Turn] = field(default_factory=list, repr=False)
 
     @property
-    def right(self) -> int:
-        """How many tokens of the row, as far as they were known, stood before its draft tokens."""
-        return min(self.part.known, self.part.last + 1)
+    def after(self) -> int:
+        return max(self.known, self.part.last + 2 - self.start)
 
-    @property
-    def least_of_others(self) -> int:
-        """The fewest draft tokens that another row can have accepted."""
-        return min(max(0, other.part.last + 1 - other.at_most) for other in self.others)
+    def right(self, script: _Script) -> int:
+        """How many tokens would be known after it, had the draft tokens fed been those of a right draft."""
+        at = min(self.known, self.part.last + 1 - self.start)
+        return max(self.after, script.reach(self.part.request, at, self.part.end - self.start - at))
 
-    @property
-    def ahead(self) -> bool:
-        """Whether the row went on with more than the row of its round that accepted least."""
+    def accepted(self, committed: int) -> int:
+        return self.part.last + 1 - self.start - committed
+
+    def ahead_or_level(self) -> list[str]:
+        """Whether a row that accepted more than another of its round went on with more, or with as much as that one."""
         if not self.then or not self.others:
-            return False
-        least = min(one.part.last + 1 - one.at_least for one in (self, *self.others))
-        return self.then.at_least > self.at_most + least + 1
+            return []
+        least = min(turn.accepted(turn.at_least) for turn in (self, *self.others))
+        if self.then.at_least > self.at_most + least + 1:
+            return ["ahead"]
+        least = min(turn.accepted(turn.committed) for turn in self.others)
+        return ["level"] * (self.accepted(self.committed) > least and self.then.committed <= self.committed + least + 1)
 
 
-def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> Iterator[_Round]:
-    newest: dict[int, _Round] = {}
-    together: list[_Round] = []
+def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tuple[list[list[_Turn]], int]:
+    """The rounds of a run, each with the turns of its rows that had not committed all that they need.
+
+    Beside them, how many turns only fed again what a cache had lost.
+    """
+    found: list[list[_Turn]] = []
+    again = 0
+    newest: dict[int, _Turn] = {}
     ends = {part.request: part for part in all_parts}
-    drafted = 0
+    drafted = -1
     for part in all_parts:
-        request, number, known, start = part.request, part.call.number, part.known, script.starts[part.request]
+        request, start = part.request, script.starts[part.request]
         if part.last + 1 < start:
             continue  # a piece of a prompt
+        known, asked, fed = part.known - start, part.last + 1 - start, part.end - start
         before = newest.get(request)
-        begun = proposals.begun(request, before.part.call.number if before else 0, number)
-        one = _Round(part, start, known, known, begun is not None, before)
-        if begun is not None and request in script.told_apart:
-            one.at_least = min(known, max(begun + 1, start))
-            one.committed = min(known, max(one.at_least, part.end - script.k))
+        begun = proposals.begun(request, before.part.call.number if before else 0, part.call.number)
+        turn = _Turn(part, start, script.needed[request], known, 0, known, known, begun is not None, before)
+        if begun is not None and request in proposals.told_apart:
+            turn.at_least = min(known, max(begun + 1 - start, 0))
+            turn.committed = min(known, max(turn.at_least, fed - script.k))
             # Near the limit fewer than K are verified, so where draft tokens end does not say where they begin.
-            one.at_most = one.committed if part.end < start + script.limit - 1 else known
-        elif part.last + 1 < known and (part.refused or (part is ends[request] and known >= script.ends[request])):
-            one.committed = one.at_most = part.last + 1
-        if part.last + 1 < known and not part.refused and one.committed == known:
-            yield one  # fed again to fill a cache
+            turn.at_most = turn.committed if fed < script.limit - 1 else known
+        elif asked < known and (part.columns or (part is ends[request] and known >= turn.needed)):
+            turn.committed = turn.at_most = asked
+        if turn.committed >= turn.needed:
             continue
+        if asked < known and not part.columns and turn.committed == known:
+            again += 1
+            continue
+        if drafted != proposals.made_before(part.call.number) or any(
+            other.part.request == request for other in found[-1]
+        ):
+            drafted = proposals.made_before(part.call.number)
+            found.append([])
         if before:
-            before.then = one
-        if drafted != proposals.made_before(number) or any(other.part.request == request for other in together):
-            drafted, together = proposals.made_before(number), []
-        for other in together:
-            other.others.append(one)
-            one.others.append(other)
-        together.append(one)
-        newest[request] = one
-        yield one
+            before.then = turn
+        for other in found[-1]:
+            other.others.append(turn)
+            turn.others.append(other)
+        found[-1].append(turn)
+        newest[request] = turn
+    return found, again
 
 
-def _judged(one: _Round, script: _Script, proposals: Proposals) -> Counter[str]:
-    """The counts of one round of a row."""
-    part, request = one.part, one.part.request
-    after = max(part.known, part.last + 2)
-    surplus = 1 + script.left(request, after) - script.left(request, part.known)
-    reach = max(after, script.reach(request, one.right, part.end - one.right))
-    found = Counter(rounds=1)
-    if one.ahead:
-        found["ahead"] = 1
-    if script.left(request, reach) < script.left(request, after):
-        surplus -= 1
-        since = one.before.part.call.number if one.before else 0
-        found[proposals.why_refused(part, since, one.committed)] += 1
-    if surplus > 0:
-        found[_why_idle(one, proposals)] += 1
-    if surplus < 0:
-        found["spared"] = -surplus
+def _all_take_part(rounds: list[list[_Turn]], rows: int) -> bool:
+    """Whether every round has all rows that are not done, so that they may wait for one another."""
+    asked = [{turn.part.request for turn in turns} for turns in rounds]
+    return bool(asked) and len(asked[0]) == rows and all(then <= now for now, then in pairwise(asked))
+
+
+def _counted(script: _Script, proposals: Proposals, rounds: list[list[_Turn]]) -> Counter[str]:
+    """The counts of rows that wait for each other in every round; of a single row, those of that row."""
+    rounds = [turns for turns in rounds if turns]
+    requests = {turn.part.request for turns in rounds for turn in turns}
+    found: Counter[str] = Counter()
+    if not requests:
+        return found
+    left, begin = script.left(requests), 0
+    for turns in rounds:
+        slowest = min(turns, key=lambda turn: turn.after)
+        after, right = slowest.after, min(turn.right(script) for turn in turns)
+        surplus = len(turns) + left[after] - left[begin]
+        lost = left[after] - left[right]
+        if lost:
+            since = slowest.before.part.call.number if slowest.before else 0
+            found[proposals.why_refused(slowest.part, since, slowest.committed + slowest.start)] += lost
+        if surplus > lost:
+            reasons = [_why_idle(turn, min(turn.known, begin), len(requests) > 1, proposals) for turn in turns]
+            found[next((reason for reason in reasons if reason != "policy"), "policy")] += surplus - lost
+        found["spared"] += max(0, lost - surplus)
+        found["rounds"] += len(turns)
+        begin = after
+    found["ideal"] = left[0]
+    found["allowed"] = sum(script.needed[request] for request in requests) - left[0]
     return found
 
 
-def _why_idle(one: _Round, proposals: Proposals) -> str:
-    """Why a round was one too many although what it fed was right."""
-    part, before = one.part, one.before
-    if before is None or not before.drafted or one.committed >= part.known or part.first + 2 > part.known:
+def _why_idle(turn: _Turn, known: int, waits: bool, proposals: Proposals) -> str:
+    """Why a round was one too many although what it fed was right: ``known`` tokens could have been committed."""
+    before, first = turn.before, turn.part.first - turn.start
+    if before is None or not before.drafted or turn.committed >= known or first + 2 > known:
         return "policy"
-    last = int(before.part.call.tokens[before.part.call_row, before.part.column])
-    if last == proposals.run.case.pad_token_id and not proposals.proposed(
-        part.request, before.part.last - 1, before.part.call.number
+    if waits and any(other.then is None for other in before.others):
+        return "policy"  # whether rows wait for what a row accepts behind its end is not known
+    fed = int(before.part.call.tokens[before.part.call_row, before.part.column])
+    if fed == proposals.run.case.pad_token_id and not proposals.proposed(
+        turn.part.request, before.part.last - 1, before.part.call.number
     ):
         return "policy"  # a pad that happened to be right, which the decoder does not take for a draft token
-    kind = "asked-again" if before.part.refused else "lost-bonus"
-    waits = before.others and one.committed >= min(before.part.last + 2, before.at_least + before.least_of_others + 1)
-    return f"{kind}?" if waits else kind
+    return "asked-again" if before.part.columns else "lost-bonus"
 
 
 def settled(losses: Counter[str]) -> Counter[str]:
-    """The counts of many runs, with what each run leaves open (``?``) decided by what is seen in all of them.
+    """The counts of many runs, with what each run leaves open decided by what is seen in all of them.
 
-    A token that a draft in a wrong context predicted is a coincidence now and then where the decoder also drafts by
-    other means; where such tokens are most, they are the draft's. Rows that wait for the one that accepts least are
-    never ahead of it, but for a coincidence.
+    Rows that wait for the one that accepts least are level with it, and never ahead but for a coincidence. A token that
+    a draft in a wrong context predicted is a coincidence now and then where the decoder also drafts by other means;
+    where such tokens are most, they are the draft's.
     """
-    found = Counter(losses)
-    open_ = {name: found.pop(name, 0) for name in list(found) if name.endswith("?")}
-    for name, count in open_.items():
-        proved = count >= losses["unasked"] if name == "wrong-context?" else losses["ahead"] * _ENOUGH_AHEAD >= count
-        found[name[:-1] if proved else "policy"] += count
-    return +found
+    waits = losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+    found = Counter(
+        {name.removeprefix(_WAITING): n for name, n in losses.items() if name.startswith(_WAITING) == waits}
+    )
+    likely = found.pop("wrong-context?", 0)
+    found["wrong-context" if likely >= found["unasked"] else "unasked"] += likely
+    return Counter({name: count for name, count in found.items() if count and name not in ("ahead", "level")})
 
 
 def draft_warnings(losses: Counter[str]) -> list[str]:
