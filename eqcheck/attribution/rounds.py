@@ -228,6 +228,7 @@ def _counted(script: _Script, proposals: Proposals, rounds: list[list[_Turn]]) -
         found["spared"] += max(0, lost - surplus)
         found["rounds"] += len(turns)
         begin = after
+    found["spared"] += left[begin]  # of rows that were done before those they were to wait for
     found["ideal"] = left[0]
     found["allowed"] = sum(script.needed[request] for request in requests) - left[0]
     return found
