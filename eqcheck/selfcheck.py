@@ -205,14 +205,13 @@ def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> Faul
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
     found: Counter[str] = Counter()
-    losses: Counter[str] = Counter()
     named, caught_at, seconds = "", None, 0.0
     with decoder.running() as generate:
         for count in range(MOST_CASES):
             case, drawing = _drawn(source, count)
             start = time.perf_counter()
             done = run(generate, case, timeout=20.0)
-            seen = _seen(fault, done, losses)
+            seen = _seen(fault, done)
             seconds += drawing + time.perf_counter() - start if caught_at is None else 0.0
             if seen is None:
                 continue
@@ -245,13 +244,11 @@ def _is(name: str, fault: Fault) -> bool:
     return name.partition(":")[0] == fault.fingerprint
 
 
-def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
+def _seen(fault: Fault, done: Run) -> Explanation | None:
     """The violation of a run, or for a fault of the draft side its warning."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":
-        here = draft_losses(done)
-        losses += here
-        for warning in draft_warnings(here):
+        for warning in draft_warnings(draft_losses(done)):
             component, _, kind = warning.partition(":")[0].partition("/")
             return Explanation(component, kind)
     return explanation

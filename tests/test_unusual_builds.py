@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from drafting import LookedUp
 
-from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue.engine import HIDDEN, Engine, Rows
 from eqcheck.catalogue.packed import Packed
-from eqcheck.catalogue.plain import Uncached
 from eqcheck.catalogue.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder, Request, decoder
 from eqcheck.harness import run
@@ -60,13 +58,6 @@ def test_what_one_of_several_packed_rows_saw_is_read() -> None:
     assert set(named(PackedHidesFirst)) == {"mask/token-hidden"}
 
 
-class LookedUp(Uncached):
-    """Drafts what came before in the row, without the draft model."""
-
-    def propose(self, budget: Sequence[int]) -> Rows:
-        return [(self.rows[i] * count)[:count] for i, count in zip(self.active, budget, strict=True)]
-
-
 class LookedUpTakesDraft(LookedUp):
     """Emits the rejected draft in place of the correction."""
 
@@ -91,32 +82,6 @@ class LookedUpTakesNext(LookedUp):
 )
 def test_drafts_without_the_draft_model(engine: type[Engine], fingerprint: str | None) -> None:
     assert set(named(engine)) == ({fingerprint} if fingerprint else set())
-
-
-class FeedsTwoAgain(PerRow):
-    """Feeds its last two tokens in each round, where one would do."""
-
-    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
-        super().after(going, lengths)
-        for i in self.active:
-            if self.lengths[i] > 1:
-                self.roll_back(i, 1)
-
-
-class DropsBonus(FeedsTwoAgain):
-    def altered(self, block: list[int], count: int, proposed: list[int], *_: Any) -> list[int]:
-        return block[:-1] if proposed and count == len(proposed) else block
-
-
-@pytest.mark.parametrize(("engine", "lost"), [(FeedsTwoAgain, False), (DropsBonus, True)])
-def test_feeding_again_is_no_loss(engine: type[Engine], lost: bool) -> None:
-    losses: Counter[str] = Counter()
-    for case in Source(4, CLAIMED, ("left",)).chunk(0, 40):
-        done = run(made(engine), case)
-        assert judge(done)
-        losses += draft_losses(done)
-    assert losses["full"] > 0
-    assert any(warning.startswith("draft/lost-bonus") for warning in draft_warnings(losses)) == lost
 
 
 def one_more(target: Any, draft: Any, request: Request) -> Rows:

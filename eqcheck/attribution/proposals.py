@@ -44,12 +44,13 @@ class Proposals:
         return bisect_right(self.numbers, call)
 
     def begun(self, request: int, since: int, until: int) -> int | None:
-        """The last position of the request that the draft's first call about it, between two calls, was asked.
+        """How many tokens of the request the draft was given by its first call about it between two calls.
 
-        It is that of the newest token that the decoder had committed: what was committed, the draft is given.
+        That is what the decoder had committed then. A piece of a prompt is no call about it: others may begin alike.
         """
-        asked = [(number, at) for number, at in self._asked[request] if since < number < until]
-        return max((at for number, at in asked if number == asked[0][0]), default=None)
+        start = len(self.run.case.prompts[request])
+        asked = [(number, at + 1) for number, at in self._asked[request] if since < number < until and at + 1 >= start]
+        return max((given for number, given in asked if number == asked[0][0]), default=None)
 
     def proposed(self, request: int, position: int, until: int) -> bool:
         """Whether the draft, before a call, was asked at this position of the request in its right context."""
@@ -69,12 +70,15 @@ class Proposals:
         request, until = part.request, part.call.number
         before = int(part.call.tokens[part.call_row, part.column])
         predicted = list(self._wrong(request, since, until, token))
-        after = [query for query in predicted if _fed(query) == before]
+        rightly = {number for number, at in self._asked[request] if since < number < until and at == part.last}
+        # Behind a pad that is the row's newest token, other pads fill up the row; they see it, too, but nobody asks.
+        padding = rightly if before == self.run.case.pad_token_id else set()
+        after = [query for query in predicted if _fed(query) == before and query[0].number not in padding]
         for query in after:
             later = self._wrong(request, query[0].number - 1, until, then[0]) if then else ()
             if self._saw(query, request) or any(_fed(other) == token for other in later):
                 return "wrong-context"
-        if any(since < number < until and at == part.last for number, at in self._asked[request]):
+        if rightly:
             return "altered"
         if any(self._saw(query, request) for query in predicted):
             return "wrong-context"

@@ -174,7 +174,7 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tup
         begun = proposals.begun(request, before.part.call.number if before else 0, part.call.number)
         turn = _Turn(part, start, script.needed[request], known, 0, known, known, begun is not None, before)
         if begun is not None and request in proposals.told_apart:
-            turn.at_least = min(known, max(begun + 1 - start, 0))
+            turn.at_least = min(known, begun - start)
             turn.committed = min(known, max(turn.at_least, fed - script.k))
             # Near the limit fewer than K are verified, so where draft tokens end does not say where they begin.
             turn.at_most = turn.committed if fed < script.limit - 1 else known

@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck import __version__
+from eqcheck.attribution.rounds import settled
 from eqcheck.audit import declining
 from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
 from eqcheck.audit.conditions import AXES, conditions, only
@@ -86,7 +87,7 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
         "families": list(audit.families),
         "matrix": _matrix(audit),
         "cache_states": audit.cache_states,
-        "draft_losses": dict(audit.losses),
+        "draft_losses": dict(sorted(settled(audit.losses).items())),
         "corpus": {
             "replayed": len(audit.replayed),
             "failing": sum(outcome.status == "violation" for outcome in audit.replayed),

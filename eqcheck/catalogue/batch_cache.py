@@ -22,6 +22,8 @@ DRAFT_SIDE = {
     "D2-draft-over-trimmed": "K2-one-too-many-dropped",
     "D3-draft-keeps-rejected": "K3-never-cropped",
     "D4-draft-rows-not-permuted": "X2-stale-row-index",
+    "D8-draft-positions-off": "P6-bonus-off-by-one",
+    "D9-draft-cache-of-other-row": "K7-rows-swapped",
 }
 
 

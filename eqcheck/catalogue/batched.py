@@ -59,11 +59,13 @@ class Batched(Engine):
         waiting = [self.rows[i][n:] for i, n in zip(self.active, self.drafter.lengths, strict=True)]
         if self.on("D6-previous-bonus-drafted-on"):
             waiting = [[*row[:-1], self.newest_before[i]] for i, row in zip(self.active, waiting, strict=True)]
+        if self.on("D10-rejected-drafted-on"):
+            waiting = [[*row[:-1], self.refused.get(i, row[-1])] for i, row in zip(self.active, waiting, strict=True)]
         while any(len(proposed) < k for proposed, k in zip(drafts, budget, strict=True)):
             blocks = [w if len(d) < k else [] for w, d, k in zip(waiting, drafts, budget, strict=True)]
             for slot, logits in enumerate(self.drafter.feed(blocks)):
                 if blocks[slot]:
-                    drafts[slot].append(int(logits[-1].argmax()))
+                    drafts[slot].append(int(logits[self.column_of_draft(self.active[slot], drafts[slot])].argmax()))
                     waiting[slot] = drafts[slot][-1:]
         return drafts
 

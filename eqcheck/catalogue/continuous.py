@@ -59,9 +59,11 @@ class Continuous(Engine):
         waiting = {i: self.rows[i][self.drafter.lengths[i] :] for i in self.active}
         if self.on("D6-previous-bonus-drafted-on"):
             waiting = {i: [*row[:-1], self.newest_before[i]] for i, row in waiting.items()}
+        if self.on("D10-rejected-drafted-on"):
+            waiting = {i: [*row[:-1], self.refused.get(i, row[-1])] for i, row in waiting.items()}
         while going := [i for i, k in zip(self.active, budget, strict=True) if len(drafts[i]) < k]:
             for i, logits in zip(going, self.drafter.feed(going, [waiting[i] for i in going]), strict=True):
-                drafts[i].append(int(logits[-1].argmax()))
+                drafts[i].append(int(logits[self.column_of_draft(i, drafts[i])].argmax()))
                 waiting[i] = drafts[i][-1:]
         return list(drafts.values())
 

@@ -36,6 +36,8 @@ class Engine:
         self.finish_order: list[int] = []
         self.waiting: list[int] = []  # builds that take late rows keep them here,
         self.calls = 0  # and count the target's calls
+        self.refused: dict[int, int] = {}  # by row, the draft token that the last round rejected
+        self.drafts_before: dict[int, list[int]] = {}
         eos = request.eos_token_ids
         self.eos = eos[:1] if self.on("T3-first-eos-only") else eos
 
@@ -48,7 +50,7 @@ class Engine:
             self.active = [i for i in self.active if not set(self.rows[i]) & set(self.eos)]
         self.begin()
         while self.admit():
-            drafts = self.propose([self.budget(i) for i in self.active])
+            drafts = self.handed_over(self.propose([self.budget(i) for i in self.active]))
             predicted = self._by_draft(drafts) if self.on("T22-verified-by-draft") else self.verify(drafts)
             counts = self.commit(drafts, predicted)
             done = [self.finished(i, proposed) for i, proposed in zip(self.active, drafts, strict=True)]
@@ -118,6 +120,22 @@ class Engine:
             drafts.append(ids[len(self.rows[i]) :])
         return drafts
 
+    def column_of_draft(self, i: int, drafted: list[int]) -> int:
+        """The column of a row's block in the draft from which its next draft token is read: the last."""
+        first = not drafted and len(self.rows[i]) == self.starts[i]
+        return 0 if self.on("D7-first-token-from-first-column") and first else -1
+
+    def handed_over(self, drafts: Rows) -> Rows:
+        """The draft tokens of each active row as they are given to the target."""
+        if self.on("D11-first-draft-dropped"):
+            return [proposed[1:] for proposed in drafts]
+        if self.on("D12-drafts-of-next-row"):
+            return [other[: len(own)] for own, other in zip(drafts, [*drafts[1:], *drafts[:1]], strict=True)]
+        if self.on("D13-drafts-of-round-before"):
+            before, self.drafts_before = self.drafts_before, dict(zip(self.active, drafts, strict=True))
+            return [before.get(i, own)[: len(own)] for i, own in zip(self.active, drafts, strict=True)]
+        return drafts
+
     def limit(self, i: int) -> int:
         return self.starts[i] + self.request.max_new_tokens
 
@@ -145,6 +163,8 @@ class Engine:
             block = [*proposed[:count], wanted[min(count, len(wanted) - 1)]]
             self.append(i, self.altered(block, count, proposed, wanted, predicted[(slot + 1) % len(predicted)]))
             counts.append(count)
+        refused = zip(self.active, drafts, counts, strict=True)
+        self.refused = {i: proposed[count] for i, proposed, count in refused if count < len(proposed)}
         return counts
 
     def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:

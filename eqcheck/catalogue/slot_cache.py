@@ -23,6 +23,7 @@ DRAFT_SIDE = {
     "D2-draft-over-trimmed": "K2-one-too-many-dropped",
     "D3-draft-keeps-rejected": "K3-never-cropped",
     "D4-draft-rows-not-permuted": "X2-read-in-slot-order",
+    "D8-draft-positions-off": "P6-bonus-off-by-one",
     "X8-draft-state-of-last-tenant": "K9-slot-not-reset",
 }
 
