@@ -331,7 +331,7 @@ class BeyondLimit(Continuous):
     def budget(self, i: int) -> int:
         return self.request.num_draft_tokens
 
-    def append(self, i: int, block: list[int]) -> None:
+    def append(self, i: int, block: Sequence[int]) -> None:
         super().append(i, block[: max(0, self.limit(i) - len(self.rows[i]))])
 
 
@@ -340,8 +340,8 @@ def adapting(engine: type[Engine], contrary: bool = False) -> type[Engine]:
 
     class Adapting(engine):  # type: ignore[valid-type,misc]
         def budget(self, i: int) -> int:
-            room: int = super().budget(i)
-            return min(room, self.__dict__.setdefault("k", {}).get(i, 2))
+            room: int = min(super().budget(i), self.__dict__.setdefault("k", {}).get(i, 2))
+            return room
 
         def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
             counts: list[int] = super().commit(drafts, predicted)
@@ -427,7 +427,8 @@ def accepting_one_fewer(engine: type[Engine]) -> type[Engine]:
 
     class OneFewer(engine):  # type: ignore[valid-type,misc]
         def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
-            return max(0, super().accepted(proposed, wanted) - 1)
+            count: int = super().accepted(proposed, wanted)
+            return max(0, count - 1)
 
     return OneFewer
 

@@ -52,7 +52,7 @@ def _one_thread() -> None:
 
 
 @lru_cache
-def drawn(families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty",), count: int = 30) -> list[Case]:
+def drawn(families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty",), count: int = 24) -> list[Case]:
     return Source(8, families, ("left",), states).chunk(0, count)
 
 
@@ -76,13 +76,17 @@ def told(engine: type[Engine], cases: Sequence[Case], faults: Sequence[str] = ()
     return total, rounds
 
 
-@lru_cache
+RIGHT_ROUNDS: dict[tuple[type[Engine], tuple[str, ...], tuple[str, ...]], int] = {}
+
+
 def rounds_of_right(
     engine: type[Engine], families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty",)
 ) -> int:
-    total, rounds = told(engine, drawn(families, states))
-    assert draft_warnings(total) == []
-    return rounds
+    key = (engine, families, states)
+    if key not in RIGHT_ROUNDS:
+        total, RIGHT_ROUNDS[key] = told(engine, drawn(families, states))
+        assert draft_warnings(total) == []
+    return RIGHT_ROUNDS[key]
 
 
 def lost(counts: Counter[str]) -> int:
@@ -181,7 +185,7 @@ def test_what_the_draft_was_asked_is_told(engine: type[Engine], right: type[Engi
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_right_builds_lose_nothing(build: str) -> None:
-    total, _ = told(BUILDS[build].engine, drawn(BUILDS[build].families, BUILDS[build].cache_states, 60))
+    total, _ = told(BUILDS[build].engine, drawn(BUILDS[build].families, BUILDS[build].cache_states, 40))
     assert draft_warnings(total) == []
     assert lost(settled(total)) == 0
     assert settled(total)["spared"] <= 1
@@ -191,7 +195,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
 def test_right_engines_of_unusual_build_lose_nothing(engine: type[Engine]) -> None:
     total = Counter[str]()
-    for case in drawn(count=40):
+    for case in drawn(count=30):
         losses, _ = losses_and_rounds(engine, case)
         assert adds_up(losses)
         total.update(losses)
@@ -203,7 +207,7 @@ def test_shipped_decoders_lose_nothing(name: str) -> None:
     decoder: Decoder = load(name)
     total = Counter[str]()
     with decoder.running() as generate:
-        for case in drawn(decoder.families, decoder.cache_states, 60):
+        for case in drawn(decoder.families, decoder.cache_states, 40):
             rows = [*case.prompts, *truth_of(case).uncut]
             if name == "transformers" and any(case.pad_token_id in row for row in rows):
                 continue  # its assistant infers its mask from pad ids, and so does not see its row
@@ -211,7 +215,7 @@ def test_shipped_decoders_lose_nothing(name: str) -> None:
             if judge(done):
                 assert adds_up(draft_losses(done))
                 total.update(draft_losses(done))
-    assert total["rounds"] > 100
+    assert total["rounds"] > 80
     assert draft_warnings(total) == []
 
 
@@ -260,7 +264,7 @@ def test_a_coincidence_names_no_cause() -> None:
 def test_what_is_not_seen_is_not_named() -> None:
     (warning,) = draft_warnings(Counter(rounds=100, allowed=60, lost=9))
     assert warning.startswith(
-        "draft: 9 of 60 draft tokens that could have been accepted were lost (15%, 0.09 per round)"
+        "draft: 9 of 60 draft tokens that could have been accepted were lost (15 %, 0.09 per round)"
     )
     assert "no cause was seen" in warning
     assert "speed, not output" in warning

@@ -29,6 +29,9 @@ policy         anything else: the decoder verified fewer draft tokens than in ot
 
 ``unasked`` and ``policy`` are no losses. ``allowed`` are the draft tokens that the script lets be accepted, ``tokens -
 ideal``. So where nothing is policy or luck, the losses of a case are the rounds it took too many.
+
+Some decoders have all rows go on with as many tokens as the one that accepts least. Then ``left`` is that of all rows
+together, and a token of one is lost only where it costs them all. A run is counted both ways, and `settled` chooses.
 """
 
 from __future__ import annotations
@@ -134,6 +137,7 @@ class _Turn:
 
     @property
     def after(self) -> int:
+        """How many tokens are known after it."""
         return max(self.known, self.part.last + 2 - self.start)
 
     def right(self, script: _Script) -> int:
@@ -142,6 +146,7 @@ class _Turn:
         return max(self.after, script.reach(self.part.request, at, self.part.end - self.start - at))
 
     def accepted(self, committed: int) -> int:
+        """How many draft tokens were accepted, if so many tokens stood before them."""
         return self.part.last + 1 - self.start - committed
 
     def ahead_or_level(self) -> list[str]:
@@ -252,9 +257,12 @@ def _why_idle(turn: _Turn, known: int, waits: bool, proposals: Proposals) -> str
 def settled(losses: Counter[str]) -> Counter[str]:
     """The counts of many runs, with what each run leaves open decided by what is seen in all of them.
 
-    Rows that wait for the one that accepts least are level with it, and never ahead but for a coincidence. A token that
-    a draft in a wrong context predicted is a coincidence now and then where the decoder also drafts by other means;
-    where such tokens are most, they are the draft's.
+    Rows that wait for the one that accepts least are level with it, and never ahead but for a coincidence; where no
+    round tells, rows do not wait. A token that a draft in a wrong context predicted is a coincidence now and then where
+    the decoder also drafts by other means; where such tokens are most, they are the draft's.
+
+        >>> settled(Counter({"rounds": 9, "ideal": 8, "wrong-context?": 1, "ahead": 2}))
+        Counter({'rounds': 9, 'ideal': 8, 'wrong-context': 1})
     """
     waits = losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
     found = Counter(
@@ -275,7 +283,7 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
             seen = ", ".join(f"{what} ({counts[kind]})" for kind, what in kinds.items() if counts[kind])
             found.append(
                 f"{name}: {lost} of {counts['allowed']} draft tokens that could have been accepted were lost "
-                f"({lost / counts['allowed']:.0%}, {lost / counts['rounds']:.2f} per round): {seen}. "
+                f"({100 * lost / counts['allowed']:.0f} %, {lost / counts['rounds']:.2f} per round): {seen}. "
                 "This costs speed, not output"
             )
     return found
