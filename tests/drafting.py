@@ -173,7 +173,7 @@ class PromptsFedAlone(PerRow):
 
     def begin(self) -> None:
         super().begin()
-        for i in self.active:
+        for i in range(len(self.rows)):
             self.feed(i, self.rows[i][self.lengths[i] :])
             self.roll_back(i, 1)
 
@@ -314,10 +314,6 @@ class FeedsTwoAgain(PerRow):
 
 class RowAfterRow(PerRow):
     """Each row is decoded to its end before the next begins."""
-
-    def begin(self) -> None:
-        super().begin()
-        self.waiting, self.active = self.active, []
 
     def admit(self) -> bool:
         if not self.active and self.waiting:
