@@ -12,7 +12,7 @@ from eqcheck.verdict import Deviation, Explanation, Slot, many
 _MEANING = {
     "query-position": "a query carries a position other than its logical one",
     "key-position": "a visible key carries a position other than its logical one",
-    "pad-visible": "a pad is seen",
+    "pad-visible": "a pad, or a slot without a token, is seen",
     "token-hidden": "a token of the row is in the cache but hidden",
     "future-visible": "a query sees a later token",
     "window": "the attention window is wrong",
@@ -68,7 +68,7 @@ def render(explanation: Explanation) -> str:
     if explanation.slots:
         lines += ["", *_picture(explanation)]
     if explanation.consequences:
-        lines += ["", "  What follows from it (not counted):", *_consequences(explanation.consequences)]
+        lines += ["", "  Also wrong, there or later (not counted):", *_consequences(explanation.consequences)]
     return "\n".join(lines)
 
 
