@@ -135,13 +135,12 @@ class Sources:
     def strange(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
         """A query of these calls that answered this token and may have been asked for this place of the row.
 
-        That is one which did not see exactly its row, and is no pad behind other tokens of its own.
+        That is one which fed the token of this place, and did not see exactly its row.
         """
         wanted = self.labels.sequence(row)[position]
         for write, label in self.labels.of.items():
             if since <= write[0] <= until and not label.exact and self.predicted(write) == observed:
-                fed = int(self.labels.calls[write[0]].tokens[write[1:]])
-                if fed == wanted or label.what not in ("pad", "filler"):
+                if int(self.labels.calls[write[0]].tokens[write[1:]]) == wanted:
                     return write
         return None
 
