@@ -22,7 +22,8 @@ from eqcheck.text import meaning, render, say
 from eqcheck.verdict import KINDS, Deviation, Explanation, Given, Query, Slot
 
 ALL = [(component, kind) for component, kinds in KINDS.items() for kind in kinds]
-ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in ("draft", "crash")}
+NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
+ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}
 Rows = list[list[int]]
 
 
@@ -49,7 +50,7 @@ def explained(fault: Fault) -> Explanation:
         for case in Source(3, FAMILIES, ("left",), fault.cache_states).chunk(index):
             if case.family in fault.families and case.cache_state in fault.cache_states:
                 explanation = judge(run(mine, case)).explanation
-                if explanation is not None and explanation.fingerprint.partition(":")[0] == fault.fingerprint:
+                if explanation is not None and explanation.fingerprint == fault.fingerprint:
                     return explanation
     raise AssertionError("no case shows it")
 

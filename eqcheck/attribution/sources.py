@@ -93,12 +93,12 @@ class Sources:
         return []
 
     def _verified(self, row: int, position: int) -> set[int]:
-        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
-        asked = self.labels.queries(row, position)
+        """What the target was fed behind this token of the row, in calls that asked for the one after it."""
+        asked = {write[0] for write, _ in self.labels.queries(row, position)}
         return {
             int(self.labels.calls[write[0]].tokens[write[1:]])
             for write, label in self.labels.of.items()
-            if asked and write[0] == asked[0][0][0]
+            if write[0] in asked
             if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
         }
 
