@@ -139,9 +139,10 @@ class Sources:
         """
         wanted = self.labels.sequence(row)[position]
         for write, label in self.labels.of.items():
-            if since <= write[0] <= until and not label.exact and self.predicted(write) == observed:
-                if int(self.labels.calls[write[0]].tokens[write[1:]]) == wanted:
-                    return write
+            fed = int(self.labels.calls[write[0]].tokens[write[1:]])
+            answered = since <= write[0] <= until and self.predicted(write) == observed
+            if answered and not label.exact and fed == wanted:
+                return write
         return None
 
     def behind_pad(self, row: int, observed: int, since: int, until: int) -> bool:
