@@ -78,7 +78,8 @@ class PerRow(Engine):
         for i, length in zip(self.active, lengths, strict=True):
             self.roll_back(i, self.lengths[i] - length)
             for layer in self.caches[i].layers:
-                layer.keys, layer.values = handled(self.faults, layer.keys, layer.values)
+                if hasattr(layer, "keys"):  # a recurrent model's has a state instead
+                    layer.keys, layer.values = handled(self.faults, layer.keys, layer.values)
             if self.on("K17-layers-exchanged"):
                 self.caches[i].layers.reverse()
 
