@@ -62,6 +62,7 @@ def test_a_violation_beyond_the_claim_is_a_discovery(tmp_path: Path) -> None:
         "cases": 40 - count,
         "violations": 0,
         "inconclusive": 0,
+        "declined": 0,
         "fingerprints": {},
     }
     assert (matrix["learned"]["claimed"], matrix["learned"]["fingerprints"]) == (False, {SHORT: count})
