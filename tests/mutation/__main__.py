@@ -79,7 +79,8 @@ def gathered(first: Found, records: list[Found]) -> Found:
         "population": first["population"],
         "discarded": first["discarded"],
         "tried": len(records),
-        "same": len(records) - len(live) - unusable,
+        "declining": sum(one["declines"] for one in records),
+        "same": len(records) - len(live) - unusable - sum(one["declines"] for one in records),
         "unusable": unusable,
         "real_cases": real.CASES,
         "most_cases": trial.MOST_CASES,
@@ -102,7 +103,8 @@ def described(mutant: Mutant, found: Found) -> Found:
         "answers": truth.answers(mutant),
         **found,
     }
-    record["live"] = bool(found.get("real") or found.get("caught"))
+    record["declines"] = bool(found.get("real") and found["real"][1] == "declines" and not found.get("caught"))
+    record["live"] = bool(found.get("real") or found.get("caught")) and not record["declines"]
     return record
 
 

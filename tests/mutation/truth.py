@@ -174,7 +174,7 @@ SITES: dict[str, tuple[Site, ...]] = {
     ),
     "serving/checks.py": (
         ("NO_LIMIT = 2**31", "position"),
-        ("class Unsupported", ""),
+        ("class OutOfMemory", ""),
         ("def window_of", "mask"),
         ("def position_oddity", ""),
         ("def max_positions", "position"),
