@@ -14,8 +14,8 @@ _INTRODUCTION = """\
 The sources of `eqspec`, `exspec`, `ragged` and of what they share, changed mechanically in one place each: a number by
 one, a comparison, a condition, a bound, an argument, a name. Of {population} mutants {tried} were tried, in an order
 drawn with seed {seed} in which files, functions and operators take turns, until {live} had changed what is emitted;
-{same} changed nothing that was seen (speed, memory, the choice of rows, or nothing at all), {declining} declined what they
-were asked, {unusable} could not be imported or did not end in time. To do it again:
+{same} changed nothing that was seen (speed, memory, the choice of rows, or nothing at all), {declining} declined what
+they were asked, {unusable} could not be imported or did not end in time. To do it again:
 
 ```console
 PYTHONPATH=tests python -m mutation --jobs 2
