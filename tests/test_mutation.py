@@ -56,6 +56,7 @@ def test_a_mutant_changes_a_real_model_and_is_caught(file: str, change: str, com
 
 def test_what_is_said_outside_the_table_waits_for_a_person() -> None:
     record = {"id": "a.py:1:drop:1", "caught": 1, "component": "mask", "kind": "window", "answers": ["cache"]}
+    record["case_id"] = "0123456789ab"
     assert truth.judged(record)["judgement"] == "to judge"
     assert not truth.judged(record)["component_right"]
     assert "judgement" not in truth.judged({**record, "component": "cache"})

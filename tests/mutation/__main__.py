@@ -10,6 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from mutation import mutator, real, trial, truth
 from mutation.mutator import Mutant
 from mutation.write import FORMAT, brief, report, summary
@@ -55,6 +58,7 @@ def collect(details: Path, sample: int, seed: int, jobs: int, whole: int, only: 
         order = [mutant for mutant in order if any(mutant.id.startswith(beginning) for beginning in only)]
     with details.open("w", encoding="utf-8") as file_:
         head = {"format": FORMAT, "seed": seed, "population": len(population), "discarded": discarded}
+        head["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
         file_.write(json.dumps(head) + "\n")
         live = tried = 0
         for mutant, one in trial.run(order, seed, jobs, whole):
@@ -75,12 +79,14 @@ def gathered(first: Found, records: list[Found]) -> Found:
         "population": first["population"],
         "discarded": first["discarded"],
         "tried": len(records),
-        "same": len(records) - len(live) - unusable,
+        "declining": sum(one["declines"] for one in records),
+        "same": len(records) - len(live) - unusable - sum(one["declines"] for one in records),
         "unusable": unusable,
         "real_cases": real.CASES,
         "most_cases": trial.MOST_CASES,
     }
-    return {"format": FORMAT, "seed": first["seed"], "counts": counts, "mutants": live}
+    head = {name: first[name] for name in ("format", "seed", "versions")}
+    return {**head, "counts": counts, "mutants": live}
 
 
 def described(mutant: Mutant, found: Found) -> Found:
@@ -97,7 +103,8 @@ def described(mutant: Mutant, found: Found) -> Found:
         "answers": truth.answers(mutant),
         **found,
     }
-    record["live"] = bool(found.get("real") or found.get("caught"))
+    record["declines"] = bool(found.get("real") and found["real"][1] == "declines" and not found.get("caught"))
+    record["live"] = bool(found.get("real") or found.get("caught")) and not record["declines"]
     return record
 
 

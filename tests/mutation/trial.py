@@ -117,6 +117,7 @@ def _shown(decoder: Decoder, cases: int, seed: int) -> list[Found]:
             "count": record.count,
             "text": render(record.explanation),
             "case": record.case.to_dict(),
+            "case_id": record.case.id,
             "warnings": result.warnings,
         }
         for record in [*result.violations, *result.doubtful]

@@ -174,7 +174,7 @@ SITES: dict[str, tuple[Site, ...]] = {
     ),
     "serving/checks.py": (
         ("NO_LIMIT = 2**31", "position"),
-        ("class Unsupported", ""),
+        ("class OutOfMemory", ""),
         ("def window_of", "mask"),
         ("def position_oddity", ""),
         ("def max_positions", "position"),
@@ -355,7 +355,7 @@ def judged(record: dict[str, Any]) -> dict[str, Any]:
     component_right = crash or any(answer.partition("/")[0] == component for answer in allowed)
     kind_right = crash or component in allowed or f"{component}/{kind}" in allowed
     found = {**record, "component_right": component_right, "kind_right": kind_right}
-    known = _judgements().get(f"{record['id']} {component}/{kind}")
+    known = _judgements().get(f"{record['id']} {component}/{kind} on {record['case_id']}")
     if known or not (kind_right or component == "unattributed"):
         judgement, why = known or ("to judge", "")
         found.update(
@@ -369,6 +369,6 @@ def judged(record: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _judgements() -> dict[str, tuple[str, str]]:
-    """By mutant and answer, what a person found and why."""
+    """By mutant, answer and minimised case, what a person found and why."""
     found: dict[str, tuple[str, str]] = json.loads(JUDGEMENTS.read_text(encoding="utf-8"))
     return found

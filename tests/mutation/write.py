@@ -14,8 +14,8 @@ _INTRODUCTION = """\
 The sources of `eqspec`, `exspec`, `ragged` and of what they share, changed mechanically in one place each: a number by
 one, a comparison, a condition, a bound, an argument, a name. Of {population} mutants {tried} were tried, in an order
 drawn with seed {seed} in which files, functions and operators take turns, until {live} had changed what is emitted;
-{same} changed nothing that was seen (speed, memory, the choice of rows, or nothing at all), {unusable} could not be
-imported or did not end in time. To do it again:
+{same} changed nothing that was seen (speed, memory, the choice of rows, or nothing at all), {declining} declined what
+they were asked, {unusable} could not be imported or did not end in time. To do it again:
 
 ```console
 PYTHONPATH=tests python -m mutation --jobs 2
@@ -50,7 +50,20 @@ def summary(records: Sequence[Found]) -> Found:
 def brief(record: Found) -> Found:
     """A record without what only a doubtful one needs."""
     doubtful = "judgement" in record or record.get("component") in (None, "unattributed")
-    left_out = {"case", "warnings", "real_s", "audit_s", "line", "function", "live", "status"}
+    left_out = {
+        "case",
+        "warnings",
+        "declines",
+        "also",
+        "count",
+        "verdict",
+        "real_s",
+        "audit_s",
+        "line",
+        "function",
+        "live",
+        "status",
+    }
     left_out |= set() if doubtful else {"text", "diff", "answers"}
     return {key: value for key, value in record.items() if key not in left_out}
 
