@@ -30,6 +30,7 @@ PROVED = {
     *(("bookkeeping", True, "silent", shown) for shown in ("stable", "depends", "untried")),
     *(("bookkeeping", True, "contradicts", shown) for shown in ("stable", "depends", "untried")),
     ("bookkeeping", False, "silent", "stable"),
+    ("bookkeeping", False, "silent", "untried"),
 }
 SHOWN = ("stable", "changes", "depends", "untried")
 

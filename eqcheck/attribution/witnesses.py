@@ -38,7 +38,7 @@ ASSERTED = frozenset(
     [("context", "tied", "confirms", shown) for shown in _ANY]
     + [("context", "tied", "silent", "stable"), ("context", "untied", "confirms", "stable")]
     + [("bookkeeping", "tied", bearing, shown) for bearing in ("silent", "contradicts") for shown in _ANY]
-    + [("bookkeeping", "untied", "silent", "stable")]
+    + [("bookkeeping", "untied", "silent", shown) for shown in ("stable", "untried")]
 )
 
 
