@@ -93,12 +93,17 @@ class Sources:
         return []
 
     def _verified(self, row: int, position: int) -> set[int]:
-        """What the target was fed behind this token of the row, in calls that asked for the one after it."""
-        asked = {write[0] for write, _ in self.labels.queries(row, position)}
+        """What the target was fed behind this token of the row, in calls that asked for the one after it.
+
+        Where the draft is fed the target's answers, only the first of these calls counts: later ones feed what was
+        committed meanwhile.
+        """
+        asked = [write[0] for write, _ in self.labels.queries(row, position)]
+        counted = asked[:1] if self._exchanged(row, position) else asked
         return {
             int(self.labels.calls[write[0]].tokens[write[1:]])
             for write, label in self.labels.of.items()
-            if write[0] in asked
+            if write[0] in counted
             if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
         }
 
