@@ -223,8 +223,8 @@ def test_an_audit_gives_each_an_interpreter(two: list[str], tmp_path: Path) -> N
 def test_two_adapters_in_one_run_of_pytest(two: list[str], tmp_path: Path) -> None:
     for path in tmp_path.glob("*/mine.py"):  # in one interpreter a patch is met by all
         path.write_text(path.read_text().replace("transformers.DynamicCache.update = refuse", "pass"))
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *two, "--eqcheck-cases=3", "-k", "solo or mates"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rN", *two, "--eqcheck-cases=3"]
+    done = subprocess.run([*words, "-k", "solo or mates"], capture_output=True, text=True, check=False)
     assert "2 failed, 2 passed" in done.stdout, done.stdout
     assert done.stdout.count("bookkeeping/premature-stop - ") == 2
 
