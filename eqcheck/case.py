@@ -10,6 +10,15 @@ from typing import Any
 
 from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request
 from eqcheck.errors import CaseError, did_you_mean
+from eqcheck.limits import (
+    MOST_DRAFT_TOKENS,
+    MOST_ROWS,
+    MOST_SPARE_SLOTS,
+    MOST_TOKENS,
+    MOST_TOKENS_OF_ROW,
+    MOST_VOCABULARY,
+    MOST_WORK,
+)
 
 CASE_FORMAT = "eqcheck-case/1"
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
@@ -53,22 +62,39 @@ class Case:
     arrivals: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _ints("vocab_size", self.vocab_size, 4, 2**16)
+        _ints("vocab_size", self.vocab_size, 4, MOST_VOCABULARY + 1)
         _ints("seed", self.seed, 0, 2**63)
-        _ints("max_new_tokens", self.max_new_tokens, 1, 4096)
-        _ints("num_draft_tokens", self.num_draft_tokens, 1, 4096)
+        _ints("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS_OF_ROW)
+        _ints("num_draft_tokens", self.num_draft_tokens, 1, MOST_DRAFT_TOKENS + 1)
         _ints("pad_token_id", self.pad_token_id, 0, self.vocab_size + 1)
-        if not _tuple("prompts", self.prompts):
+        if not _tuple("prompts", self.prompts, MOST_ROWS, "rows"):
             raise CaseError("prompts: expected at least one row, got none")
         for row, prompt in enumerate(self.prompts):
             if not isinstance(prompt, tuple) or not prompt:
-                raise CaseError(f"prompts[{row}]: expected a tuple of at least one token, got {prompt!r}")
+                raise CaseError(f"prompts[{row}]: expected a tuple of at least one token, got {_cut(prompt)}")
+            _tuple(
+                f"prompts[{row}]",
+                prompt,
+                MOST_TOKENS_OF_ROW - self.max_new_tokens,
+                f"tokens beside {self.max_new_tokens} new ones",
+            )
             for token in prompt:
                 _ints(f"prompts[{row}]", token, 0, self.vocab_size)
-        for token in _tuple("eos_token_ids", self.eos_token_ids):
+        tokens = sum(map(len, self.prompts)) + len(self.prompts) * self.max_new_tokens
+        if tokens > MOST_TOKENS:
+            raise CaseError(
+                f"prompts: expected at most {MOST_TOKENS} tokens in all rows, new ones included, got {tokens}"
+            )
+        work = tokens * self.max_new_tokens * (self.num_draft_tokens + 1)
+        if work > MOST_WORK:
+            raise CaseError(
+                f"prompts, max_new_tokens, num_draft_tokens: expected less together: the tokens of all rows ({tokens}) "
+                f"times max_new_tokens times (num_draft_tokens + 1) are {work}, and {MOST_WORK} is the most"
+            )
+        for token in _tuple("eos_token_ids", self.eos_token_ids, MOST_VOCABULARY):
             _ints("eos_token_ids", token, 0, self.vocab_size)
-        for row, rounds in enumerate(_tuple("accepts", self.accepts)):
-            for accepted in _tuple(f"accepts[{row}]", rounds):
+        for row, rounds in enumerate(_tuple("accepts", self.accepts, MOST_ROWS, "rows")):
+            for accepted in _tuple(f"accepts[{row}]", rounds, MOST_TOKENS_OF_ROW, "rounds"):
                 _ints(f"accepts[{row}]", accepted, 0, self.num_draft_tokens + 1)
         if self.agreement is not None:
             if self.accepts:
@@ -97,10 +123,16 @@ class Case:
                 )
         if self.prefill_chunk is not None:
             _ints("prefill_chunk", self.prefill_chunk, 1, 4096)
+        spare = len(self.prompts) * (self.max_new_tokens + 1) * (self.num_draft_tokens + 1)
+        if self.cache_state == "preallocated" and spare > MOST_SPARE_SLOTS:
+            raise CaseError(
+                f"num_draft_tokens: expected fewer for cache_state 'preallocated', or fewer rows or new tokens: "
+                f"together they need {spare} spare slots, and {MOST_SPARE_SLOTS} is the most"
+            )
         _ints("prefix_length", self.prefix_length, 0, min(map(len, self.prompts)))
         if len({prompt[: self.prefix_length] for prompt in self.prompts}) > 1:
             raise CaseError(f"prefix_length: expected prompts that share their first {self.prefix_length} tokens")
-        for arrival in _tuple("arrivals", self.arrivals):
+        for arrival in _tuple("arrivals", self.arrivals, MOST_ROWS):
             _ints("arrivals", arrival, 0, 4096)
         if self.arrivals and len(self.arrivals) != len(self.prompts):
             raise CaseError(f"arrivals: expected one per row ({len(self.prompts)}), got {len(self.arrivals)}")
@@ -149,7 +181,7 @@ class Case:
         names = {f.name for f in fields(cls)}
         for name in data:
             if name not in names | {"format"}:
-                raise CaseError(f"case: unknown field {name!r}{did_you_mean(name, names)}")
+                raise CaseError(f"case: unknown field {_cut(name)}{did_you_mean(name, names)}")
         if "prompts" not in data:
             raise CaseError("case: field 'prompts' is missing")
         values = {name: _tuples(value) for name, value in data.items() if name != "format"}
@@ -165,17 +197,24 @@ def _tuples(value: Any) -> Any:
 
 def _ints(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CaseError(f"{name}: expected an integer, got {value!r}")
+        raise CaseError(f"{name}: expected an integer, got {_cut(value)}")
     if not low <= value < high:
         raise CaseError(f"{name}: expected {low}..{high - 1}, got {value}")
 
 
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+def _tuple(name: str, value: Any, most: int, what: str = "") -> tuple[Any, ...]:
     if not isinstance(value, tuple):
-        raise CaseError(f"{name}: expected a tuple (in JSON a list), got {value!r}")
+        raise CaseError(f"{name}: expected a tuple (in JSON a list), got {_cut(value)}")
+    if len(value) > most:
+        raise CaseError(f"{name}: expected at most {f'{most} {what}'.strip()}, got {len(value)}")
     return value
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise CaseError(f"{name}: expected one of {allowed}, got {value!r}")
+        raise CaseError(f"{name}: expected one of {allowed}, got {_cut(value)}")

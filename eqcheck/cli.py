@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck import __version__
-from eqcheck.contract import FAMILIES, Decoder
-from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError, did_you_mean
+from eqcheck.arguments import case_seconds, families, natural, positive, seconds, size
+from eqcheck.contract import Decoder
+from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError
+from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.plain import printable
 
 if TYPE_CHECKING:
     from eqcheck.audit.result import Audit
+    from eqcheck.bench.run import Results
     from eqcheck.blackbox.result import EngineAudit
 
 _EPILOG = (
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except UsageError as error:
-        print(f"eqcheck: {error}", file=sys.stderr)
+        print(f"eqcheck: {printable(str(error))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("eqcheck: interrupted", file=sys.stderr)
@@ -68,22 +72,34 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder",
     )
-    audit.add_argument("--cases", type=_positive, metavar="N", help="cases per decoder (300)")
-    audit.add_argument("--budget", type=_seconds, metavar="60s", help=_BUDGET)
+    audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
+    audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
     audit.add_argument(
         "--seed",
-        type=_natural,
+        type=natural,
         default=0,
         metavar="N",
         help="same seed, same cases drawn (0); the same report too where --no-corpus leaves out what .eqcheck holds",
     )
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
-    audit.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes (1)")
-    audit.add_argument("--families", type=_families, default=(), metavar="F,...", help=_FAMILIES)
-    audit.add_argument("--case-timeout", type=_seconds, default=60.0, metavar="S", help="a case's limit (60s)")
+    audit.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (1)")
+    audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
+    audit.add_argument(
+        "--case-timeout",
+        type=case_seconds,
+        default=CASE_TIMEOUT,
+        metavar="S",
+        help="a case's limit (60s; at least 1s)",
+    )
     audit.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
     audit.add_argument("--python", metavar="PATH", help=_PYTHON)
-    audit.add_argument("--case-memory", type=_bytes, default=2**31, metavar="2G", help="a case's memory, isolated (2G)")
+    audit.add_argument(
+        "--case-memory",
+        type=size,
+        default=CASE_MEMORY,
+        metavar="2G",
+        help="memory of an isolated case (2G; at least 64M)",
+    )
     audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
@@ -94,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "replay", help="run a stored case again: FAILS, FIXED, DECLINED or ERROR", epilog=_EPILOG
     )
     replay.add_argument("case", type=Path, metavar="CASE")
-    replay.add_argument("--adapter", metavar="SPEC", help="another decoder than the one the file names")
+    replay.add_argument("--adapter", metavar="SPEC", help="the decoder; needed where the file names no installed one")
     replay.add_argument(
         "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
     )
@@ -103,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.set_defaults(run=_replay)
 
     check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=_EPILOG)
-    check.add_argument("--cases", type=_positive, default=100, metavar="N", help="cases per known-good decoder (100)")
-    check.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
+    check.add_argument("--cases", type=positive, default=100, metavar="N", help="cases per known-good decoder (100)")
+    check.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
     check.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     check.set_defaults(run=_selfcheck)
 
@@ -172,10 +188,21 @@ def _audit(options: argparse.Namespace) -> int:
             if results[-1].interrupted:
                 break
     if options.json:
-        print(json.dumps({"reports": reports}))
+        _say(json.dumps({"reports": reports}))
     else:
-        print(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
+        _say(printable(summary(reports, [str(folder) for folder in folders[: len(reports)]])))
     return _exit_code(results, options.allow_known)
+
+
+def _say(text: str) -> None:
+    """Print what a command found; on standard error where standard output is a file on a full disk."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails again when it ends
+        print(f"eqcheck: standard output: {error.strerror}\n{text}", file=sys.stderr)
 
 
 def _python(decoder: Decoder, python: str | None) -> str:
@@ -242,12 +269,22 @@ def _bench(options: argparse.Namespace) -> int:
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
     with quiet:
         found = bench(decoders, QUICK if options.quick else FULL, lambda text: print(text, file=sys.stderr))
-        written = [] if found.interrupted else report.write(found, out)  # what a whole run wrote is worth more
-    told = f"Written: {', '.join(written)} in {out}" if written else "Interrupted: nothing written."
-    print(json.dumps(found.to_dict()) if options.json else f"{report.tables(found)}\n\n{told}")
+        told = "Interrupted: nothing written."  # what a whole run wrote is worth more
+        if not found.interrupted:
+            told = _bench_written(found, out)
+    _say(json.dumps(found.to_dict()) if options.json else f"{report.tables(found)}\n\n{told}")
     if found.interrupted:
         return INCONCLUSIVE
     return EQUIVALENT if any(row["verified"] for row in found.results) else NOTHING
+
+
+def _bench_written(found: Results, out: Path) -> str:
+    from eqcheck.bench import report
+
+    try:
+        return f"Written: {', '.join(report.write(found, out))} in {out}"
+    except OSError as error:
+        return f"Not written to {out}: {error.strerror or error}"
 
 
 def _broken(failures: list[str]) -> int:
@@ -272,7 +309,7 @@ def _list(options: argparse.Namespace) -> int:
             continue
         claims = [", ".join(decoder.families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
-    print(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"]))
+    print(printable(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"])))
     return EQUIVALENT
 
 
@@ -295,50 +332,6 @@ def _writable(out: Path, name: str) -> None:
         (out / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {out}: cannot write there: {error}") from error
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
-    try:
-        seconds = float(number) * unit
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e7:
-        raise argparse.ArgumentTypeError(f"expected a time such as 90, 60s or 5m, got {text!r}")
-    return seconds
-
-
-def _bytes(text: str) -> int:
-    units = {"M": 2**20, "G": 2**30}
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in units or not number.isdecimal() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
-    return int(number) * units[unit]
-
-
-def _families(text: str) -> tuple[str, ...]:
-    if text == "all":
-        return FAMILIES
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in FAMILIES:
-            raise argparse.ArgumentTypeError(
-                f"unknown family {name!r}{did_you_mean(name, FAMILIES) or '.'} Known: all, {', '.join(FAMILIES)}"
-            )
-    return names
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.plain import one_line
 from eqcheck.verdict import KINDS
 
 PaddingSide = Literal["left", "right"]
@@ -252,8 +253,11 @@ def decoder(
             usable = any("__call__" in vars(base) for base in function.__mro__)
         if not usable:
             raise UsageError(f"expected a function or a class with __call__, got {function!r}")
+        called = name or str(getattr(function, "__name__", type(function).__name__))
+        if called != one_line(called, 100):
+            raise UsageError(f"name: expected one line of at most 100 printable characters, got {called[:200]!a}")
         return Decoder(
-            name=name or str(getattr(function, "__name__", type(function).__name__)),
+            name=called,
             function=function,
             padding_sides=tuple(padding_sides),
             families=tuple(families),

@@ -21,6 +21,7 @@ from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
 from eqcheck.hashing import Words, continue_rows
 from eqcheck.hashlm import HashConfig, HashLM, Script
+from eqcheck.plain import one_line, printable
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.verdict import Explanation, check_rows
 
@@ -173,17 +174,17 @@ def run(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
-        failure = Explanation("crash", "exception", detail=f"{type(error).__name__}: {_message(error)}")
-        text = _printable("".join(traceback.format_exception(error)))
+        failure = Explanation("crash", "exception", detail=f"{one_line(type(error).__name__)}: {_message(error)}")
+        text = printable("".join(traceback.format_exception(error)))
         return Run(case, truth, trace, None, failure, text)
     try:
         if request != untouched:
             detail = f"mutated-request: expected {untouched}, got {request}"
-            return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=_printable(detail)))
+            return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=one_line(detail, 2000)))
         return Run(case, truth, trace, check_rows(outputs, rows, case.known_ids))
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
-        detail = f"{what}: {_message(error)}"
+        detail = f"{one_line(what)}: {_message(error)}"
         return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
 
 
@@ -194,14 +195,8 @@ def why(declined: Unsupported) -> str:
 
 def _message(error: BaseException) -> str:
     """The first line of an exception's text, even where asking for it raises."""
-    lines = _printable(traceback.format_exception_only(error)[-1]).partition(": ")[2].splitlines()
-    return lines[0] if lines else ""
-
-
-def _printable(text: str) -> str:
-    """Text that can be written as UTF-8 and shown on a terminal."""
-    kept = text.encode("utf-8", "replace").decode()
-    return "".join(c if c == "\n" or c.isprintable() else "?" for c in kept)
+    lines = traceback.format_exception_only(error)[-1].partition(": ")[2].splitlines()
+    return one_line(lines[0]) if lines else ""
 
 
 def _what(outputs: Any) -> str:

@@ -66,7 +66,8 @@ class Oracle:
 
         A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. From outputs alone a wrong
         token has no cause: the explanation then is ``unattributed``; rows that hold their prompt, or end too early or
-        too late, are named. Raises `OutputError` for malformed prompts or outputs.
+        too late, are named. Raises `OutputError` for malformed prompts or outputs, `UsageError` for a target whose
+        logits are NaN where they count.
         """
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
         checked = self._prompts(prompts)
@@ -91,7 +92,7 @@ class Oracle:
         for index in range(len(prompt), len(prompt) + limit):
             if index - 1 >= len(predicted):
                 break
-            kept.append(predicted[index - 1])
+            kept.append(_chosen(predicted, index - 1))
             if kept[-1] in eos:
                 return tuple(kept[len(prompt) :])
             if index >= len(sequence) or sequence[index] != kept[-1]:
@@ -100,16 +101,18 @@ class Oracle:
 
     def _extend(self, sequence: list[int], length: int, eos: tuple[int, ...]) -> list[int]:
         while len(sequence) < length:
-            sequence.append(self._argmax(sequence)[-1])
+            sequence.append(_chosen(self._argmax(sequence), len(sequence) - 1))
             if sequence[-1] in eos:
                 break
         return sequence
 
-    def _argmax(self, tokens: Sequence[int]) -> list[int]:
+    def _argmax(self, tokens: Sequence[int]) -> list[int | None]:
+        """The target's choice after each token; None where none of its logits is the greatest: they hold NaN, say."""
         ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
         with torch.no_grad():
             logits = self.target(input_ids=ids, use_cache=False).logits
-        return [int(token) for token in logits[0].argmax(-1)]
+        finite = logits[0].amax(-1).isfinite()  # a NaN makes the greatest one NaN
+        return [int(token) if fine else None for token, fine in zip(logits[0].argmax(-1), finite, strict=True)]
 
     def _eos(self, eos_token_ids: Any) -> tuple[int, ...]:
         if not isinstance(eos_token_ids, Sequence | Set) or isinstance(eos_token_ids, str):
@@ -134,6 +137,16 @@ class Oracle:
             if not prompt:
                 raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")
         return checked
+
+
+def _chosen(choices: Sequence[int | None], position: int) -> int:
+    choice = choices[position]
+    if choice is None:
+        raise UsageError(
+            f"target: expected finite logits, got NaN or infinity for the greatest at position {position}: no output "
+            "is right or wrong by them; compute in float32 or float64, and look for NaN in the weights"
+        )
+    return choice
 
 
 def _limit(max_new_tokens: Any) -> int:

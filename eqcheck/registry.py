@@ -20,6 +20,7 @@ from types import ModuleType
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.modules import OwnModules
+from eqcheck.plain import printable
 
 GROUP = "eqcheck.adapters"
 _PACKAGES = ("eqcheck.reference_impls", "eqcheck.adapters")
@@ -46,6 +47,15 @@ def names() -> list[str]:
     return sorted({*shipped(), *(point.name for point in entry_points(group=GROUP))})
 
 
+def names_code(spec: str) -> bool:
+    """Whether a spec is a path or a module: code that nobody installed to be run under a name.
+
+    >>> names_code("eqspec"), names_code("mine.py"), names_code("package.module:attr")
+    (False, True, True)
+    """
+    return (":" in spec or spec.endswith(".py")) and spec not in names()
+
+
 def load(spec: str) -> Decoder:
     """The decoder a spec names.
 
@@ -55,6 +65,8 @@ def load(spec: str) -> Decoder:
     Raises `UsageError` when nothing has that name, the module cannot be imported, or it does not register
     exactly one decoder and ``:attr`` is missing.
     """
+    if spec != printable(spec):
+        raise UsageError(f"adapter {spec!a}: expected printable text")
     source, colon, attr = spec.rpartition(":")
     if not colon or source == "" or "\\" in attr or "/" in attr:
         source, attr = spec, ""

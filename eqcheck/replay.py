@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from eqcheck import registry
-from eqcheck.audit.casefile import StoredViolation, read_case
+from eqcheck.audit.casefile import StoredViolation, command, read_case
 from eqcheck.audit.isolation import Limits
 from eqcheck.audit.outcome import set_up
 from eqcheck.audit.runner import runner
@@ -20,6 +21,8 @@ from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, NOTHING, VIOLATION, UsageError
 from eqcheck.harness import run
+from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.plain import printable
 from eqcheck.requirements import refused
 from eqcheck.text import render
 from eqcheck.verdict import Explanation
@@ -36,6 +39,13 @@ def replay(
     spec = adapter or stored.adapter
     if spec is None:
         raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
+    if not adapter and registry.names_code(spec):
+        flags = [flag for flag, given in (("--isolate", isolate), ("-v", calls)) if given]
+        options = [*flags, *(["--python", python] if python else [])]
+        raise UsageError(
+            f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
+            f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
+        )
     try:
         decoder = registry.load(spec)
     except UsageError:
@@ -50,10 +60,10 @@ def replay(
 
 def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate: bool, calls: bool) -> int:
     isolate = isolate or stored.isolated
-    limits = Limits(stored.case_timeout, stored.case_memory if isolate else None)
-    if declined := refused(case, decoder.requires):
+    timeout, memory = _limits(stored)
+    if declined := refused(case, decoder.requires) or _not_taken(decoder, case):
         return _declined(decoder, declined)
-    with runner(decoder, limits, 1, isolate, []) as running:
+    with runner(decoder, Limits(timeout, memory if isolate else None), 1, isolate, []) as running:
         outcome = running.try_case(case, opinion=True)
     if outcome.declined:
         return _declined(decoder, outcome.declined)
@@ -61,18 +71,40 @@ def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate:
         print("The decoder failed in a process of its own: its calls are not shown.\n")
     elif calls:
         with set_up(decoder, []) as generate:
-            done = run(generate, case, stored.case_timeout)
+            done = run(generate, case, timeout)
         print(f"{view(done)}\n")
         if done.outputs != outcome.outputs:
             print("The decoder answered differently when its calls were recorded.\n")
-    return _tell(decoder.name, stored, outcome.explanation, outcome.traceback)
+    code = _tell(decoder.name, stored, outcome.explanation, outcome.traceback)
+    if code == VIOLATION and case.family not in decoder.families:
+        print(f"{decoder.name} does not claim the family {case.family}: this is a discovery, no violation.")
+    return code
+
+
+def _not_taken(decoder: Decoder, case: Case) -> str:
+    """What the case asks that the decoder does not take; a file may ask anything of it."""
+    for what, asked, taken in (
+        ("padding side", case.padding_side, decoder.padding_sides),
+        ("cache state", case.cache_state, decoder.cache_states),
+    ):
+        if asked not in taken:
+            return f"it does not take the {what} {asked}, only {', '.join(taken)}"
+    return ""
+
+
+def _limits(stored: StoredViolation) -> tuple[float, int | None]:
+    """Seconds and bytes: the file's where its case is about them, else no less than usual, or a right decoder fails."""
+    timeout, memory = stored.case_timeout, stored.case_memory
+    if not (stored.fingerprint or "").startswith("crash/"):
+        timeout, memory = max(timeout, CASE_TIMEOUT), memory and max(memory, CASE_MEMORY)
+    return timeout, memory
 
 
 def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python: str | None) -> int:
     """Decode an engine's case again, in a new process of the engine's environment."""
     if case.checkpoint not in ("", checkpoint().name):
         raise UsageError(f"the case is for the checkpoint {case.checkpoint}, this torch makes {checkpoint().name}")
-    with EngineWorker(decoder, environment(decoder, python), stored.case_timeout) as worker:
+    with EngineWorker(decoder, environment(decoder, python), _limits(stored)[0]) as worker:
         worker.open()
         outcome = judged(Judge(decoder.dtype), case, worker.decode(case))
     if outcome.answer.unsupported:
@@ -83,7 +115,7 @@ def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python:
 
 
 def _declined(decoder: Decoder, reason: str) -> int:
-    print(f"DECLINED: {decoder.name}: {reason}; nothing was tested")
+    print(printable(f"DECLINED: {decoder.name}: {reason}; nothing was tested"))
     return NOTHING
 
 
@@ -92,9 +124,9 @@ def _tell(name: str, stored: StoredViolation, explanation: Explanation | None, t
         was = f" (was {stored.fingerprint})" if stored.fingerprint else ""
         print(f"FIXED: {name} is equivalent on this case{was}")
         return EQUIVALENT
-    print(f"FAILS: {name}")
-    print(render(explanation))
-    print(traceback, end="")
+    print(printable(f"FAILS: {name}\n{render(explanation)}\n{traceback}"), end="")
+    if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
+        print(f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.")
     now, before = explanation.fingerprint, stored.fingerprint
     if isinstance(stored.case, EngineCase) and now.startswith("unattributed") and before != now and before:
         print(f"The stored cause is {before}; it was found in other cases, this one alone does not show it.")

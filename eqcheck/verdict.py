@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
+from eqcheck.plain import one_line
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 KINDS = {
@@ -186,7 +187,7 @@ class Explanation:
         """``component/kind``, for crashes what failed, for options which: two violations with one are one bug."""
         base = f"{self.component}/{self.kind}"
         told = self.kind in ("exception", "invalid-output") or self.component == "options"
-        what = re.split(r"[\[:]", self.detail)[0] if told else ""
+        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if told else ""
         return f"{base}:{what}" if what else base
 
     def to_dict(self) -> dict[str, Any]:

@@ -131,9 +131,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": [[128]]}, "prompts[0]: expected 0..127, got 128"),
     ({"prompts": [[64]], "vocab_size": 64}, "prompts[0]: expected 0..63, got 64"),
     ({"prompts": 5}, "prompts: "),
-    ({"max_new_tokens": 0}, "max_new_tokens: expected 1..4095, got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens: expected 1..1023, got 0"),
     ({"max_new_tokens": "4"}, "max_new_tokens: expected an integer, got '4'"),
-    ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1..4095, got 0"),
+    ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1..64, got 0"),
     ({"accepts": [[0], [2]]}, "accepts[1]: expected 0..1, got 2"),
     ({"accepts": [[0.5]]}, "accepts[0]: expected an integer, got 0.5"),
     ({"accepts": [[1]], "agreement": 0.5}, "accepts, agreement: expected one of the two, got both"),
@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cache_state": "chunked", "prefill_chunk": 0}, "prefill_chunk: expected 1.."),
     ({"cache_state": "prefix", "prefix_length": 9}, "prefix_length: expected 0.."),
     ({"cache_state": "late-rows", "arrivals": (1, 2, 3, 4)}, "arrivals: expected one per row"),
-    ({"vocab_size": 3}, "vocab_size: expected 4..65535, got 3"),
+    ({"vocab_size": 3}, "vocab_size: expected 4..1024, got 3"),
     ({"seed": -1}, "seed: expected 0.."),
 ]
 

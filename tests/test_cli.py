@@ -162,7 +162,7 @@ def test_without_adapter_every_shipped_decoder_is_audited(work: Path) -> None:
 def test_replay_fails_then_is_fixed(work: Path, capsys: Printed) -> None:
     case = stored(work)
     capsys.readouterr()
-    assert eqcheck("replay", str(case)) == 1
+    assert eqcheck("replay", str(case), "--adapter", "mine.py:short") == 1
     failing = capsys.readouterr().out
     assert failing.startswith("FAILS: short\n")
     assert read(case)["explanation"] in failing
@@ -186,7 +186,7 @@ def test_replay_without_the_adapter_is_an_error(work: Path, capsys: Printed) -> 
     case = stored(work)
     (work / "mine.py").unlink()
     capsys.readouterr()
-    assert eqcheck("replay", str(case)) == 4
+    assert eqcheck("replay", str(case), "--adapter", "mine.py:short") == 4
     printed = capsys.readouterr()
     assert printed.out.startswith("ERROR")
     assert "there is no such file" in printed.err
@@ -241,6 +241,7 @@ def test_reproduce_survives_spaces(work: Path, monkeypatch: pytest.MonkeyPatch) 
         (("--cases", "0"), "--cases: expected an integer of at least 1, got '0'"),
         (("--budget", "soon"), "--budget: expected a time such as 90, 60s or 5m, got 'soon'"),
         (("--case-timeout", "0"), "--case-timeout: expected a time"),
+        (("--case-timeout", "0.5s"), "--case-timeout: expected a time of 1s to 24h, got '0.5s'"),
         (("--families", "rotory"), "--families: unknown family 'rotory'; did you mean 'rotary'?"),
         (("--seed", "-1"), "--seed"),
         (("--jobs", "0"), "--jobs: expected an integer of at least 1, got '0'"),
@@ -276,8 +277,8 @@ def test_list_names_every_shipped_decoder(capsys: Printed) -> None:
 
 
 def test_hang_is_bounded_by_the_case_timeout_also_when_replayed(work: Path) -> None:
-    (work / "slow.py").write_text("import time\n" + DECODERS.replace('print("decoding")', "time.sleep(1)"))
-    assert eqcheck("audit", "--adapter", "slow.py:loud", "--case-timeout", "0.2s") == 1
+    (work / "slow.py").write_text("import time\n" + DECODERS.replace('print("decoding")', "time.sleep(3)"))
+    assert eqcheck("audit", "--adapter", "slow.py:loud", "--case-timeout", "1s") == 1
     (violation,) = read(work / "reports" / "loud" / "report.json")["violations"]
     assert violation["fingerprint"] == "crash/hang"
     assert eqcheck(*shlex.split(violation["reproduce"])[1:]) == 1
@@ -317,6 +318,6 @@ def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
     assert violation["case"]["format"] == "eqcheck-engine-case/1"
     (case,) = (work / "reports" / "short" / "cases").glob("*.json")
     capsys.readouterr()
-    assert eqcheck("replay", str(case), *own) == 1
+    assert eqcheck("replay", str(case), "--adapter", "mine.py:short", *own) == 1
     assert capsys.readouterr().out.startswith("FAILS: short")
     assert eqcheck("replay", str(case), "--adapter", "mine.py:good", *own) == 0

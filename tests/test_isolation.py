@@ -249,7 +249,7 @@ def test_replay_of_an_isolated_case_is_isolated(work: Path) -> None:
     assert cli.main(words) == 1
     case = work / "reports" / "exits" / "cases" / "crash-exception-ProcessExit-7.json"
     assert '"case_memory": 943718400' in case.read_text()
-    assert cli.main(("replay", str(case))) == 1
+    assert cli.main(("replay", str(case), "--adapter", "bad.py:exits")) == 1
     bare = work / "case.json"
     bare.write_text(json.dumps(TWO.to_dict()))
     assert cli.main(("replay", str(bare), "--adapter", "bad.py:segfaults", "--isolate")) == 1

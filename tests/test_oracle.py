@@ -427,3 +427,47 @@ def test_assert_equivalent_raises_with_the_explanation() -> None:
     assert isinstance(caught.value, AssertionError)
     assert str(caught.value) == verdict.explain()
     assert "premature-stop" in str(caught.value)
+
+
+class _Clouded(torch.nn.Module):
+    """A target whose logits are ``value`` after some positions."""
+
+    def __init__(self, target: Any, value: float, places: slice, tokens: slice = slice(None)) -> None:
+        super().__init__()
+        self.target, self.config = target, target.config
+        self.value, self.places, self.tokens = value, places, tokens
+        self.eval()
+
+    def forward(self, **given: Any) -> Any:
+        answer = self.target(**given)
+        answer.logits[:, self.places, self.tokens] = self.value
+        return answer
+
+
+@pytest.mark.parametrize("tokens", [slice(None), slice(5, 6)], ids=["all", "one"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@any_target
+def test_logits_that_are_no_numbers_are_an_error_of_the_target(kind: str, value: float, tokens: slice) -> None:
+    outputs = right(kind)
+    for first in (0, 4, len(PROMPTS[0]) + 3):
+        clouded = Oracle(_Clouded(oracle_of(kind).target, value, slice(first, None), tokens))
+        position = max(first, len(PROMPTS[0]) - 1)
+        with pytest.raises(UsageError, match=f"target: expected finite logits, got NaN .* at position {position}:"):
+            clouded.check(PROMPTS[:1], outputs[:1], max_new_tokens=LIMIT)
+        with pytest.raises(UsageError, match=f"at position {position}:"):
+            clouded.truth(PROMPTS[0], max_new_tokens=LIMIT)
+    zeros = [[0] * LIMIT for _ in PROMPTS]
+    with pytest.raises(UsageError, match="target: expected finite logits"):
+        Oracle(_Clouded(oracle_of(kind).target, float("nan"), slice(None))).check(PROMPTS, zeros, max_new_tokens=LIMIT)
+
+
+@any_target
+def test_logits_that_do_not_count_may_be_anything(kind: str) -> None:
+    """Those before the last token of the prompt, and those of tokens that a model never emits."""
+    target = oracle_of(kind).target
+    never = next(token for token in range(67) if not any(token in row for row in right(kind)))
+    for clouded in (
+        _Clouded(target, float("nan"), slice(0, min(map(len, PROMPTS)) - 1)),
+        _Clouded(target, float("-inf"), slice(None), slice(never, never + 1)),
+    ):
+        assert Oracle(clouded).check(PROMPTS, right(kind), max_new_tokens=LIMIT)

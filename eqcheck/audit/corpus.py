@@ -64,7 +64,10 @@ class Corpus:
             if path.exists() and not _better(violation, read_case(path)):
                 return
             write_whole(path, violation.to_json())
-        except (OSError, UsageError) as error:
+        except OSError as error:  # the same for every case: the loop says it once
+            self.warnings.append(f"corpus: new cases could not be stored in {self.folder}: {error.strerror or error}")
+            return
+        except UsageError as error:
             self.warnings.append(f"corpus: {violation.fingerprint} could not be stored: {error}")
             return
         self._own[plain] = path

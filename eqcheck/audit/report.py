@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +13,14 @@ from tabulate import tabulate
 from eqcheck import __version__
 from eqcheck.attribution.rounds import settled
 from eqcheck.audit import declining
-from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, command, file_stem, read_case, write_whole
 from eqcheck.audit.conditions import AXES, conditions, only
 from eqcheck.audit.coverage import COUNTERS
 from eqcheck.audit.result import Audit, ViolationRecord, stored_violation
 from eqcheck.case import Case
-from eqcheck.contract import FAMILIES
+from eqcheck.contract import FAMILIES, Decoder
 from eqcheck.errors import UsageError
+from eqcheck.plain import cleaned, code, fenced, inline, one_line
 from eqcheck.text import sentence
 
 __all__ = ["VIOLATION_FORMAT", "StoredViolation", "read_case", "write"]
@@ -38,9 +38,23 @@ _FOLDERS = ("cases", "discoveries", "inconclusive")
 def write(audit: Audit, folder: Path) -> dict[str, Any]:
     """Write ``report.json``, ``report.md`` and a case file per finding into ``folder``; returns the report.
 
-    Case files of earlier audits that the report does not name are removed.
+    Case files of earlier audits that the report does not name are removed. On a full disk what is there stays, and the
+    report has a warning.
     """
     report = to_dict(audit, folder)
+    try:
+        _save(audit, report, folder)
+    except OSError as error:
+        report["warnings"].append(unwritten(folder, error))
+    return report
+
+
+def unwritten(folder: Path, error: OSError) -> str:
+    """The warning that stands for a report which could not be written."""
+    return f"the report could not be written to {one_line(str(folder))}: {error.strerror or error}; older files stay"
+
+
+def _save(audit: Audit, report: Mapping[str, Any], folder: Path) -> None:
     named = set()
     for name, records in zip(_FOLDERS, (audit.violations, audit.discoveries, audit.doubtful), strict=True):
         for record in records:
@@ -49,15 +63,19 @@ def write(audit: Audit, folder: Path) -> dict[str, Any]:
             write_whole(path, stored_violation(audit, record).to_json())
             named.add(path)
     write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
-    write_whole(folder / "report.md", to_markdown(audit, report))
+    write_whole(folder / "report.md", to_markdown(report))
     for path in {path for name in _FOLDERS for path in (folder / name).glob("*.json")} - named:
         if _is_case_file(path):
             path.unlink(missing_ok=True)
-    return report
 
 
 def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
-    """The report as the contract's ``eqcheck-report/1``."""
+    """The report as the contract's ``eqcheck-report/1``; its texts can be printed, whatever the decoder says."""
+    report: dict[str, Any] = cleaned(_to_dict(audit, folder))
+    return report
+
+
+def _to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
     outcomes, decoder = audit.claimed, audit.decoder
     statuses = Counter(outcome.status for outcome in outcomes)
     count = len(outcomes)
@@ -83,7 +101,7 @@ def to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
         "violations": [_finding(audit, v, folder, "cases") for v in audit.violations],
         "discoveries": [_finding(audit, v, folder, "discoveries") for v in audit.discoveries],
         "inconclusive": [_finding(audit, v, folder, "inconclusive") for v in audit.doubtful],
-        "warnings": audit.warnings,
+        "warnings": [one_line(warning, 2000) for warning in audit.warnings],
         "families": list(audit.families),
         "matrix": _matrix(audit),
         "cache_states": audit.cache_states,
@@ -127,7 +145,7 @@ def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) ->
         "component": e.component,
         "kind": e.kind,
         "count": record.count,
-        "known": audit.decoder.known.get(record.fingerprint),
+        "known": known(audit.decoder, record.fingerprint),
         "first": {
             "row": e.row,
             "token_index": e.token_index,
@@ -143,7 +161,7 @@ def _finding(audit: Audit, record: ViolationRecord, folder: Path, where: str) ->
         "explanation": record.text,
         "details": e.to_dict(),
         "traceback": record.traceback,
-        "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, where, record)))}",
+        "reproduce": command(_case_file(folder, where, record), audit.decoder.spec),
     }
 
 
@@ -158,32 +176,37 @@ def _counted(audit: Audit, record: ViolationRecord) -> tuple[list[Case], list[Ca
     return kinds
 
 
-def to_markdown(audit: Audit, report: Mapping[str, Any]) -> str:
-    """The report for a reader."""
+def known(decoder: Decoder, fingerprint: str) -> str | None:
+    """The link that the decoder declares for a violation, or None."""
+    link = decoder.known.get(fingerprint)
+    return None if link is None else one_line(link)
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """The report for a reader; texts of the decoder stay in their places."""
     cases, equivalence, corpus = report["cases"], report["equivalence"], report["corpus"]
     replayed = f", {corpus['replayed']} stored cases replayed ({corpus['failing']} fail)" if corpus["replayed"] else ""
     lines = [
-        f"# {audit.decoder.name}: {report['verdict']}",
+        f"# {inline(report['decoder']['name'])}: {report['verdict']}",
         "",
         f"{cases['run']} cases, seed {report['seed']}, families {', '.join(report['families'])}{replayed}, "
-        f"{report['elapsed_s']} s, eqcheck {__version__}. {audit.decoder.origin}",
+        f"{report['elapsed_s']} s, eqcheck {__version__}. {inline(report['decoder']['origin'])}".rstrip(),
         "",
         f"Exact match {percent(equivalence['exact_match'])}, prefix match {percent(equivalence['prefix_match'])} "
         "(means over rows: rows equal in full; leading equal tokens as a share of the row).",
         "",
     ]
-    if audit.on_pair:
+    if on_pair := report["real_pair"]:
         lines += [
-            f"On the shipped pair of trained models, in float64, {audit.on_pair.equivalent} of "
-            f"{audit.on_pair.rows} rows "
+            f"On the shipped pair of trained models, in float64, {on_pair['equivalent']} of {on_pair['rows']} rows "
             "are what the target emits alone.",
             "",
         ]
-        lines += [f"    {line}" for line in audit.on_pair.first.splitlines()] + [""] if audit.on_pair.first else []
+        lines += [f"    {line}" for line in on_pair["first"].splitlines()] + [""] if on_pair["first"] else []
     if declined := declined_of(report):
-        lines += [f"{declined}.", ""]
+        lines += [inline(f"{declined}."), ""]
     if report["warnings"]:
-        lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
+        lines += ["## Warnings", "", *(f"- {inline(warning)}" for warning in report["warnings"]), ""]
     lines += ["## Families", "", matrix_table([report], tablefmt="github"), ""]
     lines += [UNCLAIMED_NOTE, ""] if beyond_claim(report) else []
     if not_taken(report):
@@ -209,7 +232,7 @@ def _section(finding: Mapping[str, Any], title: str) -> list[str]:
         *_conditions(finding),
         *(line for statement in finding["only"] for line in (sentence(statement), "")),
     ]
-    return [f"## {title}", "", "```", text, "```", "", *shown, f"Reproduce: `{finding['reproduce']}`", ""]
+    return [f"## {inline(title)}", "", *fenced(text), "", *shown, f"Reproduce: {code(finding['reproduce'])}", ""]
 
 
 def _conditions(finding: Mapping[str, Any]) -> list[str]:

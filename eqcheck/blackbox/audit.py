@@ -117,7 +117,7 @@ class _UnderWay:
         if self.corpus:
             for finding in self.result.findings:
                 self.corpus.store(stored_finding(self.result, finding), claimed=True)
-            self.result.warnings += self.corpus.warnings
+            self.result.warnings += dict.fromkeys(self.corpus.warnings)
         try:
             for finding in self.result.findings:
                 script = self._script(finding)

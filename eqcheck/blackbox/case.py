@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from eqcheck.blackbox.checkpoints import POSITIONS, VOCAB_SIZE
 from eqcheck.contract import DRAFTING, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
+from eqcheck.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
 
 ENGINE_CASE_FORMAT = "eqcheck-engine-case/1"
 PAD = 0
@@ -26,17 +28,19 @@ class Row:
     def __post_init__(self) -> None:
         options = self.options
         for name, tokens in (("prompt", self.prompt), ("eos_token_ids", options.eos_token_ids)):
-            if not all(isinstance(token, int) and 0 <= token < VOCAB_SIZE for token in tokens):
+            if not all(type(token) is int and 0 <= token < VOCAB_SIZE for token in tokens):
                 raise CaseError(f"{name}: expected token ids below {VOCAB_SIZE}, got {tokens!r}")
         if not self.prompt:
             raise CaseError("prompt: expected at least one token id, got none")
         most = POSITIONS - len(self.prompt)
         for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
             _whole(name, getattr(options, name), least, greatest)
-        for name in ("repetition_penalty", "presence_penalty"):
+        for name, least in (("repetition_penalty", 0), ("presence_penalty", -ENGINE_PENALTY)):
             penalty = getattr(options, name)
-            if not isinstance(penalty, int | float) or (name == "repetition_penalty" and penalty <= 0):
-                raise CaseError(f"{name}: expected a number, above 0 for a repetition penalty, got {penalty!r}")
+            number = type(penalty) in (int, float) and math.isfinite(penalty)
+            if not number or not least <= penalty <= ENGINE_PENALTY or (name == "repetition_penalty" and penalty == 0):
+                span = f"from {least} to" if least else "above 0 and up to"
+                raise CaseError(f"{name}: expected a number {span} {ENGINE_PENALTY}, got {penalty!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without what is at its default."""
@@ -65,6 +69,15 @@ class EngineCase:
     def __post_init__(self) -> None:
         if not self.rows:
             raise CaseError("rows: expected at least one, got none")
+        if len(self.rows) > ENGINE_ROWS:
+            raise CaseError(f"rows: expected at most {ENGINE_ROWS}, got {len(self.rows)}")
+        tokens = sum(len(row.prompt) + row.options.max_new_tokens for row in self.rows)
+        if tokens > ENGINE_TOKENS:
+            raise CaseError(f"rows: expected at most {ENGINE_TOKENS} tokens in all, new ones included, got {tokens}")
+        if self.prefix_caching not in (True, False, None):
+            raise CaseError(f"prefix_caching: expected true, false or null, got {self.prefix_caching!r}")
+        if not isinstance(self.checkpoint, str):
+            raise CaseError(f"checkpoint: expected text, got {self.checkpoint!r}")
         _whole("num_draft_tokens", self.num_draft_tokens, 1, 64)
         for name in ("token_budget", "kv_blocks"):
             if getattr(self, name) is not None:
@@ -115,20 +128,26 @@ class EngineCase:
         if not isinstance(rows, list) or not all(isinstance(row, dict) and "prompt" in row for row in rows):
             raise CaseError("rows: expected a list of objects, each with a prompt")
         try:
-            return cls(**{**values, "rows": tuple(_row(row) for row in rows)})
+            return cls(**{**values, "rows": tuple(_row(number, row) for number, row in enumerate(rows))})
         except TypeError as error:
             raise CaseError(f"case: {error}") from error
 
 
-def _row(data: Mapping[str, Any]) -> Row:
+def _row(number: int, data: Mapping[str, Any]) -> Row:
     options = {name: value for name, value in data.items() if name != "prompt"}
-    _known(options, {field.name for field in fields(RowOptions)}, "row")
-    options["eos_token_ids"] = tuple(options.get("eos_token_ids", ()))
-    return Row(tuple(data["prompt"]), RowOptions(**options))
+    _known(options, {field.name for field in fields(RowOptions)}, f"rows[{number}]")
+    lists = {"prompt": data["prompt"], "eos_token_ids": options.pop("eos_token_ids", ())}
+    for name, value in lists.items():
+        if not isinstance(value, list | tuple):
+            raise CaseError(f"rows[{number}].{name}: expected a list of token ids, got {value!r}")
+    try:
+        return Row(tuple(lists["prompt"]), RowOptions(eos_token_ids=tuple(lists["eos_token_ids"]), **options))
+    except (CaseError, TypeError) as error:
+        raise CaseError(f"rows[{number}].{error}") from error
 
 
 def _whole(name: str, number: Any, least: int, most: int) -> None:
-    if not isinstance(number, int) or not least <= number <= most:
+    if type(number) is not int or not least <= number <= most:
         raise CaseError(f"{name}: expected a whole number from {least} to {most}, got {number!r}")
 
 

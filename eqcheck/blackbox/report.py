@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck import __version__
-from eqcheck.audit.casefile import file_stem, write_whole
-from eqcheck.audit.report import REPORT_FORMAT, declined_of, percent
+from eqcheck.audit.casefile import command, file_stem, write_whole
+from eqcheck.audit.report import REPORT_FORMAT, declined_of, known, percent, unwritten
 from eqcheck.blackbox.audit import stored_finding
 from eqcheck.blackbox.axes import COUNTERS
 from eqcheck.blackbox.result import EngineAudit, Finding
 from eqcheck.blackbox.script import scripted
+from eqcheck.plain import cleaned, code, fenced, inline, one_line
 
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target does "
@@ -27,33 +27,38 @@ CLEAN_SHOWS = (
 
 
 def write(audit: EngineAudit, folder: Path) -> dict[str, Any]:
-    """Write the report of an audit into ``folder``; returns it. A script is written only if it was seen to fail."""
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {folder / "report.json", folder / "report.md"}
-    scripts = {}
+    """Write the report of an audit into ``folder``; returns it. A script is written only if it was seen to fail.
+
+    On a full disk what is there stays, and the report has a warning.
+    """
+    texts = {finding.fingerprint: audit.scripts.get(finding.fingerprint) for finding in audit.findings}
+    scripts = {name: folder / f"{file_stem(name)}.py" for name, text in texts.items() if text is not None}
     for finding in audit.findings:
-        script = audit.scripts.get(finding.fingerprint)
-        case_file = _case_file(folder, finding)
-        case_file.parent.mkdir(exist_ok=True)
-        write_whole(case_file, stored_finding(audit, finding).to_json())
-        named.add(case_file)
-        if script is not None:
-            path = folder / f"{file_stem(finding.fingerprint)}.py"
-            write_whole(path, script)
-            named.add(path)
-            scripts[finding.fingerprint] = str(path)
-        elif finding.fingerprint in audit.scripts and scripted(audit, finding):
-            audit.warnings.append(f"{finding.fingerprint}: a script of it alone does not show it")
-    report = to_dict(audit, folder, scripts)
-    write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
-    write_whole(folder / "report.md", to_markdown(audit, report))
-    for path in {*folder.glob("*.py"), *folder.glob("cases/*.json")} - named:
-        path.unlink()
+        name = finding.fingerprint
+        if name in audit.scripts and texts[name] is None and scripted(audit, finding):
+            audit.warnings.append(f"{name}: a script of it alone does not show it")
+    report = to_dict(audit, folder, {name: str(path) for name, path in scripts.items()})
+    files = {scripts[name]: text for name, text in texts.items() if text is not None}
+    files |= {_case_file(folder, finding): stored_finding(audit, finding).to_json() for finding in audit.findings}
+    files |= {folder / "report.json": json.dumps(report, indent=1) + "\n", folder / "report.md": to_markdown(report)}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        for path in {*folder.glob("*.py"), *folder.glob("cases/*.json")} - set(files):
+            path.unlink()
+    except OSError as error:
+        report["warnings"].append(unwritten(folder, error))
     return report
 
 
 def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dict[str, Any]:
-    """The report as the contract's ``eqcheck-report/1``."""
+    """The report as the contract's ``eqcheck-report/1``; its texts can be printed, whatever the engine says."""
+    report: dict[str, Any] = cleaned(_to_dict(audit, folder, scripts))
+    return report
+
+
+def _to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dict[str, Any]:
     outcomes, decoder = audit.claimed, audit.decoder
     statuses = Counter(outcome.status for outcome in audit.outcomes)
     count = len(outcomes)
@@ -82,7 +87,7 @@ def to_dict(audit: EngineAudit, folder: Path, scripts: Mapping[str, str]) -> dic
         "violations": [_finding(audit, finding, folder, scripts) for finding in audit.findings],
         "discoveries": [],
         "inconclusive": [],
-        "warnings": audit.warnings,
+        "warnings": [one_line(warning, 2000) for warning in audit.warnings],
         "ties": audit.ties,
         "acceptance": round(accepted / drafted, 3) if drafted else None,
         "cases_per_second": round(len(audit.outcomes) / audit.drawing_s, 2) if audit.drawing_s else None,
@@ -110,7 +115,7 @@ def _finding(audit: EngineAudit, finding: Finding, folder: Path, scripts: Mappin
         "component": e.component,
         "kind": e.kind,
         "count": finding.count,
-        "known": audit.decoder.known.get(finding.fingerprint),
+        "known": known(audit.decoder, finding.fingerprint),
         "first": {
             "row": e.row,
             "token_index": e.token_index,
@@ -127,7 +132,7 @@ def _finding(audit: EngineAudit, finding: Finding, folder: Path, scripts: Mappin
         "details": e.to_dict(),
         "traceback": finding.outcome.answer.traceback,
         "script": scripts.get(finding.fingerprint),
-        "reproduce": f"eqcheck replay {shlex.quote(str(_case_file(folder, finding)))}",
+        "reproduce": command(_case_file(folder, finding), audit.decoder.spec),
     }
 
 
@@ -141,25 +146,25 @@ def about_plain(finding: Finding) -> str:
     return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
 
 
-def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
-    """The report for a reader."""
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """The report for a reader; texts of the engine stay in their places."""
     cases, equivalence = report["cases"], report["equivalence"]
     accepted = f", {report['acceptance']:.0%} of the draft tokens accepted" if report["acceptance"] else ""
     lines = [
-        f"# {audit.decoder.name} {report['decoder']['version']}: {report['verdict']}",
+        f"# {inline(report['decoder']['name'])} {inline(report['decoder']['version'])}: {report['verdict']}",
         "",
         f"{cases['run']} cases, seed {report['seed']}, {report['elapsed_s']} s "
         f"({report['cases_per_second']} cases a second while drawing){accepted}, eqcheck {__version__}. "
-        f"{audit.decoder.origin}",
+        f"{inline(report['decoder']['origin'])}".rstrip(),
         "",
         f"Exact match {percent(equivalence['exact_match'])}, prefix match {percent(equivalence['prefix_match'])}. "
         f"{report['ties']} near-ties (`eqcheck/blackbox/judge.py` has the policy).",
         "",
     ]
     if declined := declined_of(report):
-        lines += [f"{declined}.", ""]
+        lines += [inline(f"{declined}."), ""]
     if report["warnings"]:
-        lines += ["## Warnings", "", *(f"- {warning}" for warning in report["warnings"]), ""]
+        lines += ["## Warnings", "", *(f"- {inline(warning)}" for warning in report["warnings"]), ""]
     if report["violations"]:
         lines += [
             "Counted with a violation are cases that look the same and need no other options, or whose wrong tokens",
@@ -168,9 +173,11 @@ def to_markdown(audit: EngineAudit, report: Mapping[str, Any]) -> str:
         ]
     for violation in report["violations"]:
         text = "\n\n".join(part for part in (violation["explanation"], violation["traceback"].rstrip()) if part)
-        lines += [f"## {violation['fingerprint']}: {violation['count']} cases", "", "```", text, "```", ""]
-        alone = f", or with the engine alone: `python {violation['script']}`" if violation["script"] else ""
-        lines += [f"Case: `{json.dumps(violation['case'])}`", "", f"Reproduce: `{violation['reproduce']}`{alone}", ""]
+        lines += [f"## {inline(violation['fingerprint'])}: {violation['count']} cases", "", *fenced(text), ""]
+        script = violation["script"]
+        alone = f", or with the engine alone: {code(f'python {script}')}" if script else ""
+        case, reproduce = code(json.dumps(violation["case"])), code(violation["reproduce"])
+        lines += [f"Case: {case}", "", f"Reproduce: {reproduce}{alone}", ""]
     rows = [(name, report["coverage"].get(name, 0), what) for name, what in COUNTERS.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     return "\n".join(

@@ -22,6 +22,7 @@ from eqcheck import __version__
 from eqcheck.blackbox import checkpoints
 from eqcheck.blackbox.judge import truth
 from eqcheck.blackbox.result import EngineAudit, Finding
+from eqcheck.plain import one_line
 from eqcheck.text import meaning
 
 _RUN_S = 300.0
@@ -153,13 +154,13 @@ def script(audit: EngineAudit, finding: Finding) -> str:
     settings = {name: getattr(case, name) for name in _SETTINGS}
     what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {meaning(e.kind)}. {e.detail}"
     head = _HEAD.format(
-        title=f"{audit.decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}.",
-        version=f"{audit.decoder.name} {audit.version}",
+        title=_in_docstring(f"{audit.decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
+        version=_in_docstring(f"{audit.decoder.name} {audit.version}"),
         needs=", ".join(finding.needs) or "no option",
         plain=finding.plain,
-        explanation=textwrap.fill(what.replace("\\", "/").replace('"', "'"), 110),
+        explanation=textwrap.fill(_in_docstring(what), 110),
         name="<this file>",
-        requirements=getattr(audit.decoder.function, "requirements", "the engine"),
+        requirements=_in_docstring(getattr(audit.decoder.function, "requirements", "the engine")),
         rows="\n".join(_row(row.to_dict()) for row in case.rows),
         settings=settings,
         expected=json.dumps([truth().row(row) for row in case.rows]),
@@ -175,6 +176,11 @@ def script(audit: EngineAudit, finding: Finding) -> str:
     ]
     parts = [_source(part) for part in (*builders, *audit.decoder.function.script)]
     return "\n\n\n".join([head.rstrip() + "\n\n" + "\n".join(constants), *parts]) + "\n" + _TAIL
+
+
+def _in_docstring(text: str) -> str:
+    """Text of an engine, which must not end the docstring: what follows would be run."""
+    return one_line(text, 4000).replace("\\", "/").replace('"', "'")
 
 
 def _row(row: dict[str, Any]) -> str:

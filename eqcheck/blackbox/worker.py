@@ -26,6 +26,7 @@ from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
 from eqcheck.contract import Decoder
 from eqcheck.errors import OutputError, UsageError
+from eqcheck.plain import one_line, printable
 from eqcheck.verdict import Explanation, check_rows
 
 SERVE = Path(__file__).with_name("serve.py")
@@ -122,14 +123,17 @@ class EngineWorker:
             return Answer(None, failure=Explanation("crash", lost.kind, detail=lost.detail), traceback=text)
         seconds = time.monotonic() - start
         if "unsupported" in message:
-            return Answer(None, unsupported=message["unsupported"])
+            return Answer(None, unsupported=one_line(str(message["unsupported"])))
         if "error" in message:
-            failure = Explanation("crash", "exception", detail=message["error"].splitlines()[0])
-            return Answer(None, failure=failure, traceback=message.get("traceback", ""), seconds=seconds)
+            failure = Explanation("crash", "exception", detail=one_line(str(message["error"]).partition("\n")[0]))
+            trace = printable(str(message.get("traceback", "")))
+            return Answer(None, failure=failure, traceback=trace, seconds=seconds)
         try:
             rows = check_rows(message.get("outputs"), len(case.rows), VOCAB_SIZE)
         except OutputError as error:
-            return Answer(None, failure=Explanation("crash", "invalid-output", detail=str(error)), seconds=seconds)
+            return Answer(
+                None, failure=Explanation("crash", "invalid-output", detail=one_line(str(error))), seconds=seconds
+            )
         return Answer(rows, message.get("observed", {}), seconds=seconds)
 
     def kill(self) -> None:
@@ -166,7 +170,7 @@ class EngineWorker:
         message = self._receive(_SET_UP_S)
         if "error" in message:
             raise _Lost("exception", message["error"].splitlines()[0])
-        self.version = message.get("ready", "")
+        self.version = one_line(str(message.get("ready", "")), 100)
 
     def _request(self, case: EngineCase) -> dict[str, Any]:
         request = asdict(replace(case.request(), padding_side=self.decoder.padding_sides[0]))
@@ -208,7 +212,7 @@ class EngineWorker:
     def _tail(self) -> str:
         """The last lines the process wrote to standard error."""
         self._log.seek(0)
-        return b"\n".join(self._log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace") + "\n"
+        return printable(b"\n".join(self._log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")) + "\n"
 
 
 class _Lost(Exception):
