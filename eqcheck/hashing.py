@@ -37,6 +37,7 @@ HEADS = 2
 LAYERS = 2
 PLACES = LAYERS * 2 * HEADS  # the tensors, by head, in which an entry has a copy
 TABLE_ROWS = 4096
+NOT_A_NUMBER = np.iinfo(np.int64).min
 WINDOW = 8  # tokens that a query of the family ``window`` sees, itself included
 _HALF = np.uint64(24)
 _HALF_MASK = np.uint64((1 << 24) - 1)
@@ -114,6 +115,7 @@ def whole(numbers: npt.NDArray[np.float64]) -> tuple[Ints, Words | None]:
     odd = numbers != digits
     if not odd.any():
         return digits, None
+    digits[np.isnan(numbers)] = NOT_A_NUMBER  # as which processors differ
     bits = np.where(odd, numbers, 0.0).view(np.uint64)
     return digits, mix(bits * _GARBLED).sum(axis=(0, 2, 4), dtype=np.uint64) * odd.any(axis=(0, 2, 4))
 

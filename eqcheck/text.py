@@ -12,7 +12,7 @@ from eqcheck.verdict import Deviation, Explanation, Slot, many
 _MEANING = {
     "query-position": "a query carries a position other than its logical one",
     "key-position": "a visible key carries a position other than its logical one",
-    "pad-visible": "a pad, or a slot without a token, is seen",
+    "pad-visible": "a pad, filler, or a slot without a token, is seen",
     "token-hidden": "a token of the row is in the cache but hidden",
     "future-visible": "a query sees a later token",
     "window": "the attention window is wrong",
@@ -184,6 +184,8 @@ def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
     kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
     kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept).replace("rejected draft", "the rejected draft")
+    if d.origin.startswith("filler"):
+        kept += f" (id {d.token})"
     if d.kind == "duplicate-entry":
         return f"{kept} again"
     return f"the later {kept.removeprefix('the ')}" if d.kind == "future-visible" else kept

@@ -16,7 +16,8 @@ class Known:
     """What was known when a token was committed.
 
     ``drafted`` are the tokens the draft proposed there, ``verified`` those that the target was fed there; ``astray``
-    what the target predicted behind rejected draft tokens of the row, there or in the calls around; ``nearby`` all it
+    what the target predicted behind rejected draft tokens of the row, there or in the calls around, and ``filled`` what
+    it predicted in the columns of filler; ``nearby`` all it
     predicted for any row around that call; ``asked``: it was asked for this token in exactly the right context, and
     ``next_asked`` for the one after, too. ``exchanged``: the draft was fed what the target had predicted there.
     ``for_another`` is a request and logical position behind which the target answered the emitted token around then;
@@ -26,6 +27,7 @@ class Known:
     drafted: set[int]
     verified: set[int]
     astray: set[int]
+    filled: set[int]
     nearby: set[int]
     asked: bool
     next_asked: bool
@@ -60,14 +62,17 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
         said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
         detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
         return Kind("unverified", detail + (said if known.exchanged else ""))
-    if token in known.drafted and token in known.astray:
-        detail = "the emitted token is the rejected draft token, and also what the target predicted behind one"
+    if token in known.drafted and token in known.astray | known.filled:
+        where = "predicted behind one" if token in known.astray else "answered in the column of filler"
+        detail = f"the emitted token is the rejected draft token, and also what the target {where}"
         return Kind("wrong-correction", detail, False)
     if token in known.drafted:
         asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
         return Kind("over-accept", f"the emitted token is the draft token {asked}", known.asked)
     if token in known.astray:
         return Kind("wrong-correction", "the emitted token is what the target predicted after a rejected draft token")
+    if token in known.filled:
+        return Kind("wrong-correction", "the emitted token is what the target answered in the column of filler")
     if index and token == observed[index - 1]:
         return Kind("repeated-token", f"new token {index - 1} is emitted twice", known.asked)
     if token in wanted[1:2] and known.next_asked:

@@ -14,6 +14,7 @@ from eqcheck.families import FED
 from eqcheck.hashing import (
     CALL,
     COLUMN,
+    CONTENT,
     HEADS,
     HIGH,
     LAYERS,
@@ -74,7 +75,7 @@ def read(
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
         return Context((torn,), (), ())
-    found = _entries(call, row, column, labels)
+    found = _entries(call, row, column, labels, family)
 
     def deviation(component: str, kind: str, entry: Entry | None = None, **more: object) -> Deviation:
         slot, token = (entry.slot, entry.token) if entry else (None, None)
@@ -100,7 +101,9 @@ def read(
             right[entry.label.position] = entry
         else:
             component, kind = _surplus(entry, request, at, entry.slot in own_block)
-            deviations.append(deviation(component, kind, entry, origin=holds(entry.label, request)))
+            origin = holds(entry.label, request)
+            origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
+            deviations.append(deviation(component, kind, entry, origin=origin))
     right.pop(-1, None)
     own_slot = max(own_block, default=len(found) - 1) - call.tokens.shape[1] + 1 + column
     for position in range(low, at + 1):
@@ -156,7 +159,7 @@ def first_seen(position: int, family: str) -> int:
     return max(0, position + 1 - WINDOW) if family == "window" else 0
 
 
-def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
+def _entries(call: Call, row: int, column: int, labels: Labels, family: str) -> list[Entry]:
     found = []
     lower, upper = call.kv
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
@@ -169,17 +172,23 @@ def _entries(call: Call, row: int, column: int, labels: Labels) -> list[Entry]:
     for odd in call.odd:
         torn |= False if odd is None else odd[row] != 0
     torn |= (upper[:, row] != upper[:1, row, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
+    emptied = _emptied(call, row, copies)
+    torn &= ~emptied
     stored = stored_digest(upper[0, row, 0])
     for slot in range(copies.shape[3]):
         fields = copies[0, 0, 0, slot]
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
         foreign = _FOREIGN if fields[MODEL] == DRAFT else _UNWRITTEN
         label = labels.of.get(write, _UNKNOWN) if fields[MODEL] == TARGET else foreign
+        token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
+        if emptied[slot] and write[0] in labels.calls:
+            token = int(labels.calls[write[0]].tokens[write[1:]])
+            place = int(labels.calls[write[0]].positions[write[1:]]) if family in FED else place
         found.append(
             Entry(
                 slot,
-                int(fields[TOKEN]),
-                int(call.key_places[row, slot]),
+                token,
+                place,
                 int(stored[slot]),
                 write,
                 label,
@@ -194,6 +203,20 @@ def _filled(call: Call, row: int) -> Bools:
     """Which slots of a row hold one number everywhere, ``[slots]``: memory that was filled and never written."""
     digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
     return cast(Bools, (digits == digits[:1, :1, :1, :, :1]).all(axis=(0, 1, 2, 4)))
+
+
+def _emptied(call: Call, row: int, copies: Ints) -> Bools:
+    """Which slots of a row hold a pad that was written as numbers without meaning, ``[slots]``.
+
+    So cases are made in which a pad that is seen does harm. The stamp and the identity of the write are whole; what
+    else was fed and seen is one number, which is no digit.
+    """
+    said = np.stack([held[:, row, :, :, CONTENT] for held in call.held])  # [layer, K/V, head, slots, digits]
+    one = said[0, 0, 0, :, 0]
+    whole = (copies[..., PLACE] == _PLACES[..., None]).all(axis=(0, 1, 2))
+    whole &= (copies[..., CALL:PLACE] == copies[:1, :1, :1, :, CALL:PLACE]).all(axis=(0, 1, 2, 4))
+    whole &= (said == one[:, None]).all(axis=(0, 1, 2, 4))
+    return cast(Bools, whole & ((one < 0) | (one > 255)))
 
 
 def _disagreement(copies: Ints) -> str:

@@ -119,7 +119,10 @@ class Reader:
             return self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
         astray = [write for write in self.sources.astray(row, position) if self.sources.predicted(write) == observed]
         if astray:
-            basis = f"no query asked for it; call {astray[0][0]} answered it behind a draft token that was rejected"
+            where = (
+                "in the column of filler" if self.sources.fills(astray[0]) else "behind a draft token that was rejected"
+            )
+            basis = f"no query asked for it; call {astray[0][0]} answered it {where}"
             return self._bookkeeping(verdict, index, astray[0][0], basis)
         if repeated or observed in self.sources.proposed(row, position) or self._nothing_else_asked(row):
             return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "no query asked for it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eqcheck.attribution.bookkeeping import Known
-from eqcheck.attribution.labels import Labels, Write
+from eqcheck.attribution.labels import Labels, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.trace import DRAFT
 
@@ -31,12 +31,12 @@ class Sources:
             for write, label in self.labels.of.items()
             if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
         ]
+        astray += [*self.astray(row, position), *self._behind(row, position)]
         return Known(
             drafted=self.drafted(row, position),
             verified=self._verified(row, position),
-            astray={
-                self.predicted(write) for write in (*astray, *self.astray(row, position), *self._behind(row, position))
-            },
+            astray={self.predicted(write) for write in astray if not self.fills(write)},
+            filled={self.predicted(write) for write in astray if self.fills(write)},
             nearby={int(token) for call in calls for token in call.predictions.ravel()},
             asked=asked,
             next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
@@ -72,8 +72,16 @@ class Sources:
             for token in call.predictions[call.digests == digests[position]]
         }
 
+    def fills(self, write: Write) -> bool:
+        """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself."""
+        return self.labels.of[write].what == "filler" or self._hidden(write)
+
+    def _hidden(self, write: Write) -> bool:
+        number, call_row, column = write
+        return self_hidden(self.labels.calls[number], call_row)[column]
+
     def astray(self, row: int, position: int) -> list[Write]:
-        """The queries behind rejected draft tokens that stood where this token of the row should have."""
+        """The queries of rejected draft tokens, or of filler, that stood where this token of the row should have."""
         return [
             write
             for write, label in self.labels.of.items()
@@ -140,13 +148,13 @@ class Sources:
     def strange(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
         """A query of these calls that answered this token and may have been asked for this place of the row.
 
-        That is one which fed the token of this place, and did not see exactly its row.
+        That is one which fed the token of this place, did not see exactly its row, and is not hidden from itself.
         """
         wanted = self.labels.sequence(row)[position]
         for write, label in self.labels.of.items():
             fed = int(self.labels.calls[write[0]].tokens[write[1:]])
             answered = since <= write[0] <= until and self.predicted(write) == observed
-            if answered and not label.exact and fed == wanted:
+            if answered and not label.exact and fed == wanted and not self._hidden(write):
                 return write
         return None
 

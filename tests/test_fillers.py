@@ -1,0 +1,127 @@
+"""Filler: columns that fill up a shorter row of a call with ids that are no pads. It is told from rejected drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from eqcheck.audit.search import Source
+from eqcheck.contract import CACHE_STATES, Request, decoder
+from eqcheck.harness import run
+from eqcheck.oracle import judge
+from eqcheck.text import render
+
+Rows = list[list[int]]
+
+
+def decode(target: Any, draft: Any, request: Request, keeps_all: bool = False, last_column: bool = False) -> Rows:
+    """A cache for each row; a verify call takes them side by side, and fills up those with fewer draft tokens.
+
+    ``keeps_all``: what a row was filled up with stays in its cache. ``last_column``: the bonus is read there.
+    """
+    rows = [list(prompt) for prompt in request.prompts]
+    caches = [DynamicCache() for _ in rows]
+    for row, cache in zip(rows, caches, strict=True):
+        row.append(int(target(input_ids=torch.tensor([row]), past_key_values=cache).logits[0, -1].argmax()))
+    starts = [len(prompt) for prompt in request.prompts]
+    while going := [n for n, row in enumerate(rows) if not finished(row[starts[n] :], request)]:
+        drafts = {}
+        for n in going:
+            room = min(
+                request.num_draft_tokens - (len(rows[n]) + n) % 2, request.max_new_tokens - len(rows[n]) + starts[n] - 1
+            )
+            drafts[n] = list[int]()
+            for _ in range(max(0, room)):
+                context = torch.tensor([rows[n] + drafts[n]])
+                drafts[n].append(int(draft(input_ids=context, use_cache=False).logits[0, -1].argmax()))
+        held = [caches[n].get_seq_length() for n in going]
+        before, width = max(held), 1 + max(map(len, drafts.values()))
+        merged = DynamicCache()
+        for layer in range(len(caches[0].layers)):
+            own = [caches[n].layers[layer] for n in going]
+            merged.update(
+                *(side_by_side([getattr(one, kv) for one in own], before) for kv in ("keys", "values")), layer
+            )
+        fed = [[rows[n][-1], *drafts[n]] + [rows[n][-1]] * (width - 1 - len(drafts[n])) for n in going]
+        mask = [
+            [0] * (before - have) + [1] * (have + 1 + len(drafts[n])) + [0] * (width - 1 - len(drafts[n]))
+            for n, have in zip(going, held, strict=True)
+        ]
+        positions = [[len(rows[n]) - 1 + column for column in range(width)] for n in going]
+        answers = target(
+            input_ids=torch.tensor(fed),
+            attention_mask=torch.tensor(mask),
+            position_ids=torch.tensor(positions),
+            past_key_values=merged,
+        ).logits.argmax(-1)
+        for at, (n, have) in enumerate(zip(going, held, strict=True)):
+            said, count = answers[at].tolist(), 0
+            while count < len(drafts[n]) and drafts[n][count] == said[count]:
+                count += 1
+            bonus = said[-1] if last_column and count == len(drafts[n]) else said[count]
+            end = before + (width if keeps_all else count + 1)
+            for one, layer in zip(caches[n].layers, merged.layers, strict=True):
+                one.keys, one.values = (t[at : at + 1, :, before - have : end] for t in (layer.keys, layer.values))
+            rows[n] += [*drafts[n][:count], bonus]
+    return [cut(row[start:], request) for row, start in zip(rows, starts, strict=True)]
+
+
+def side_by_side(tensors: list[torch.Tensor], width: int) -> torch.Tensor:
+    """Rows of a cache, at the right edge of as many slots."""
+    return torch.cat([torch.nn.functional.pad(one, (0, 0, width - one.shape[2], 0)) for one in tensors])
+
+
+def finished(new: list[int], request: Request) -> bool:
+    return len(new) >= request.max_new_tokens or any(token in request.eos_token_ids for token in new)
+
+
+def cut(new: list[int], request: Request) -> list[int]:
+    ends = [at + 1 for at, token in enumerate(new) if token in request.eos_token_ids]
+    return new[: min([*ends, request.max_new_tokens])]
+
+
+def told(cache_state: str, **fault: bool) -> tuple[Counter[str], list[str]]:
+    """The fingerprints and the texts of all violations in the first cases."""
+    torch.set_num_threads(1)
+    named, texts = Counter[str](), []
+
+    @decoder(name="fills")
+    def generate(target: Any, draft: Any, request: Request) -> Rows:
+        return decode(target, draft, request, **fault)
+
+    for case in Source(6, ("rotary", "learned"), ("left",), (cache_state,)).chunk(0, 60):
+        explanation = judge(run(generate, case)).explanation
+        if explanation is not None:
+            named[explanation.fingerprint] += 1
+            texts.append(render(explanation))
+    return named, texts
+
+
+STATES = ("empty", "pads-nan", "pads-huge")
+assert set(STATES) <= set(CACHE_STATES)
+
+
+@pytest.mark.parametrize("cache_state", STATES)
+def test_the_right_one_is_right(cache_state: str) -> None:
+    assert not told(cache_state)[0]
+
+
+@pytest.mark.parametrize("cache_state", STATES)
+def test_filler_that_stays_and_is_seen_is_no_torn_entry(cache_state: str) -> None:
+    named, texts = told(cache_state, keeps_all=True)
+    assert set(named) == {"cache/stale-entry", "mask/pad-visible"}
+    assert all("no model wrote" not in text and "-9223372036854775808" not in text for text in texts)
+    assert all(f" {2**30 * 65793}" not in text for text in texts)  # what digits of 2**30 would spell
+    assert any("holds filler of call" in text for text in texts)
+
+
+@pytest.mark.parametrize("cache_state", STATES)
+def test_an_answer_in_the_column_of_filler_is_not_one_behind_a_rejected_draft_token(cache_state: str) -> None:
+    named, texts = told(cache_state, last_column=True)
+    assert set(named) == {"bookkeeping/wrong-correction"}
+    columns = ("in the column of filler", "in the column of a pad")  # the latter where the id is the pad id as well
+    assert all(any(f"what the target answered {column}" in text for column in columns) for text in texts)
