@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request
 from eqcheck.errors import CaseError, did_you_mean
 from eqcheck.limits import (
+    MOST_BEFORE,
     MOST_DRAFT_TOKENS,
     MOST_ROWS,
     MOST_SPARE_SLOTS,
@@ -18,11 +19,12 @@ from eqcheck.limits import (
     MOST_TOKENS_OF_ROW,
     MOST_VOCABULARY,
     MOST_WORK,
+    MOST_WORK_BEFORE,
 )
 
 CASE_FORMAT = "eqcheck-case/1"
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
-_LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals")
+_LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "before")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Case:
     target; ``pad_token_id`` may be ``vocab_size``: a pad that the target never emits.
 
     ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
-    ``arrivals`` are its parameters. The format's version also stands for the definition of the target, so a stored
-    case stays what it was.
+    ``arrivals`` are its parameters. ``before`` are requests that the same instance of the decoder decodes first, at
+    most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition of the target, so
+    a stored case stays what it was.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -60,6 +63,7 @@ class Case:
     prefill_chunk: int | None = None
     prefix_length: int = 0
     arrivals: tuple[int, ...] = ()
+    before: tuple[Case, ...] = ()
 
     def __post_init__(self) -> None:
         _ints("vocab_size", self.vocab_size, 4, MOST_VOCABULARY + 1)
@@ -80,16 +84,15 @@ class Case:
             )
             for token in prompt:
                 _ints(f"prompts[{row}]", token, 0, self.vocab_size)
-        tokens = sum(map(len, self.prompts)) + len(self.prompts) * self.max_new_tokens
+        tokens = self._tokens
         if tokens > MOST_TOKENS:
             raise CaseError(
                 f"prompts: expected at most {MOST_TOKENS} tokens in all rows, new ones included, got {tokens}"
             )
-        work = tokens * self.max_new_tokens * (self.num_draft_tokens + 1)
-        if work > MOST_WORK:
+        if self._work > MOST_WORK:
             raise CaseError(
                 f"prompts, max_new_tokens, num_draft_tokens: expected less together: the tokens of all rows ({tokens}) "
-                f"times max_new_tokens times (num_draft_tokens + 1) are {work}, and {MOST_WORK} is the most"
+                f"times max_new_tokens times (num_draft_tokens + 1) are {self._work}, and {MOST_WORK} is the most"
             )
         for token in _tuple("eos_token_ids", self.eos_token_ids, MOST_VOCABULARY):
             _ints("eos_token_ids", token, 0, self.vocab_size)
@@ -108,6 +111,21 @@ class Case:
         _one_of("family", self.family, FAMILIES)
         _one_of("cache_state", self.cache_state, tuple(CACHE_STATES))
         self._check_state()
+        for number, earlier in enumerate(_tuple("before", self.before, MOST_BEFORE, "cases")):
+            if not isinstance(earlier, Case):
+                raise CaseError(f"before[{number}]: expected a Case, got {_cut(earlier)}")
+            if earlier.before:
+                raise CaseError(f"before[{number}]: expected a case without earlier ones, got {len(earlier.before)}")
+        if (work := sum(earlier._work for earlier in self.before)) > MOST_WORK_BEFORE:
+            raise CaseError(f"before: expected less work than {MOST_WORK_BEFORE} in all, got {work}")
+
+    @property
+    def _tokens(self) -> int:
+        return sum(map(len, self.prompts)) + len(self.prompts) * self.max_new_tokens
+
+    @property
+    def _work(self) -> int:
+        return self._tokens * self.max_new_tokens * (self.num_draft_tokens + 1)
 
     def _check_state(self) -> None:
         """The parameters of the cache state: given where it needs them, absent where it does not."""
@@ -163,10 +181,12 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the inverse of `from_dict`."""
-        data = json.loads(json.dumps(asdict(self)))
-        later = {f.name: f.default for f in fields(self) if f.name in _LATER}
-        kept = {name: value for name, value in data.items() if getattr(self, name) != later.get(name, ...)}
-        return {"format": CASE_FORMAT, **kept}
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LATER}
+        said |= {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.before:
+            said["before"] = [earlier.to_dict() for earlier in self.before]
+        found: dict[str, Any] = json.loads(json.dumps({"format": CASE_FORMAT, **said}))
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Case:
@@ -184,11 +204,28 @@ class Case:
                 raise CaseError(f"case: unknown field {_cut(name)}{did_you_mean(name, names)}")
         if "prompts" not in data:
             raise CaseError("case: field 'prompts' is missing")
-        values = {name: _tuples(value) for name, value in data.items() if name != "format"}
+        values = {name: _tuples(value) for name, value in data.items() if name not in ("format", "before")}
+        if "before" in data:
+            values["before"] = _earlier(data["before"])
         try:
             return cls(**values)
         except TypeError as error:
             raise CaseError(f"case: {error}") from error
+
+
+def _earlier(value: Any) -> tuple[Case, ...]:
+    """Earlier requests as `Case.to_dict` wrote them."""
+    found = []
+    for number, data in enumerate(
+        _tuple("before", tuple(value) if isinstance(value, list) else value, MOST_BEFORE, "cases")
+    ):
+        if isinstance(data, Mapping) and data.get("before"):
+            raise CaseError(f"before[{number}]: expected a case without earlier ones")
+        try:
+            found.append(Case.from_dict(data))
+        except CaseError as error:
+            raise CaseError(f"before[{number}]: {error}") from error
+    return tuple(found)
 
 
 def _tuples(value: Any) -> Any:

@@ -149,10 +149,13 @@ def run(
 ) -> Run:
     """Let a decoder decode a case, on one thread's models and under ``no_grad``; a ``repair`` may step in.
 
+    What comes ``before`` in the case is decoded first, and what becomes of that does not count.
     Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
     ``failure``; why it declined is in ``declined``. This function itself raises only for faults of eqcheck and for
     ``KeyboardInterrupt``.
     """
+    for earlier in case.before:
+        run(generate, earlier, timeout)
     truth = truth_of(case)
     rows, new = len(case.prompts), case.max_new_tokens
     trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))

@@ -10,6 +10,8 @@ MOST_TOKENS_OF_ROW = 1024  # new ones included
 MOST_TOKENS = 8192  # of all rows together
 MOST_DRAFT_TOKENS = 64
 MOST_WORK = 2**22  # the tokens of all rows, times the calls of target and draft if nothing is accepted
+MOST_BEFORE = 256  # earlier requests of a case
+MOST_WORK_BEFORE = 4 * MOST_WORK  # of them together
 MOST_SPARE_SLOTS = 2**14  # of preallocated caches, in all rows
 
 ENGINE_ROWS = 512  # of a case for an engine that loads a checkpoint

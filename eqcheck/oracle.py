@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from eqcheck.attribution.bookkeeping import ends
 from eqcheck.attribution.declared import ignored
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.state import leaked
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
@@ -233,13 +235,23 @@ def assert_equivalent(decoder: Decoder, case: Case) -> None:
     """
     declined = refused(case, decoder.requires)
     if not declined:
-        with decoder.running() as generate:
-            verdict = judge(run_case(generate, case))
+        verdict = _judged(decoder, case)
         declined = verdict.declined
     if declined:
         _pass_over(declined)
     if not verdict:
         raise Violation(verdict.explain())
+
+
+def _judged(decoder: Decoder, case: Case) -> Verdict:
+    """The verdict on a case; where it fails after earlier requests and not alone, that is what is said."""
+    with decoder.running() as generate:
+        verdict = judge(run_case(generate, case))
+    if not (case.before and verdict.explanation):
+        return verdict
+    with decoder.running() as generate:
+        alone = judge(run_case(generate, replace(case, before=())))
+    return alone if alone.explanation else replace(verdict, explanation=leaked(case, verdict.explanation))
 
 
 def _pass_over(declined: str) -> None:

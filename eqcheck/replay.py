@@ -8,8 +8,9 @@ from pathlib import Path
 from eqcheck import registry
 from eqcheck.audit.casefile import StoredViolation, command, read_case
 from eqcheck.audit.isolation import Limits
-from eqcheck.audit.outcome import set_up
+from eqcheck.audit.outcome import Outcome, set_up
 from eqcheck.audit.runner import runner
+from eqcheck.audit.sequences import Fresh, verdict
 from eqcheck.blackbox.case import EngineCase
 from eqcheck.blackbox.checkpoints import checkpoint
 from eqcheck.blackbox.explain import abduced, explain
@@ -60,11 +61,12 @@ def replay(
 
 def _transparent(decoder: Decoder, case: Case, stored: StoredViolation, isolate: bool, calls: bool) -> int:
     isolate = isolate or stored.isolated
+    for asked in (*case.before, case):
+        if declined := refused(asked, decoder.requires) or _not_taken(decoder, asked):
+            return _declined(decoder, declined)
     timeout, memory = _limits(stored)
-    if declined := refused(case, decoder.requires) or _not_taken(decoder, case):
-        return _declined(decoder, declined)
-    with runner(decoder, Limits(timeout, memory if isolate else None), 1, isolate, []) as running:
-        outcome = running.try_case(case, opinion=True)
+    limits = Limits(timeout, memory if isolate else None)
+    outcome = _outcome(decoder, case, limits, isolate)
     if outcome.declined:
         return _declined(decoder, outcome.declined)
     if calls and isolate and outcome.outputs is None:
@@ -98,6 +100,16 @@ def _limits(stored: StoredViolation) -> tuple[float, int | None]:
     if not (stored.fingerprint or "").startswith("crash/"):
         timeout, memory = max(timeout, CASE_TIMEOUT), memory and max(memory, CASE_MEMORY)
     return timeout, memory
+
+
+def _outcome(decoder: Decoder, case: Case, limits: Limits, isolate: bool) -> Outcome:
+    """A case decoded again; one with earlier requests also without them, each time in a process of its own."""
+    if case.before:
+        with Fresh(decoder.spec, limits) as fresh:
+            if fresh.usable:
+                return verdict(fresh, case)
+    with runner(decoder, limits, 1, isolate, []) as running:
+        return running.try_case(case, opinion=True)
 
 
 def _engine(decoder: Decoder, case: EngineCase, stored: StoredViolation, python: str | None) -> int:

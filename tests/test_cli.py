@@ -18,9 +18,9 @@ from eqcheck.audit.search import CHUNK
 from eqcheck.case import Case
 
 DECODERS = """
-import eqcheck
+import random
 
-seen = set()
+import eqcheck
 
 @eqcheck.decoder(name="good", padding_sides=("left", "right"))
 def good(target, draft, request):
@@ -42,9 +42,7 @@ def loud(target, draft, request):
 
 @eqcheck.decoder(name="fickle")
 def fickle(target, draft, request):
-    first = repr(request) not in seen
-    seen.add(repr(request))
-    return (short if first else good)(target, draft, request)
+    return (short if random.random() < 0.5 else good)(target, draft, request)
 """
 SHORT = "bookkeeping/premature-stop"
 Printed = pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ import pytest
 
 from eqcheck import cli, registry
 from eqcheck.audit import Audit, Options, audit, report
-from eqcheck.audit.settle import RERUNS
+from eqcheck.audit.sequences import RERUNS
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.console import summary
@@ -256,7 +256,7 @@ def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.6)
         return True
 
-    monkeypatch.setattr("eqcheck.audit.loop.repeats", slowly)
+    monkeypatch.setattr("eqcheck.audit.loop.confirms", slowly)
     result = audit(made(short), Options(cases=5, budget=0.5))
     assert not result.violations[0].minimised
     assert any("not minimised" in warning for warning in result.warnings)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from eqcheck import registry
-from eqcheck.audit.outcome import Outcome, set_up, try_case
+from eqcheck.audit.outcome import Outcome, noted, set_up, try_case
 from eqcheck.case import Case
 from eqcheck.contract import Generate, Request
 
@@ -54,13 +57,17 @@ class MemoryLimit(Exception):
 class Worker:
     """A decoder in a process of its own, which is replaced whenever it is lost.
 
+    ``log`` are the cases that the process has decoded. ``scattered``: global random generators begin elsewhere in each
+    process, so that a decoder that draws from them does not look deterministic.
+
     >>> with Worker("eqspec", Limits()) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status
     'equivalent'
     """
 
-    def __init__(self, spec: str, limits: Limits) -> None:
-        self.spec, self.limits = spec, limits
+    def __init__(self, spec: str, limits: Limits, *, scattered: bool = False) -> None:
+        self.spec, self.limits, self.scattered = spec, limits, scattered
+        self.log: list[Case] = []
         self.note = ""
         self.warnings: list[str] = []
         self._process: BaseProcess | None = None
@@ -81,10 +88,20 @@ class Worker:
         under each repair.
         """
         try:
-            return self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout), opinion)
+            outcome = self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout), opinion)
         except _Lost as lost:
             self.kill()
-            return Outcome.crashed(case, lost.kind, lost.detail)
+            outcome = Outcome.crashed(case, lost.kind, lost.detail)
+        return noted(self.log, outcome)
+
+    def ready(self) -> bool:
+        """Whether a process with the decoder can be started, as `try_case` does."""
+        try:
+            self._start()
+        except _Lost:
+            self.kill()
+            return False
+        return True
 
     def stop(self) -> None:
         """Shut the decoder down in good order if it lets us, and end the process in any case."""
@@ -123,11 +140,13 @@ class Worker:
     def _start(self) -> None:
         if self._process is not None:
             return
-        with _starting:
+        with _starting, _main_left_alone():
             start = context()
             self._pipe, theirs = start.Pipe()
-            self._process = start.Process(target=_serve, args=(theirs, self.spec, self.limits), daemon=True)
-            self._process.start()
+            asked = (theirs, self.spec, self.limits, self.scattered)
+            process = start.Process(target=_serve, args=asked, daemon=True)
+            process.start()
+            self._process, self.log = process, []
             theirs.close()
         self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
 
@@ -175,11 +194,27 @@ def context() -> Any:
     return forking
 
 
-def _serve(pipe: Connection, spec: str, limits: Limits) -> None:
+@contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Keep a new process from running the main module again: a worker needs nothing of it, and a script may be it."""
+    main = sys.modules["__main__"]
+    named = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    vars(main).update(dict.fromkeys(named))
+    try:
+        yield
+    finally:
+        vars(main).update(named)
+
+
+def _serve(pipe: Connection, spec: str, limits: Limits, scattered: bool) -> None:
     """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    if scattered:
+        torch.seed()
+        random.seed()
+        np.random.seed()
     warnings: list[str] = []
     decoder = registry.load(spec)
     with set_up(decoder, warnings) as generate:

@@ -8,15 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
+from eqcheck.attribution.state import leaked
 from eqcheck.audit.corpus import Corpus
 from eqcheck.audit.isolation import Limits
 from eqcheck.audit.outcome import Outcome
 from eqcheck.audit.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
 from eqcheck.audit.runner import HANG, HANGS_TO_GIVE_UP, Runner, runner
 from eqcheck.audit.search import CHUNK, Source
-from eqcheck.audit.settle import Sighting, confirmed, gather, minimise, repeats
+from eqcheck.audit.sequences import Fresh, Sequences
+from eqcheck.audit.settle import Sighting, confirmed, confirms, gather, minimise, of_state
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.requirements import unmet
@@ -37,6 +40,9 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     return result
 
 
+_Sightings = dict[tuple[bool, str], Sighting]
+
+
 class _UnderWay:
     """An audit while it runs."""
 
@@ -46,7 +52,7 @@ class _UnderWay:
         self.result = Audit(decoder, options, families)
         self.source = Source(options.seed, families, decoder.padding_sides, decoder.cache_states, decoder.requires)
         self.corpus = Corpus(options.corpus, decoder.name) if options.corpus else None
-        self.sightings: dict[tuple[bool, str], Sighting] = {}
+        self.sightings: _Sightings = {}
         self.notes: dict[str, None] = {}
 
     def run(self) -> None:
@@ -55,20 +61,21 @@ class _UnderWay:
         limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         unsettled = self.sightings
         try:
-            with (
-                _interruptible() as check,
-                runner(decoder, limits, options.jobs, options.isolate, result.warnings) as running,
-            ):
-                self._replay(running, check)
-                self._draw(running, check)
-                unsettled = dict(self.sightings)
-                self._settle(running, unsettled, check)
+            with _interruptible() as check:
+                with runner(decoder, limits, options.jobs, options.isolate, result.warnings) as running:
+                    self._replay(running, check)
+                    self._draw(running, check)
+                    unsettled = dict(self.sightings)
+                    if not decoder.spec:
+                        self._settle(running, None, unsettled, check)
+                if unsettled and decoder.spec:
+                    self._settle_apart(limits, unsettled, check)
         except KeyboardInterrupt:
             result.interrupted = True
             for (claimed, _), sighting in unsettled.items():
                 (result.violations if claimed else result.discoveries).append(sighting.record())
             result.warnings.append("interrupted; the cases below are not all minimised" if unsettled else "interrupted")
-        if result.doubtful:
+        if result.doubtful and not result.keeps_state:
             result.doubtful += result.violations + result.discoveries
             result.violations, result.discoveries = [], []
         for records in (result.violations, result.discoveries, result.doubtful):
@@ -83,6 +90,8 @@ class _UnderWay:
             if not (isinstance(case, Case) and self._asked(case)):
                 continue
             outcome = running.try_case(case)
+            if case.before and outcome.explanation:  # for `Sequences` to confirm or deny
+                outcome = replace(outcome, explanation=leaked(case, outcome.explanation))
             self.result.replayed.append(outcome)
             if outcome.fingerprint != stored.fingerprint and self.corpus:
                 self.corpus.retire(path)
@@ -96,7 +105,7 @@ class _UnderWay:
         source = self.source
         sides, states = source.padding_sides, source.cache_states
         within = case.family in source.families and case.padding_side in sides and case.cache_state in states
-        return within and not unmet(case, source.requires)
+        return within and not unmet(case, source.requires) and all(map(self._asked, case.before))
 
     def _draw(self, running: Runner, check: Callable[[], None]) -> None:
         hung: Counter[bool | str] = Counter()
@@ -149,7 +158,21 @@ class _UnderWay:
         if self.corpus:
             self.corpus.store(stored_violation(self.result, record), claimed)
 
-    def _settle(self, running: Runner, unsettled: dict[tuple[bool, str], Sighting], check: Callable[[], None]) -> None:
+    def _settle_apart(self, limits: Limits, unsettled: _Sightings, check: Callable[[], None]) -> None:
+        """Settle in processes in which nothing was decoded before, so that what is found can be replayed."""
+        with Fresh(self.decoder.spec, limits) as fresh:
+            if fresh.usable:
+                self._settle(fresh.same, Sequences(fresh, check, self._asked), unsettled, check)
+                return
+        isolate = self.options.isolate
+        if not isolate:
+            self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
+        with runner(self.decoder, limits, 1, isolate, self.result.warnings) as running:
+            self._settle(running, None, unsettled, check)
+
+    def _settle(
+        self, running: Runner, sequences: Sequences | None, unsettled: _Sightings, check: Callable[[], None]
+    ) -> None:
         """Confirm and minimise each sighting; what is dealt with leaves ``unsettled``."""
         result = self.result
         end = time.monotonic() + (self.options.budget or float("inf"))
@@ -158,35 +181,47 @@ class _UnderWay:
         for key, sighting in list(unsettled.items()):
             claimed, fingerprint = key
             self._tell(fingerprint)
-            if not repeats(running, sighting.outcome, slowest):
-                self._doubt(sighting)
+            left = max(0.0, end - time.monotonic()) / len(unsettled)
+            if not confirms(sighting, running, sequences, slowest, left):
+                self._doubt(sighting, sequences is not None)
                 del unsettled[key]
                 continue
+            records = result.violations if claimed else result.discoveries
+            if sequences and fingerprint != HANG and (found := of_state(sighting, running, sequences, left)):
+                leak = Sighting(found, minimised=True, drawn=Counter([found.case.family]))
+                self._store(claimed, leak.record())
+                gather(records, leak.record())
             check()
             left = max(0.0, end - time.monotonic()) / len(unsettled)
-            if not sighting.stored and left > 0:
+            if not (sighting.stored or sighting.minimised) and left > 0:
                 families = [f for f in self.source.families if (f in self.decoder.families) == claimed]
                 smallest = minimise(sighting, self.source, running, families, left)
                 if smallest is None:
-                    self._doubt(sighting)
+                    self._doubt(sighting, sequences is not None)
                     del unsettled[key]
                     continue
                 sighting.outcome, sighting.minimised = smallest, True
             unminimised += not sighting.minimised
             self._store(claimed, sighting.record())
             sighting.outcome = confirmed(sighting.outcome, running)
-            gather(result.violations if claimed else result.discoveries, sighting.record())
+            gather(records, sighting.record())
             del unsettled[key]
             check()
         if unminimised:
             result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
 
-    def _doubt(self, sighting: Sighting) -> None:
+    def _doubt(self, sighting: Sighting, apart: bool) -> None:
         record = sighting.record()
         self.result.doubtful.append(record)
+        why = (
+            "in fresh processes, neither the request alone nor after those before it fails time and again; the decoder "
+            "is not deterministic, or keeps state that no sequence was found for"
+            if apart
+            else "two runs of the same request gave different answers; the decoder is not deterministic or keeps state "
+            "between requests, and has no spec: no fresh process can tell which"
+        )
         self.result.warnings.append(
-            f"INCONCLUSIVE: {record.fingerprint} on case {record.case.id}: two runs of the same request gave different "
-            "answers; the decoder is not deterministic, so no failure counts as a violation"
+            f"INCONCLUSIVE: {record.fingerprint} on case {record.case.id}: {why}; so it does not count as a violation"
         )
 
     def _tell(self, stage: str = "cases") -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.attribution.witnesses import second_opinion
@@ -18,6 +18,24 @@ from eqcheck.oracle import judge
 from eqcheck.verdict import Explanation
 
 
+class History(NamedTuple):
+    """What one instance of a decoder had decoded before: the first ``done`` cases of its ``log``."""
+
+    log: list[Case]
+    done: int
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        return tuple(self.log[: self.done])
+
+
+def noted(log: list[Case], outcome: Outcome) -> Outcome:
+    """The outcome with its history; its case is added to the log of the instance that decoded it."""
+    outcome = replace(outcome, history=History(log, len(log)))
+    log += [*outcome.case.before, replace(outcome.case, before=())]
+    return outcome
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed, ``explanation`` when it did not.
@@ -25,7 +43,8 @@ class Outcome:
     ``status`` is ``skipped`` where the decoder ``declined``, which says why.
     ``losses`` are what the draft side lost (`eqcheck.attribution.rounds.draft_losses`) where the output is right.
 
-    ``seconds`` is what decoding and judging took; two outcomes that differ in it alone are equal.
+    ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before; two outcomes that
+    differ in these alone are equal.
     """
 
     case: Case
@@ -39,6 +58,7 @@ class Outcome:
     losses: tuple[tuple[str, int], ...] = ()
     seconds: float = field(default=0.0, compare=False)
     declined: str = ""
+    history: History | None = field(default=None, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str | None:

@@ -130,8 +130,8 @@ def _matrix(audit: Audit) -> dict[str, dict[str, Any]]:
             "claimed": family in audit.decoder.families,
             "cases": len(outcomes),
             "declined": len(drawn) - len(outcomes),
-            "violations": 0 if audit.doubtful else failing.total(),
-            "inconclusive": failing.total() if audit.doubtful else 0,
+            "violations": failing.total() - sum(map(audit.in_doubt, outcomes)),
+            "inconclusive": sum(map(audit.in_doubt, outcomes)),
             "fingerprints": dict(failing.most_common()),
         }
     return matrix

@@ -103,7 +103,19 @@ class Audit:
     @property
     def inconclusive(self) -> int:
         """How many drawn cases of claimed families failed without being a violation, because answers do not repeat."""
-        return sum(outcome.status == "violation" for outcome in self.claimed) if self.doubtful else 0
+        return sum(self.in_doubt(outcome) for outcome in self.claimed)
+
+    def in_doubt(self, outcome: Outcome) -> bool:
+        """Whether a failing case is no violation: with one doubtful all are, if not state is proven."""
+        doubted = {record.fingerprint for record in self.doubtful}
+        return (
+            outcome.status == "violation" and bool(doubted) and (not self.keeps_state or outcome.fingerprint in doubted)
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it is proven that answers depend on earlier requests; then what is doubtful may do so, too."""
+        return any(v.explanation.component == "state" for v in (*self.violations, *self.discoveries))
 
     @property
     def verdict(self) -> str:
@@ -150,6 +162,7 @@ class Audit:
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
         seen = {outcome.fingerprint for outcome in (*self.claimed, *self.replayed)}
+        seen |= {record.fingerprint for record in (*self.violations, *self.doubtful)}
         return [fingerprint for fingerprint in self.decoder.known if fingerprint not in seen]
 
     @property

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from eqcheck.audit.isolation import Limits, Worker
-from eqcheck.audit.outcome import Outcome, set_up, try_case
+from eqcheck.audit.outcome import Outcome, noted, set_up, try_case
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Generate
 from eqcheck.errors import UsageError
@@ -38,6 +38,9 @@ class Runner(Protocol):
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         """The outcomes of the cases, in order."""
+
+    def renew(self) -> bool:
+        """Have the next case decoded by a decoder that has decoded nothing yet; False where that cannot be."""
 
 
 @contextmanager
@@ -63,16 +66,21 @@ class InProcess:
     generate: Generate
     timeout: float
     given_up: set[str] = field(default_factory=set)
+    log: list[Case] = field(default_factory=list)
 
     @property
     def note(self) -> str:
         return str(getattr(self.generate, "note", ""))
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        return try_case(self.generate, case, min(timeout or self.timeout, self.timeout), opinion=opinion)
+        tried = try_case(self.generate, case, min(timeout or self.timeout, self.timeout), opinion=opinion)
+        return noted(self.log, tried)
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         return (self.try_case(case) for case in cases if case.family not in self.given_up)
+
+    def renew(self) -> bool:
+        return False
 
 
 @dataclass
@@ -88,6 +96,10 @@ class Workers:
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
         return self.workers[0].try_case(case, timeout, opinion=opinion)
+
+    def renew(self) -> bool:
+        self.workers[0].stop()
+        return True
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         if len(self.workers) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,13 @@ from eqcheck.audit.outcome import Outcome
 from eqcheck.audit.result import ViolationRecord
 from eqcheck.audit.runner import HANG, Runner
 from eqcheck.audit.search import Source
+from eqcheck.audit.sequences import RERUNS, Sequences
 from eqcheck.case import Case
 
-RERUNS = 9  # a decoder that is wrong half the time passes for deterministic once in 2**9 = 512
 MINIMISE_S = 60.0  # for one fingerprint
 _HANG_AGAIN_S = 1.0
+_LATER = 40
+_ALONE_TRIES = 150  # where each takes a process of its own
 
 
 @dataclass
@@ -22,7 +25,7 @@ class Sighting:
     """A fingerprint as it turns up: the case it stands for, and how many drawn cases show it by family.
 
     ``stored`` and ``minimised`` describe ``outcome``'s case; one that was drawn is neither. ``read`` is the fingerprint
-    that the drawn cases have; a second opinion may change that of ``outcome``.
+    that the drawn cases have; a second opinion may change that of ``outcome``. ``later`` are some more drawn cases.
     """
 
     outcome: Outcome
@@ -30,6 +33,7 @@ class Sighting:
     minimised: bool = False
     drawn: Counter[str] = field(default_factory=Counter)
     read: str = ""
+    later: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.read = str(self.outcome.fingerprint)
@@ -37,6 +41,8 @@ class Sighting:
     def see(self, outcome: Outcome) -> None:
         """Count a drawn case; it takes the place of a stored one that still has to be minimised."""
         self.drawn[outcome.case.family] += 1
+        if outcome is not self.outcome and len(self.later) < _LATER:
+            self.later.append(outcome)
         if self.stored and not self.minimised:
             self.outcome, self.stored = outcome, False
 
@@ -55,19 +61,42 @@ class Sighting:
         )
 
 
-def repeats(runner: Runner, outcome: Outcome, slowest: float) -> bool:
-    """Whether the decoder gives the same answer to the same case `RERUNS` times more.
+def confirms(sighting: Sighting, runner: Runner, sequences: Sequences | None, slowest: float, seconds: float) -> bool:
+    """Whether the case fails time and again, alone or (then it becomes a sequence) after earlier requests.
 
     A decoder that hung is given up sooner than the first time: ``slowest`` is the longest that a case took which ended.
     """
+    outcome = sighting.outcome
     soon = max(_HANG_AGAIN_S, 20 * slowest) if outcome.fingerprint == HANG else None
-    return all(runner.try_case(outcome.case, soon).repeats(outcome) for _ in range(RERUNS))
+    if sequences is None:
+        return all(runner.try_case(outcome.case, soon).repeats(outcome) for _ in range(RERUNS))
+    found = sequences.examine(outcome, soon, seconds)
+    if found is None:
+        return False
+    if found.case.before:
+        sighting.minimised = True
+    sighting.outcome = found
+    return True
+
+
+def of_state(sighting: Sighting, runner: Runner, sequences: Sequences, seconds: float) -> Outcome | None:
+    """A sequence among the later cases of a fingerprint whose first case fails alone: one name, two faults."""
+    if sighting.outcome.case.before or sequences.proven:
+        return None
+    runner.renew()
+    for outcome in sighting.later:
+        after_others, after_itself = runner.try_case(outcome.case), runner.try_case(outcome.case)
+        if after_others.explanation is None or after_itself.explanation is None:
+            found = sequences.examine(outcome, None, seconds)
+            return found if found and found.case.before else None
+    return None
 
 
 def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
     """The outcome with a second opinion: `unattributed`, with both, where repair does not agree with what was read."""
-    if outcome.fingerprint == HANG:
+    if outcome.fingerprint == HANG or outcome.case.before:
         return outcome
+    runner.renew()
     again = runner.try_case(outcome.case, opinion=True)
     return again if again.outputs == outcome.outputs else outcome
 
@@ -95,6 +124,19 @@ def minimise(
     def fails(case: Case) -> bool:
         return case.family in families and runner.try_case(case).fingerprint == fingerprint
 
-    smallest = source.minimise(sighting.outcome.case, fails, seconds=min(seconds, MINIMISE_S))
+    def fails_alone(case: Case) -> bool:
+        return runner.renew() and fails(case)
+
+    case, end = sighting.outcome.case, time.monotonic() + min(seconds, MINIMISE_S)
+    runner.renew()
+    smallest = source.minimise(case, fails, seconds=end - time.monotonic())
+    hindered = not fails(smallest)  # by what was decoded before it
+    runner.renew()
     last = runner.try_case(smallest)
+    if hindered or last.fingerprint != fingerprint:
+        if not runner.renew():
+            return None
+        smallest = source.minimise(case, fails_alone, tries=_ALONE_TRIES, seconds=max(1.0, end - time.monotonic()))
+        runner.renew()
+        last = runner.try_case(smallest)
     return last if last.fingerprint == fingerprint else None

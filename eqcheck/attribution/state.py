@@ -1,0 +1,73 @@
+"""A request that is right alone and wrong after others: the facts of it, as an explanation.
+
+What the decoder keeps from one request to the next is not read. What is said is what was tried: the requests, in order,
+and what became of the last one with and without the others.
+"""
+
+from __future__ import annotations
+
+from eqcheck.case import Case
+from eqcheck.contract import CACHE_STATES
+from eqcheck.verdict import Explanation, many
+
+
+def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
+    """The violation of a decoder that answers ``case`` wrongly, and rightly without what comes before in it.
+
+    ``wrong`` explains the wrong answer, ``times`` says how often both were seen. What ``wrong`` takes for the cause is
+    not repeated: it was read as if the last request were alone.
+
+    >>> earlier = Case(prompts=((3, 1),), eos_token_ids=(12,))
+    >>> wrong = Explanation("bookkeeping", "premature-stop", 0, 1, expected=12, observed=None)
+    >>> print(leaked(Case(prompts=((7,),), before=(earlier,)), wrong).detail)
+    Alone, the last request is right.
+      After the earlier one it is wrong: new token 1 of row 0 is missing, id 12 is right.
+      Earlier request: prompt ids 3 1; 4 new tokens, K = 1, EOS id 12, pad id 0, left padding, family rotary
+      Last request: prompt ids 7; 4 new tokens, K = 1, no EOS id, pad id 0, left padding, family rotary
+    """
+    often = f", {times} times of {times}, each in a process of its own" if times > 1 else ""
+    others = "the earlier one" if len(case.before) == 1 else f"the {len(case.before)} earlier ones"
+    lines = [f"Alone, the last request is right{often}.", f"  After {others} it is wrong{often}: {_what(wrong)}."]
+    for number, earlier in enumerate(case.before, start=1):
+        which = f"Earlier request{f' {number}' if len(case.before) > 1 else ''}:"
+        lines.append(f"  {which} {told(earlier)}")
+    lines.append(f"  Last request: {told(case)}")
+    return Explanation(
+        "state",
+        "leaks-from-earlier-request",
+        row=wrong.row,
+        expected=wrong.expected,
+        observed=wrong.observed,
+        detail="\n".join(lines),
+        expected_row=wrong.expected_row,
+        observed_row=wrong.observed_row,
+        wrong_rows=wrong.wrong_rows,
+    )
+
+
+def _what(wrong: Explanation) -> str:
+    if wrong.row is None or wrong.token_index is None:
+        return f"{wrong.fingerprint.partition(':')[0]}, {wrong.detail}"
+    place = f"new token {wrong.token_index} of row {wrong.row}"
+    if wrong.observed is None:
+        return f"{place} is missing, id {wrong.expected} is right"
+    right = "the row is to end before it" if wrong.expected is None else f"id {wrong.expected} is right"
+    return f"{place} is id {wrong.observed}, {right}"
+
+
+def told(case: Case) -> str:
+    """A request in one line."""
+    rows = f"{len(case.prompts)} rows, " if len(case.prompts) > 1 else ""
+    prompts = " | ".join(" ".join(map(str, prompt)) for prompt in case.prompts)
+    eos = " ".join(map(str, case.eos_token_ids))
+    said = [
+        f"{rows}prompt ids {prompts}; {many(case.max_new_tokens, 'new token')}",
+        f"K = {case.num_draft_tokens}",
+        f"EOS ids {eos}" if len(case.eos_token_ids) > 1 else f"EOS id {eos}" if eos else "no EOS id",
+        f"pad id {case.pad_token_id}",
+        f"{case.padding_side} padding",
+        f"family {case.family}",
+    ]
+    if case.cache_state != "empty":
+        said.append(f"cache state {case.cache_state} ({CACHE_STATES[case.cache_state]})")
+    return ", ".join(said)
