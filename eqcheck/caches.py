@@ -22,6 +22,8 @@ GARBAGE = 2.0**30
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     """K and V ``[batch, heads, capacity, width]``, of which the first ``length`` slots are valid."""
 
+    is_compileable = True  # as a static cache: a mask is built for it also where one token is fed
+
     def __init__(self, capacity: int, uses: Uses | None = None) -> None:
         super().__init__()
         self.capacity = capacity
@@ -48,6 +50,9 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
     def get_seq_length(self, *args: Any) -> int:
         return self.length
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self.capacity, 0
 
     def crop(self, amount: int) -> None:
         """Drop the newest ``-amount`` entries; they stay in memory behind the valid part."""

@@ -11,16 +11,20 @@ recurrent      Mamba            all its state has absorbed          the steps si
 
 from __future__ import annotations
 
+import inspect
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from eqcheck.errors import Unsupported
 from eqcheck.hashing import WINDOW, Bools, Ints, Words
 
 _HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
+# Whether the installed transformers is one of those whose models are told which slots a block goes to: a 4.
+TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
 FED = ("rotary", "learned", "window")  # families that take places from the position ids
 
 
@@ -32,11 +36,22 @@ class View(NamedTuple):
     places: Ints
 
 
+class Sizes(NamedTuple):
+    """What a cache tells of the mask to be built: for how many keys, and the place of the first of them.
+
+    ``static``: it is one for compiled graphs.
+    """
+
+    length: int
+    offset: int
+    static: bool
+
+
 class Feed(NamedTuple):
     """One block of tokens on its way into a cache: the mask given, and per token its position id and its slot.
 
     ``positions`` is ``[batch, block]``, ``slots_fed`` ``[block]``; ``packed`` says that sequences are told apart by
-    jumps of the position ids, which models do that get neither mask nor cache.
+    jumps of the position ids, which models do that get neither mask nor cache. ``sizes`` is None without a cache.
     """
 
     family: str
@@ -44,6 +59,7 @@ class Feed(NamedTuple):
     positions: Ints
     slots_fed: Ints
     packed: bool
+    sizes: Sizes | None
 
     def pads(self) -> Bools:
         """Which tokens the mask hides even from themselves, ``[batch, block]``: what it calls a pad."""
@@ -77,11 +93,14 @@ class Feed(NamedTuple):
             return self._state(written)
         # A sliding cache layer has dropped its oldest slots; a preallocated one has spare slots at its end.
         dropped = max(0, int(self.slots_fed[-1]) + 1 - slots) if self.family == "window" else 0
-        visible = _masked(self.mask, self.slots_fed, batch, slots, dropped)
         index = np.arange(dropped, dropped + slots)
         four = self.mask is not None and self.mask.dim() == 4
-        if self.family == "window" and not four:
-            visible &= index > self.slots_fed[:, None] - WINDOW
+        sizes = self.sizes
+        ends = dropped + slots - 1 == int(self.slots_fed[-1])
+        if four or sizes is None or (ends and (sizes.length, sizes.offset) == (slots, dropped)):
+            visible = self._built(batch, slots, dropped)
+        else:
+            visible = self._built_for(sizes, batch, slots)
         if self.packed:
             visible &= _same_packed_sequence(self.positions)
         if self.family == "slot-distance":  # a bias by key alone: what shifts all keys of a query changes nothing
@@ -90,6 +109,51 @@ class Feed(NamedTuple):
         if self.family == "mask-order":
             return View(visible, *self._ranks(batch, slots, four))
         return View(visible, slot_positions, self.positions)
+
+    def _built(self, batch: int, slots: int, dropped: int) -> Bools:
+        """The mask for so many keys, ``[batch, block, slots]``; the first key is in slot ``dropped`` of its row."""
+        visible = _masked(self.mask, self.slots_fed, batch, slots, dropped)
+        if self.family == "window" and (self.mask is None or self.mask.dim() != 4):
+            visible &= np.arange(dropped, dropped + slots) > self.slots_fed[:, None] - WINDOW
+        return visible
+
+    def _built_for(self, sizes: Sizes, batch: int, slots: int) -> Bools:
+        """The mask for what the cache told, over the keys that it handed out: as in real models, right or not.
+
+        Where they can, models with sdpa build no mask: one query sees all keys then, several see as many as they are.
+        ``ValueError`` where the mask does not fit, which fails in a real model.
+        """
+        block = len(self.slots_fed)
+        visible = self._built(batch, sizes.length, sizes.offset)
+        if self._goes_without(sizes, batch):
+            seen = np.arange(slots) <= np.arange(block)[:, None] if block > 1 else np.ones((1, slots), np.bool_)
+            return np.broadcast_to(seen, (batch, block, slots)).copy()
+        if TAKES_CACHE_POSITION:
+            visible = visible[..., :slots]  # transformers 4 cuts a mask that is too long
+        if visible.shape[2] not in (1, slots):
+            raise ValueError(
+                f"past_key_values: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask is "
+                "built for as many as it tells of, so real models fail here, too. Return what update is going to return"
+            )
+        return np.broadcast_to(visible, (batch, block, slots)).copy()
+
+    def _goes_without(self, sizes: Sizes, batch: int) -> bool:
+        """Whether real models would build no mask, and let attention be causal by the order of keys and queries."""
+        block, length = len(self.slots_fed), sizes.length
+        if self.family in ("mask-order", "slot-distance") or (self.family == "window" and length >= WINDOW):
+            return False
+        if sizes.static and (TAKES_CACHE_POSITION or block == 1):
+            return False
+        shown = np.ones((batch, length), np.bool_)
+        if self.mask is not None:
+            given = self.mask[:, sizes.offset : sizes.offset + length].detach().cpu().numpy() != 0
+            shown[:] = False
+            shown[:, : given.shape[1]] = given
+        if block in (1, length):
+            return bool(shown.all())
+        if TAKES_CACHE_POSITION or self.slots_fed[0]:
+            return False
+        return self.mask is None or bool(shown[:, :block].all() and not shown[:, block:].any())
 
     def bias(self, visible: Bools) -> Words | None:
         """What a 4-D mask adds to scores it does not hide, as bits ``[batch, block, slots]``; None where it is even.

@@ -8,7 +8,6 @@ functions of that hash. A wrong position id, mask bit or cache entry changes the
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple, TypeVar, cast
@@ -18,18 +17,16 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from eqcheck import hashing
 from eqcheck.caches import install_state
 from eqcheck.errors import Unsupported
-from eqcheck.families import FED, Feed, View
+from eqcheck.families import FED, TAKES_CACHE_POSITION, Feed, Sizes, View
 from eqcheck.hashing import Bools, Ints, Words
 from eqcheck.trace import Call, Fix, Trace
 
 POSITIONS = 4096  # the size of the table of positions
 _SALT = np.uint64(0xD1B54A32D192ED03)
-TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
 # What code reaches for inside of real models, and a model without layers of its own cannot offer.
@@ -210,7 +207,9 @@ class HashModel(_Offers):
                 f"{positions.min()}..{positions.max()}; index out of range"
             )
         packed = cache is None and attention_mask is None and position_ids is not None
-        feed = Feed(self.family, attention_mask, positions, slots_fed, packed)
+        four = attention_mask is not None and attention_mask.dim() == 4  # which real models take as it is
+        sizes = None if cache is None or four or self.family == "recurrent" else _sizes(cache, slots_fed)
+        feed = Feed(self.family, attention_mask, positions, slots_fed, packed, sizes)
 
         number = next(self._calls if self.trace is None else self.trace.clock)
         fix = None
@@ -447,6 +446,17 @@ def _stacked(keys: torch.Tensor, values: torch.Tensor, batch: int) -> npt.NDArra
 
 def _integers(tensor: torch.Tensor) -> Ints:
     return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
+
+
+def _sizes(cache: Any, slots_fed: Ints) -> Sizes:
+    """What a cache tells of the mask for a block; ``TypeError`` for one that does not, with which real models fail."""
+    if not hasattr(cache, "get_mask_sizes"):
+        raise TypeError(
+            f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
+            f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
+        )
+    length, offset = cache.get_mask_sizes(torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed), 0)
+    return Sizes(int(length), int(offset), bool(getattr(cache, "is_compileable", False)))
 
 
 def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -> Ints:

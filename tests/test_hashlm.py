@@ -11,13 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import Cache, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
+from eqcheck.caches import PreallocatedLayer
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import CLAIMED, FAMILIES
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import Unsupported
+from eqcheck.families import TAKES_CACHE_POSITION
 from eqcheck.harness import run
 from eqcheck.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words, continue_row
 from eqcheck.hashlm import POSITIONS, HashConfig, HashLM
@@ -336,6 +338,113 @@ def test_a_bias_in_a_mask_shows_unless_it_is_the_same_for_all_that_is_seen() -> 
     assert (model(IDS, attention_mask=biased).logits != wanted).any(-1).tolist() == [[False] * 7, [False] * 6 + [True]]
     ones = seen.double()  # ones and zeros, added to the scores, hide nothing
     assert (model(IDS, attention_mask=ones).logits != wanted).any(-1)[:, :6].all()
+
+
+class Told(PreallocatedLayer):
+    """A preallocated layer that tells ``sizes`` of so many cached and fed tokens, and ``length`` of so many cached."""
+
+    is_compileable = False
+
+    def __init__(self, sizes: Callable[[int, int], tuple[int, int]], length: Callable[[int], int]) -> None:
+        super().__init__(9)
+        self.sizes, self.told = sizes, length
+
+    def get_mask_sizes(self, query: Any, *args: Any) -> tuple[int, int]:
+        return self.sizes(self.length, query if isinstance(query, int) else len(query))
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.told(self.length)
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Garbage that real models can stand, for it may be seen."""
+        return tuple(kv.clamp(max=300) for kv in super().update(*args, **kwargs))  # type: ignore[return-value]
+
+
+SIZES: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "right": lambda have, fed: (9, 0),
+    "of a cache that grows": lambda have, fed: (have + fed, 0),
+    "without the block": lambda have, fed: (have, 0),
+    "of the block alone": lambda have, fed: (fed, 0),
+    "one too long": lambda have, fed: (10, 0),
+    "one too short": lambda have, fed: (8, 0),
+    "one for all": lambda have, fed: (1, 0),
+    "one late": lambda have, fed: (9, 1),
+    "one late and shorter": lambda have, fed: (8, 1),
+}
+LENGTHS: dict[str, Callable[[int], int]] = {
+    "right": lambda have: have,
+    "none": lambda have: 0,
+    "one more": lambda have: have + 1,
+    "one less": lambda have: max(0, have - 1),
+}
+TOLD = (
+    [("right", length) for length in LENGTHS] + [(sizes, "right") for sizes in SIZES] + [("of the block alone", "none")]
+)
+FED_ONE_BY_ONE = {
+    "one token": [first(), first(block=slice(4, 5)), first(block=slice(5, 6))],
+    "one token, padded": [first(KEPT[:, :4]), first(KEPT[:, :5], block=slice(4, 5))],
+    "one token, all shown": [first(), first(torch.ones(2, 9), block=slice(4, 5))],
+    "padded to the end": [first(torch.tensor([[1] * 4 + [0] * 5] * 2)), then(torch.tensor([[1] * 7 + [0] * 2] * 2))],
+}
+STEPS = {name: steps for name, steps in {**VARIANTS, **FED_ONE_BY_ONE}.items() if "cache" not in name}
+
+
+def played(model: Any, steps: list[Step], layers: Callable[[], list[Any]]) -> list[torch.Tensor] | None:
+    """The logits of each step on a cache of such layers; None where the model fails."""
+    past, logits = Cache(layers=layers()), []
+    for step in steps:
+        try:
+            logits.append(model(past_key_values=past, **step).logits)
+        except (RuntimeError, ValueError, IndexError):
+            return None
+    return logits
+
+
+@pytest.mark.parametrize(("sizes", "length"), TOLD)
+@pytest.mark.parametrize("static", [False, True])
+@both
+def test_what_a_cache_tells_of_the_mask_is_used_as_by_real_models(
+    family: str, static: bool, sizes: str, length: str
+) -> None:
+    def layers() -> list[Any]:
+        made = [Told(SIZES[sizes], LENGTHS[length]) for _ in range(LAYERS)]
+        for layer in made:
+            layer.is_compileable = static
+        return made
+
+    failed = told = 0
+    for name, steps in STEPS.items():
+        model, trace = traced(family)
+        ours, theirs = played(model, steps, layers), played(real(family), steps, layers)
+        assert (ours is None) == (theirs is None), name
+        if ours is None or theirs is None:
+            failed += 1
+            continue
+        same = played(real(family), spelled_out(steps, trace), layers)
+        assert same is not None
+        for call, own, spelled in zip(trace.calls, theirs, same, strict=True):
+            seeing = torch.from_numpy(call.visible.any(-1))
+            torch.testing.assert_close(own[seeing], spelled[seeing], rtol=1e-9, atol=1e-9, msg=name)
+        right = played(model, steps, lambda: [PreallocatedLayer(9) for _ in range(LAYERS)])
+        told += not all(map(torch.equal, ours, right or []))
+    harmless = static and length == "right" and (sizes == "right" or (sizes == "one too long" and TAKES_CACHE_POSITION))
+    assert bool(failed or told) != harmless, (failed, told)
+
+
+def test_a_cache_that_tells_nothing_of_the_mask_is_refused_where_a_mask_is_to_be_built() -> None:
+    class Untold:
+        def update(self, keys: Any, values: Any, *args: Any) -> Any:
+            return keys, values
+
+        def get_seq_length(self) -> int:
+            return 0
+
+    with pytest.raises(TypeError, match="expected a cache with get_mask_sizes"):
+        hash_lm("rotary")(IDS, past_key_values=Untold())
+    four = torch.ones(2, 1, 7, 7).tril().bool()
+    assert torch.equal(
+        hash_lm("rotary")(IDS, attention_mask=four, past_key_values=Untold()).logits, hash_lm("rotary")(IDS).logits
+    )
 
 
 def test_positions_outside_the_table_are_an_error_as_in_gpt2() -> None:

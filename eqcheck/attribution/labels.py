@@ -25,8 +25,8 @@ Write = tuple[int, int, int]
 @dataclass(frozen=True)
 class Label:
     """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
-    is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id: no draft proposed it, or the
-    mask hides it from itself) or ``unknown``. ``exact``: its context was right beyond doubt."""
+    is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id and that no draft proposed) or
+    ``unknown``. ``exact``: its context was right beyond doubt."""
 
     request: int
     position: int
@@ -261,7 +261,7 @@ class Labels:
         exact: dict[int, int],
     ) -> None:
         """Label columns that belong to one request: ``first`` is the first real one, column c feeds ``start + c``."""
-        on_path, position, hidden = True, start + first - 1, None
+        on_path, position = True, start + first - 1
         proposed = self.proposed(request, call.number)
         for column in columns:
             if column < first:
@@ -282,9 +282,8 @@ class Labels:
             else:
                 on_path = False
                 position += 1
-                hidden = self_hidden(call, row) if hidden is None else hidden
                 filler = self._drafted and int(call.tokens[row, column]) not in proposed
-                what, at = "filler" if filler or hidden[column] else "draft", position
+                what, at = "filler" if filler else "draft", position
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
         reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
         self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from eqcheck.catalogue.engine import Rows, additive, left_padded, own_copy, placed, prefix_for
-from eqcheck.catalogue.handling import handled
+from eqcheck.catalogue.handling import Telling, handled
 from eqcheck.hashing import POSITION_DIGITS
 
 PAD, REJECTED = -1, -2  # what a slot holds instead of the token of a logical position
@@ -38,7 +37,7 @@ class BatchCache:
     def __init__(self, model: Any, prompts: Rows, pad: int, faults: Iterable[str]) -> None:
         self.model, self.prompts, self.pad, self.faults = model, prompts, pad, frozenset(faults)
         self.batch = len(prompts)
-        self.cache: Any = DynamicCache()
+        self.cache: Any = Telling(self.faults)
         self.lengths = [0] * self.batch
         self.believed = [0] * self.batch
         self.prompt_ends = [len(prompt) for prompt in prompts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from eqcheck.catalogue.fault import EQSPEC, NOT_ORDER, issue, plant
 from eqcheck.contract import FAMILIES
 
+NOT_RECURRENT = tuple(family for family in FAMILIES if family != "recurrent")  # whose state is seen without a mask
 CACHES = [
     *plant(
         "K1-crop-to-max",
@@ -297,6 +298,26 @@ CACHES = [
         "uncached per_row",
         "paged_small",
         rows=1,
+    ),
+    *plant(
+        "K28-sizes-without-the-block",
+        "crash/exception",
+        "what the cache tells of the mask leaves out the block that is fed",
+        issue("microsoft/VibeVoice", 303),
+        "realigned static",
+        "rolled_back",
+        rows=1,
+        families=NOT_RECURRENT,
+    ),
+    *plant(
+        "K29-sizes-one-late",
+        "mask/token-hidden",
+        "what the cache tells of the mask begins one slot late",
+        issue("microsoft/VibeVoice", 303),
+        "realigned static",
+        "holes",
+        rows=1,
+        families=NOT_RECURRENT,
     ),
     *plant(
         "X2-stale-row-index",

@@ -1,14 +1,17 @@
-"""K and V of one layer as a fault hands them on: exchanged, one in place of the other, heads mixed up, numbers changed.
+"""What a fault makes of what a cache hands on: K and V of a layer, and what is told of the mask to be built.
 
-Engines pass through it what they read from a cache of their own, or what they have moved in one. Whatever is broken
-here keeps shapes, and the rows and places of tokens, as they are.
+Engines pass through `handled` what they read from a cache of their own, or what they have moved in one. Whatever is
+broken there (exchanged, one in place of the other, heads mixed up, numbers changed) keeps shapes, and the rows and
+places of tokens, as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -32,3 +35,22 @@ def handled(faults: Set[str], keys: torch.Tensor, values: torch.Tensor) -> Pair:
     for fault in faults & _HANDLED.keys():
         keys, values = _HANDLED[fault](keys, values)
     return keys, values
+
+
+def told(faults: Set[str], length: int, offset: int, fed: int) -> tuple[int, int]:
+    """For how many keys a mask is to be built, and the place of the first, unless one of these faults is on."""
+    if "K28-sizes-without-the-block" in faults:
+        length -= fed
+    return length, offset + ("K29-sizes-one-late" in faults)
+
+
+class Telling(DynamicCache):  # type: ignore[misc]
+    """An ordinary cache, but for what it tells of the mask."""
+
+    def __init__(self, faults: Set[str]) -> None:
+        super().__init__()
+        self.faults = faults
+
+    def get_mask_sizes(self, query: Any, *args: Any) -> tuple[int, int]:
+        fed = query if isinstance(query, int) else len(query)  # transformers 4 hands over the slots
+        return told(self.faults, *super().get_mask_sizes(query, *args), fed)

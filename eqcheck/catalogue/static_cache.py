@@ -14,7 +14,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from eqcheck.catalogue.engine import Rows, placed
-from eqcheck.catalogue.handling import handled
+from eqcheck.catalogue.handling import handled, told
 
 NOTHING, SHOWN = -1, -2  # what a column holds instead of the token of a logical position; only faults leave any `SHOWN`
 
@@ -44,7 +44,7 @@ class FixedLayer(DynamicLayer):  # type: ignore[misc]
         return int(self.columns[0]) if len(self.columns) else 0
 
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
-        return self.capacity, 0
+        return told(self.faults, self.capacity, 0, len(self.columns))
 
 
 class StaticModel:
