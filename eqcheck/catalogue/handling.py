@@ -53,4 +53,5 @@ class Telling(DynamicCache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query: Any, *args: Any) -> tuple[int, int]:
         fed = query if isinstance(query, int) else len(query)  # transformers 4 hands over the slots
-        return told(self.faults, *super().get_mask_sizes(query, *args), fed)
+        length, offset = super().get_mask_sizes(query, *args)
+        return told(self.faults, length, offset, fed)
