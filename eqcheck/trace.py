@@ -50,6 +50,13 @@ class Call:
         first, second = (choice[table_row(self.digests)] for choice in self.ranked)
         return first if self.disagrees is None else np.where(self.disagrees, second, first)
 
+    @cached_property
+    def tells(self) -> Bools:
+        """Which predictions may be news to the decoder, ``[batch, block]``: not those it feeds next to the query."""
+        news = np.ones(self.tokens.shape, np.bool_)
+        news[:, :-1] = self.predictions[:, :-1] != self.tokens[:, 1:]
+        return news
+
 
 class Fix(NamedTuple):
     """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
 from eqcheck.audit.search import Source
 from eqcheck.contract import CACHE_STATES, Request, decoder
 from eqcheck.harness import run
@@ -18,10 +19,18 @@ from eqcheck.text import render
 Rows = list[list[int]]
 
 
-def decode(target: Any, draft: Any, request: Request, keeps_all: bool = False, last_column: bool = False) -> Rows:
+def decode(
+    target: Any,
+    draft: Any,
+    request: Request,
+    keeps_filler: bool = False,
+    last_column: bool = False,
+    no_bonus: bool = False,
+) -> Rows:
     """A cache for each row; a verify call takes them side by side, and fills up those with fewer draft tokens.
 
-    ``keeps_all``: what a row was filled up with stays in its cache. ``last_column``: the bonus is read there.
+    ``keeps_filler``: what a row was filled up with stays in its cache. ``last_column``: the bonus is read there.
+    ``no_bonus``: it is thrown away.
     """
     rows = [list(prompt) for prompt in request.prompts]
     caches = [DynamicCache() for _ in rows]
@@ -31,9 +40,7 @@ def decode(target: Any, draft: Any, request: Request, keeps_all: bool = False, l
     while going := [n for n, row in enumerate(rows) if not finished(row[starts[n] :], request)]:
         drafts = {}
         for n in going:
-            room = min(
-                request.num_draft_tokens - (len(rows[n]) + n) % 2, request.max_new_tokens - len(rows[n]) + starts[n] - 1
-            )
+            room = min(request.num_draft_tokens - n % 2, request.max_new_tokens - len(rows[n]) + starts[n] - 1)
             drafts[n] = list[int]()
             for _ in range(max(0, room)):
                 context = torch.tensor([rows[n] + drafts[n]])
@@ -63,10 +70,12 @@ def decode(target: Any, draft: Any, request: Request, keeps_all: bool = False, l
             while count < len(drafts[n]) and drafts[n][count] == said[count]:
                 count += 1
             bonus = said[-1] if last_column and count == len(drafts[n]) else said[count]
-            end = before + (width if keeps_all else count + 1)
+            wasted = no_bonus and 0 < count == len(drafts[n])
+            stays = keeps_filler and count == len(drafts[n])
+            end = before + (width if stays else count + 1 - wasted)
             for one, layer in zip(caches[n].layers, merged.layers, strict=True):
                 one.keys, one.values = (t[at : at + 1, :, before - have : end] for t in (layer.keys, layer.values))
-            rows[n] += [*drafts[n][:count], bonus]
+            rows[n] += [*drafts[n][:count], *([] if wasted else [bonus])]
     return [cut(row[start:], request) for row, start in zip(rows, starts, strict=True)]
 
 
@@ -112,11 +121,11 @@ def test_the_right_one_is_right(cache_state: str) -> None:
 
 @pytest.mark.parametrize("cache_state", STATES)
 def test_filler_that_stays_and_is_seen_is_no_torn_entry(cache_state: str) -> None:
-    named, texts = told(cache_state, keeps_all=True)
-    assert set(named) == {"cache/stale-entry", "mask/pad-visible"}
+    named, texts = told(cache_state, keeps_filler=True)
+    assert set(named) == {"mask/pad-visible"}
     assert all("no model wrote" not in text and "-9223372036854775808" not in text for text in texts)
     assert all(f" {2**30 * 65793}" not in text for text in texts)  # what digits of 2**30 would spell
-    assert any("holds filler of call" in text for text in texts)
+    assert all("holds filler of call" in text or "holds a pad" in text for text in texts)
 
 
 @pytest.mark.parametrize("cache_state", STATES)
@@ -125,3 +134,19 @@ def test_an_answer_in_the_column_of_filler_is_not_one_behind_a_rejected_draft_to
     assert set(named) == {"bookkeeping/wrong-correction"}
     columns = ("in the column of filler", "in the column of a pad")  # the latter where the id is the pad id as well
     assert all(any(f"what the target answered {column}" in text for column in columns) for text in texts)
+
+
+def test_a_bonus_thrown_away_is_no_rejection_where_filler_stands_behind_it() -> None:
+    losses = Counter[str](), Counter[str]()
+    torch.set_num_threads(1)
+    for case in Source(6, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 60):
+        for n, fault in enumerate(({}, {"no_bonus": True})):
+            done = run(decoder(name="fills")(lambda *given, fault=fault: decode(*given, **fault)), case)
+            assert judge(done)
+            losses[n].update(draft_losses(done))
+    right, wrong = map(settled, losses)
+    assert not draft_warnings(losses[0])
+    assert [warning.partition(":")[0] for warning in draft_warnings(losses[1])] == ["draft/lost-bonus"]
+    more = wrong["rounds"] - right["rounds"]
+    assert more > 20
+    assert abs(wrong["lost-bonus"] - more) <= 0.05 * more, (right, wrong)

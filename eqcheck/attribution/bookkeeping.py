@@ -61,7 +61,7 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
     if token in known.drafted and token not in known.verified:
         said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
         detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
-        return Kind("unverified", detail + (said if known.exchanged else ""))
+        return Kind("unverified", detail + (said if known.exchanged else ""), token not in known.astray | known.filled)
     if token in known.drafted and token in known.astray | known.filled:
         where = "predicted behind one" if token in known.astray else "answered in the column of filler"
         detail = f"the emitted token is the rejected draft token, and also what the target {where}"

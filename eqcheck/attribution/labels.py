@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ Write = tuple[int, int, int]
 @dataclass(frozen=True)
 class Label:
     """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
-    is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id and that no draft proposed) or
-    ``unknown``. ``exact``: its context was right beyond doubt."""
+    is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id: no draft proposed it, or it
+    alone is hidden from itself) or ``unknown``. ``exact``: its context was right beyond doubt."""
 
     request: int
     position: int
@@ -81,7 +81,7 @@ class Labels:
     def add(self, call: Call, given: bool = False) -> None:
         """Label the next call; ``given`` when it was made before the decoder began."""
         if call.role == DRAFT:
-            self._proposed.append((call.number, set(call.predictions.ravel().tolist())))
+            self._proposed.append((call.number, set(call.predictions[call.tells].tolist())))
             return
         self.calls[call.number] = call
         self._committed.update(self._begun)
@@ -285,6 +285,13 @@ class Labels:
                 filler = self._drafted and int(call.tokens[row, column]) not in proposed
                 what, at = "filler" if filler else "draft", position
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
+        own = {column: self.of[call.number, row, column] for column in columns}
+        if any(label.what == "draft" for label in own.values()):
+            hidden = self_hidden(call, row)
+            if not any(hidden[column] for column, label in own.items() if label.what == "token"):
+                for column, label in own.items():
+                    if label.what == "draft" and hidden[column]:
+                        self.of[call.number, row, column] = replace(label, what="filler")
         reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
         self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
         # A draft is fed behind a token of the row, so the first one of a call is none.

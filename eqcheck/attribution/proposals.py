@@ -64,7 +64,7 @@ class Proposals:
         have been given the token before it, too, and must have seen entries which only this row writes or have gone on
         to the next token fed. Where the draft was asked in the right context, it had proposed another token.
         """
-        if self._fills_up(part):
+        if self.fills_up(part):
             return "unasked"
         token, *then = part.refused
         request, until = part.request, part.call.number
@@ -88,7 +88,7 @@ class Proposals:
             return "wrong-context?"
         return "lost" if self._was_asked(request, committed - 1, since, until) else "unasked"
 
-    def _fills_up(self, part: Part) -> bool:
+    def fills_up(self, part: Part) -> bool:
         """Whether what was refused is padding: a query that does not see itself, or pads and no more was drafted."""
         call, row, column = part.call, part.call_row, part.columns[0]
         fields = call.kv[0][0, row, 0]

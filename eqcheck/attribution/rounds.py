@@ -251,7 +251,8 @@ def _why_idle(turn: _Turn, known: int, waits: bool, proposals: Proposals) -> str
         turn.part.request, before.part.last - 1, before.part.call.number
     ):
         return "policy"  # a pad that happened to be right, which the decoder does not take for a draft token
-    return "asked-again" if before.part.columns else "lost-bonus"
+    refused = before.part.columns and not proposals.fills_up(before.part)
+    return "asked-again" if refused else "lost-bonus"
 
 
 def settled(losses: Counter[str]) -> Counter[str]:

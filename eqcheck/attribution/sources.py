@@ -62,15 +62,16 @@ class Sources:
         return {token for token in fed if token in anywhere or not anywhere}
 
     def proposed(self, row: int, position: int) -> set[int]:
-        """What the draft's queries that saw exactly the row up to this token of it proposed after it."""
+        """What the draft's queries that saw exactly the row up to this token of it proposed after it.
+
+        Where the decoder feeds what was predicted next to the query, it had the token already.
+        """
         digests = self.run.truth.digests[row][-1]
         if position >= len(digests):
             return set()
-        return {
-            int(token)
-            for call in self.run.trace.of(DRAFT)
-            for token in call.predictions[call.digests == digests[position]]
-        }
+        calls = self.run.trace.of(DRAFT)
+        found = ((call, call.digests == digests[position]) for call in calls)
+        return {int(token) for call, asked in found if asked.any() for token in call.predictions[asked & call.tells]}
 
     def fills(self, write: Write) -> bool:
         """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself."""
