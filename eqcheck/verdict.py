@@ -150,7 +150,7 @@ class Given:
 class Explanation:
     """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
-    ``round`` counts the target forwards in which the row took part, from 1; 0 when none is concerned.
+    ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
     is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause

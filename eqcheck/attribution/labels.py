@@ -114,8 +114,14 @@ class Labels:
         ]
 
     def round_of(self, request: int, call: int) -> int:
-        """The ordinal, from 1, of a call among those in which the request took part."""
-        return sum(number <= call for number in self.rounds[request])
+        """The ordinal, from 1, of a call among those that asked for new tokens of the request; 0 for none before it.
+
+        What is fed of a prompt before its last token belongs to the first round.
+        """
+        numbers = {number for number in self.rounds[request] if number <= call}
+        end = len(self._requests[request].prompt) - 1
+        asked = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
+        return max(len(numbers & asked), min(1, len(numbers)))
 
     def proposed(self, request: int, until: int) -> set[int]:
         """What the draft proposed, to whichever row, since the request last took part in a target call.
@@ -361,6 +367,7 @@ class Labels:
         best: tuple[int, float, int, int, int] | None = None
         for request in range(len(self._requests)) if requests is None else requests:
             known, have = self._requests[request], held[request]
+            proposed = self.proposed(request, call.number) | {self._pad} if self._drafted else set(tokens)
             for first, token in enumerate(tokens):
                 for whole in known.wholes:
                     for at in (at for at, other in enumerate(whole) if other == token):
@@ -375,6 +382,8 @@ class Labels:
                         score += (0.1 if in_order else -0.5) * (first - sum(hidden[:first]))
                         score += 2.0 * (at + len(tokens) - first >= len(known.prompt))
                         score -= 4.0 * (request in taken) + 3.0 * hidden[first]
+                        behind = zip(tokens[first + run :], hidden[first + run :], strict=False)
+                        score -= 3.0 * any(not unseen and token not in proposed for token, unseen in behind)
                         last = min(at + len(tokens) - first, len(known.prompt) + known.needed - 1) - 1
                         ahead = min(1, last - self._committed.get(request, -1))
                         if best is None or (ahead, score) > best[:2]:

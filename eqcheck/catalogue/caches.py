@@ -58,6 +58,16 @@ CACHES = [
         rows=1,
     ),
     *plant(
+        "K4-chunk-border-twice",
+        "cache/duplicate-entry",
+        "each prefill chunk after the first begins one token early, at right positions",
+        issue("vllm-project/vllm", 43996),
+        "per_row",
+        "restored",
+        cache_states=("chunked",),
+        rows=1,
+    ),
+    *plant(
         "K5-cache-not-moved",
         "cache/misaligned",
         "mask and positions are realigned, the cache is not",

@@ -60,7 +60,8 @@ class PerRow(Engine):
         if self.on("P5-advance-by-k"):
             start = self.fed[i]
         self.lengths[i], self.fed[i] = self.lengths[i] + len(block), self.fed[i] + len(block)
-        if self.on("K4-last-token-twice") and start:
+        border = self.on("K4-chunk-border-twice") and start < self.starts[i]
+        if start and (border or self.on("K4-last-token-twice")):
             block, start = [self.rows[i][start - 1], *block], start - 1
         positions = torch.arange(start, start + len(block))[None]
         logits: torch.Tensor = self.target(
