@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eqcheck.attribution.repair import repair
+from eqcheck.attribution.repair import Repairer, repair
 from eqcheck.attribution.witnesses import bearing, second_opinion
 from eqcheck.audit.search import Source
 from eqcheck.case import Case
-from eqcheck.catalogue import FAULTS, Fault
+from eqcheck.catalogue import FAULTS, PLANTED, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
 from eqcheck.oracle import judge
+from eqcheck.trace import Call, Fix
 from eqcheck.verdict import Explanation
 
 CASES = 60
@@ -57,3 +58,48 @@ def test_a_chunk_that_begins_one_token_early_is_a_duplicate_also_where_tokens_ar
     assert told.round == 1  # of the prompt's pieces, only the last asks for a new token
     assert told.query is not None
     assert told.query.logical_position == 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # a call number that is doubled may be that of a later call
+        Case(prompts=((34,), (116, 90, 62, 28)), max_new_tokens=9, num_draft_tokens=1, family="learned"),
+        # row 2's prompt ends with what row 0 goes on with
+        Case(
+            prompts=((25, 41, 54, 121, 19, 124), (46, 27), (4, 0, 127, 61, 122, 8), (74,)),
+            max_new_tokens=9,
+            num_draft_tokens=3,
+            agreement=0.3,
+            pad_token_id=33,
+            family="mask-order",
+        ),
+    ],
+)
+def test_a_scaled_key_is_borne_out_by_repair(case: Case) -> None:
+    (fault,) = (fault for fault in PLANTED if fault.id == "K18-keys-scaled.realigned")
+    with fault.decoder().running() as generate:
+        done = run(generate, case)
+        explanation = judge(done).explanation
+        assert explanation is not None
+        told = second_opinion(generate, done, explanation)
+    assert told.fingerprint == "cache/torn-entry"
+    assert told.repair_confirms
+
+
+def test_repair_that_cannot_be_carried_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, done, explanation = _first(WITH_A_CONTEXT[0])
+
+    def fails(self: Repairer, call: Call) -> Fix:
+        raise KeyError("of eqcheck")
+
+    monkeypatch.setattr(Repairer, "_fix", fails)
+    opinion = repair(generate, done, explanation)
+    assert str(opinion) == "nothing, because eqcheck could not carry it out (KeyError: 'of eqcheck')"
+    assert bearing(explanation, opinion) == "silent"
+
+
+def test_repair_of_no_planted_fault_fails() -> None:
+    for fault in WITH_A_CONTEXT[3::12]:
+        generate, done, explanation = _first(fault)
+        assert not repair(generate, done, explanation).failed, fault.id

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from eqcheck.attribution.labels import Label, Labels, Write
+from eqcheck.attribution.labels import NO_WRITE, Label, Labels, Write
 from eqcheck.families import FED
 from eqcheck.hashing import (
     CALL,
@@ -177,7 +177,9 @@ def _entries(call: Call, row: int, column: int, labels: Labels, family: str) -> 
     stored = stored_digest(upper[0, row, 0])
     for slot in range(copies.shape[3]):
         fields = copies[0, 0, 0, slot]
-        write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
+        write = NO_WRITE
+        if fields[MODEL] in (TARGET, DRAFT):
+            write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
         foreign = _FOREIGN if fields[MODEL] == DRAFT else _UNWRITTEN
         label = labels.of.get(write, _UNKNOWN) if fields[MODEL] == TARGET else foreign
         token, place = int(fields[TOKEN]), int(call.key_places[row, slot])

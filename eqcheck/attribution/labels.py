@@ -20,6 +20,7 @@ from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
 from eqcheck.trace import DRAFT, TARGET, Call, Trace
 
 Write = tuple[int, int, int]
+NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
 
 
 @dataclass(frozen=True)
@@ -363,6 +364,9 @@ class Labels:
                 if self.same(label, request):
                     held[request].add(label.position)
         hidden = self_hidden(call, row)[begin:]
+        # Entries seen that no model wrote, at the least: they may stand for any token of the row.
+        nobodys = call.kv[0][0, row, 0, :, MODEL] > max(TARGET, DRAFT)
+        garbled = int((call.visible[row].any(axis=0) & nobodys).sum())
         in_order = len(call.tokens) == len(self._requests) and not any(held.values())
         best: tuple[int, float, int, int, int] | None = None
         for request in range(len(self._requests)) if requests is None else requests:
@@ -375,7 +379,7 @@ class Labels:
                         if at + run < len(known.prompt) and any(t != self._pad for t in tokens[first + run :]):
                             continue
                         before = sum(p < at for p in have)
-                        score = 3.0 * before - 3.0 * (at - before) - 3.0 * (len(have) - before) + 2.0 * run
+                        score = 3.0 * before - 3.0 * abs(at - before - garbled) - 3.0 * (len(have) - before) + 2.0 * run
                         score += 2.0 * (call.positions[row, begin + first] == at) + (4.0 if in_order else 0.5) * (
                             request == row
                         )
@@ -405,7 +409,11 @@ def labels_of(run: Run, trace: Trace) -> Labels:
 def self_hidden(call: Call, row: int) -> list[bool]:
     """Which columns cannot see themselves: what the decoder's own mask calls a pad."""
     columns = call.tokens.shape[1]
-    slot = {int(f[COLUMN]): i for i, f in enumerate(call.kv[0][0, row, 0]) if f[CALL] == call.number}
+    slot = {
+        int(fields[COLUMN]): i
+        for i, fields in enumerate(call.kv[0][0, row, 0])
+        if fields[CALL] == call.number and fields[MODEL] == call.role
+    }
     return [c not in slot or not call.visible[row, c, slot[c]] for c in range(columns)]
 
 

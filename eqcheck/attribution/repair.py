@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from eqcheck import hashing
-from eqcheck.attribution.labels import Label, Labels, Write, labels_of
+from eqcheck.attribution.labels import NO_WRITE, Label, Labels, Write, labels_of
 from eqcheck.contract import Generate
 from eqcheck.families import FED
 from eqcheck.harness import Run
@@ -34,16 +34,19 @@ class Opinion:
     """What repair says: the sets of components whose repair ``restores`` the output, none of them larger than need be.
 
     Where none does, ``mends`` are those under which the target answers for the first wrong token as it should and did
-    not before, whatever the decoder makes of that.
+    not before, whatever the decoder makes of that. ``failed`` says how repair itself did, which says nothing else.
     """
 
     restores: tuple[tuple[str, ...], ...]
     mends: tuple[tuple[str, ...], ...]
+    failed: str = ""
 
     def __str__(self) -> str:
         for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
             if sets:
                 return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
+        if self.failed:
+            return f"nothing, because eqcheck could not carry it out ({self.failed})"
         return "no right positions, mask or cache restore the output"
 
 
@@ -56,17 +59,19 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
     answered = _answered(run, labels_of(run, run.trace), row, position)
     restores: list[tuple[str, ...]] = []
     mends: list[tuple[str, ...]] = []
+    failed = ""
     for size in range(1, len(PARTS) + 1):
         for parts in combinations(PARTS, size):
             if any(set(parts) > set(smaller) for smaller in restores):
                 continue
             repairer = Repairer(run, parts)
             again = run_case(generate, run.case, timeout, repair=repairer.of)
+            failed = failed or repairer.failed
             if again.outputs == run.truth.rows:
                 restores.append(parts)
             elif not answered and not any(set(parts) > set(smaller) for smaller in mends):
                 mends += [parts] if _answered(again, repairer.labels, row, position) else []
-    return Opinion(tuple(restores), () if restores else tuple(mends))
+    return Opinion(tuple(restores), () if restores else tuple(mends), failed)
 
 
 def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
@@ -98,6 +103,7 @@ class Repairer:
         self.stored = [hashing.truncated(digests[0]) for digests in run.truth.digests]
         self.labels = labels_of(run, self.trace)
         self._drafted = 0
+        self.failed = ""
         # A state or a row of slots that holds the right entries has them at the right distances, too.
         self.renumber = "position" in self.parts or ("cache" in self.parts and self.family not in FED)
 
@@ -108,6 +114,13 @@ class Repairer:
 
     def __call__(self, call: Call) -> Fix:
         """The fix of a call that is about to be made, from what it would see unrepaired."""
+        try:
+            return self._fix(call)
+        except Exception as error:  # the decoder is running, and this is none of its faults
+            self.failed = f"{type(error).__name__}: {error}"
+            raise
+
+    def _fix(self, call: Call) -> Fix:
         drafted = self.trace.of(DRAFT)
         for earlier in drafted[self._drafted :]:
             self.labels.add(earlier)
@@ -164,7 +177,7 @@ class Repairer:
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
         if fields[MODEL] == TARGET:
             return self.labels.of.get(write, _BLANK), write
-        return (_OTHER_MODEL if fields[MODEL] == DRAFT else _BLANK), write
+        return (_OTHER_MODEL if fields[MODEL] == DRAFT else _BLANK), NO_WRITE
 
     def _context(
         self, call: Call, row: int, column: int, label: Label, held: list[tuple[Label, Write]]
