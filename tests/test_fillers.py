@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache
 
+from eqcheck.attribution.bookkeeping import Known, kind_of
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
 from eqcheck.audit.search import Source
+from eqcheck.case import Case
+from eqcheck.catalogue import PLANTED
 from eqcheck.contract import CACHE_STATES, Request, decoder
 from eqcheck.harness import run
 from eqcheck.oracle import judge
 from eqcheck.text import render
+from eqcheck.verdict import RowVerdict
 
 Rows = list[list[int]]
 
@@ -150,3 +155,39 @@ def test_a_bonus_thrown_away_is_no_rejection_where_filler_stands_behind_it() -> 
     more = wrong["rounds"] - right["rounds"]
     assert more > 20
     assert abs(wrong["lost-bonus"] - more) <= 0.05 * more, (right, wrong)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("T10-correction-twice.uncached", "or the target's answer behind position 0 is read in place of the right one"),
+        (
+            "T21-answers-from-wrong-end.uncached",
+            "or the target's answer behind position 0 is read in place of the right",
+        ),
+    ],
+)
+def test_of_two_origins_of_a_repeated_token_both_are_told(fault: str, said: str) -> None:
+    """A decoder without a cache has every token answered again, so its answer may be read again, too."""
+    (planted,) = (one for one in PLANTED if one.id == fault)
+    case = Case(prompts=((0,),), max_new_tokens=4, num_draft_tokens=1)
+    with planted.decoder().running() as generate:
+        explanation = judge(run(generate, case)).explanation
+    assert explanation is not None
+    assert explanation.fingerprint == "bookkeeping/repeated-token"
+    assert said in render(explanation)
+
+
+def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_draft_token_is_not_certain() -> None:
+    verdict = RowVerdict(0, (57, 33, 99), (57, 57, 62))
+    run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
+    known = Known(set(), set(), {57}, set(), {57}, False, False, False, None, False)
+    kind = kind_of(verdict, 1, run_, known)
+    assert (kind.name, kind.certain) == ("wrong-correction", False)
+    assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.detail
+    assert kind_of(verdict, 1, run_, replace(known, astray=set())).name == "repeated-token"
+
+
+@decoder(name="right")
+def right_decoder(target: Any, draft: Any, request: Request) -> Rows:
+    return decode(target, draft, request)

@@ -69,12 +69,20 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
     if token in known.drafted:
         asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
         return Kind("over-accept", f"the emitted token is the draft token {asked}", known.asked)
-    if token in known.astray:
-        return Kind("wrong-correction", "the emitted token is what the target predicted after a rejected draft token")
-    if token in known.filled:
-        return Kind("wrong-correction", "the emitted token is what the target answered in the column of filler")
-    if index and token == observed[index - 1]:
-        return Kind("repeated-token", f"new token {index - 1} is emitted twice", known.asked)
+    again = index > 0 and token == observed[index - 1]
+    if token in known.astray | known.filled:
+        where = (
+            "predicted after a rejected draft token" if token in known.astray else "answered in the column of filler"
+        )
+        also = f"new token {index - 1} again, and also " if again else ""
+        return Kind("wrong-correction", f"the emitted token is {also}what the target {where}", not again)
+    if again:
+        detail = f"new token {index - 1} is emitted twice"
+        if known.for_another is not None:
+            request, position = known.for_another
+            whose = "" if request == verdict.row else f" of row {request}"
+            detail += f", or the target's answer behind position {position}{whose} is read in place of the right one"
+        return Kind("repeated-token", detail, known.asked)
     if token in wanted[1:2] and known.next_asked:
         detail = f"new token {index} is missing, and the one after it stands in its place"
         return Kind("lost-token", detail, known.asked)

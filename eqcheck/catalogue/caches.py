@@ -76,6 +76,14 @@ CACHES = [
         rows=1,
     ),
     *plant(
+        "K5-cache-not-moved",
+        "cache/stale-entry",
+        "rows are compacted in mask and positions, not in the cache: rejected entries are seen in the place of tokens",
+        issue("huggingface/transformers", 42655),
+        "static",
+        rows=1,
+    ),
+    *plant(
         "K5-moved-the-wrong-way",
         "cache/misaligned",
         "entries are moved together at the wrong edge",
