@@ -199,6 +199,7 @@ BOOKKEEPING = [
         EQSPEC,
         "realigned",
         "continuous",
+        rows=3,  # where two are served at once, a third that waits
     ),
     *plant(
         "X7-waiting-dropped",
