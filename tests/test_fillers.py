@@ -181,11 +181,14 @@ def test_of_two_origins_of_a_repeated_token_both_are_told(fault: str, said: str)
 def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_draft_token_is_not_certain() -> None:
     verdict = RowVerdict(0, (57, 33, 99), (57, 57, 62))
     run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
-    known = Known(set(), set(), {57}, set(), {57}, False, False, False, None, False)
+    known = Known(set(), set(), {57}, set(), {57}, True, False, False, None, False)
     kind = kind_of(verdict, 1, run_, known)
     assert (kind.name, kind.certain) == ("wrong-correction", False)
     assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.detail
     assert kind_of(verdict, 1, run_, replace(known, astray=set())).name == "repeated-token"
+    kind = kind_of(verdict, 1, run_, replace(known, drafted={57}, verified={57}, astray=set()))
+    assert (kind.name, kind.certain) == ("over-accept", False)
+    assert "the draft token that the target rejected, and new token 0 again" in kind.detail
 
 
 @decoder(name="right")

@@ -58,6 +58,7 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
     if end is not None:
         return Kind(*end)
     token, wanted = observed[index], uncut[index:]
+    again = index > 0 and token == observed[index - 1]
     if token in known.drafted and token not in known.verified:
         said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
         detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
@@ -68,8 +69,8 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
         return Kind("wrong-correction", detail, False)
     if token in known.drafted:
         asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
-        return Kind("over-accept", f"the emitted token is the draft token {asked}", known.asked)
-    again = index > 0 and token == observed[index - 1]
+        also = f", and new token {index - 1} again" if again else ""
+        return Kind("over-accept", f"the emitted token is the draft token {asked}{also}", known.asked and not again)
     if token in known.astray | known.filled:
         where = (
             "predicted after a rejected draft token" if token in known.astray else "answered in the column of filler"
