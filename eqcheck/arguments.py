@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 
 from eqcheck.contract import FAMILIES
 from eqcheck.errors import did_you_mean
-from eqcheck.limits import MEMORY, TIMEOUTS
+from eqcheck.limits import MEMORY, MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, TIMEOUTS
+from eqcheck.sizes import WIDE, Bounds
 
 
 def positive(text: str) -> int:
@@ -21,6 +24,37 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected an integer from 1 to {most}, got {text!r}")
+        return int(text)
+
+    return number
+
+
+_BOUNDS = {
+    "rows": ("rows of a batch", MOST_ROWS),
+    "prompt": ("tokens of a prompt", MOST_TOKENS_OF_ROW - 1),
+    "new_tokens": ("max_new_tokens", MOST_TOKENS_OF_ROW - 1),
+    "draft_tokens": ("K", MOST_DRAFT_TOKENS),
+}
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """The options ``--max-rows`` and so on, which say how large cases get."""
+    for name, (what, most) in _BOUNDS.items():
+        usual = getattr(WIDE, name)
+        option = f"--max-{name.replace('_', '-')}"
+        parser.add_argument(option, type=_up_to(most), metavar="N", help=f"the most {what} that are drawn ({usual})")
+
+
+def bounds_of(options: argparse.Namespace) -> Bounds:
+    """How large cases get."""
+    given = {name: getattr(options, f"max_{name}") for name in _BOUNDS}
+    return replace(WIDE, **{name: value for name, value in given.items() if value is not None})
 
 
 def seconds(text: str) -> float:

@@ -10,7 +10,8 @@ from textwrap import fill
 from tabulate import tabulate
 
 from eqcheck.attribution.context import holds
-from eqcheck.attribution.labels import Label, Labels, Write, labels_of, self_hidden
+from eqcheck.attribution.labels import Labels, labels_of
+from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL, POSITION, ROW, TOKEN, Ints
 from eqcheck.text import ids

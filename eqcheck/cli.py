@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck import __version__
-from eqcheck.arguments import case_seconds, families, natural, positive, seconds, size
+from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.plain import printable
+from eqcheck.sizes import WIDE
 
 if TYPE_CHECKING:
     from eqcheck.audit.result import Audit
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="same seed, same cases drawn (0); the same report too where --no-corpus leaves out what .eqcheck holds",
     )
+    add_bounds(audit)
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
     audit.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (1)")
     audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
@@ -152,6 +154,8 @@ def _audit(options: argparse.Namespace) -> int:
     with quiet():
         decoders = apart.load_all(options.adapter or registry.self_contained())
     pythons = [_python(decoder, options.python) for decoder in decoders]
+    if any(pythons) and bounds_of(options) != WIDE:
+        raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
     failures = short().failures
     if failures:
         return _broken(failures)
@@ -167,6 +171,7 @@ def _audit(options: argparse.Namespace) -> int:
         isolate=options.isolate,
         case_memory=options.case_memory,
         corpus=None if options.no_corpus else _CORPUS,
+        bounds=bounds_of(options),
     )
     results: list[Audit | EngineAudit] = []
     reports = []

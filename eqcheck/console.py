@@ -151,6 +151,15 @@ def _finding(finding: Mapping[str, Any], title: str) -> list[str]:
     return ["", title, *explained, *where, f"  Reproduce: {finding['reproduce']}"]
 
 
+def _rare_table(check: SelfCheck) -> list[str]:
+    rows = [
+        [one.id, one.when, "-" if one.cases is None else one.cases, "held back" if one.held_back else ""]
+        for one in sorted(check.rare, key=lambda one: one.cases or sys.maxsize)
+    ]
+    headers = ["right but under one rare conjunction", "that is", "cases to catch", ""]
+    return [tabulate(rows, headers=headers, colalign=("left", "left", "right", "left")), ""] if rows else []
+
+
 def selfcheck_table(check: SelfCheck) -> str:
     """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
     rows = []
@@ -169,6 +178,7 @@ def selfcheck_table(check: SelfCheck) -> str:
         "",
         tabulate(good, headers=["known good", "cases", "violations", ""]),
         "",
+        *_rare_table(check),
         f"{sum(f.caught for f in check.faults)} of {len(check.faults)} faults caught; first catch after "
         f"{median:.2f} s in the median, {longest:.1f} s at most, on one core",
     ]

@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import torch
 
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.audit.ids import variants
 from eqcheck.audit.result import Listener, Progress
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
+from eqcheck.catalogue.engine import Rows
+from eqcheck.catalogue.rare import RARE, Seen, recording
+from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
 from eqcheck.harness import Run, run
 from eqcheck.oracle import judge
 from eqcheck.verdict import Explanation
@@ -30,8 +34,10 @@ from eqcheck.verdict import Explanation
 MOST_CASES = 400  # a fault not caught by then is missed
 JUDGED = 6  # cases of each fault whose attribution is scored
 SOUND_CASES = 100
+RARE_MOST, RARE_USUAL, RARE_LATE = 2000, 300, 0.1  # cases; how many rare conjunctions may take more than usual
 COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
 T = TypeVar("T")
+_Result = Union["FaultResult", "KnownGoodResult", tuple["RareResult", ...]]
 
 
 @dataclass(frozen=True)
@@ -69,20 +75,40 @@ class KnownGoodResult:
 
 
 @dataclass(frozen=True)
+class RareResult:
+    """How many cases it takes until a decoder that is wrong under one rare conjunction alone is caught; None: more."""
+
+    id: str
+    when: str
+    held_back: bool
+    cases: int | None
+
+
+@dataclass(frozen=True)
 class SelfCheck:
     """All results; ``failures`` says in words what is broken about the checker, nothing when it is sound."""
 
     faults: tuple[FaultResult, ...]
     known_good: tuple[KnownGoodResult, ...]
+    rare: tuple[RareResult, ...] = ()
 
     @property
-    def failures(self) -> list[str]:
+    def missed(self) -> list[str]:
+        """The faults that were not caught, and the right decoders that were accused."""
         found = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
-        found += [
+        return found + [
             f"{good.name}: {good.violations} of {good.cases} cases of a right decoder called a violation: {good.first}"
             for good in self.known_good
             if good.violations
         ]
+
+    @property
+    def failures(self) -> list[str]:
+        found = self.missed
+        late = [rare for rare in self.rare if rare.cases is None or rare.cases > RARE_USUAL]
+        found += [f"{rare.id}: not caught in {RARE_MOST} cases" for rare in late if rare.cases is None]
+        if len(late) > RARE_LATE * len(self.rare):
+            found.append(f"{len(late)} of {len(self.rare)} rare conjunctions not met within {RARE_USUAL} cases")
         for what, share, least in (
             ("component", self.share("component_right"), COMPONENTS_RIGHT),
             ("kind", self.share("kind_right"), KINDS_RIGHT),
@@ -109,21 +135,22 @@ class SelfCheck:
         return {
             "faults": [asdict(fault) for fault in self.faults],
             "known_good": [asdict(good) for good in self.known_good],
+            "rare": [asdict(rare) for rare in self.rare],
             "failures": self.failures,
         }
 
 
 def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda event: None) -> SelfCheck:
     """Run every known-good decoder on so many cases, and the whole catalogue."""
-    work: list[Callable[[], FaultResult | KnownGoodResult]] = []
+    work: list[Callable[[], _Result]] = [check_rare]
     for name in BUILDS:
         for start in range(0, cases, SOUND_CASES):
             work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
-    results: list[FaultResult | KnownGoodResult] = []
+    results: list[_Result] = []
     for result in in_processes(work, jobs):
         results.append(result)
-        wrong = sum(not one.caught if isinstance(one, FaultResult) else one.violations > 0 for one in results)
+        wrong = len(_gathered(results).missed)
         listen(Progress("selfcheck", len(results), len(work), wrong))
     return _gathered(results)
 
@@ -135,14 +162,12 @@ def short() -> SelfCheck:
     for number, fault in enumerate(FAULTS):
         if fault.families[0] == "rotary" and fault.cache_states == ("empty",) and fault.component != "crash":
             last[fault.fingerprint] = number
-    results: list[FaultResult | KnownGoodResult] = [
-        check_fault(number, judged=1, opinion=False) for number in last.values()
-    ]
+    results: list[_Result] = [check_fault(number, judged=1, opinion=False) for number in last.values()]
     results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]
     return _gathered(results)
 
 
-def _gathered(results: list[FaultResult | KnownGoodResult]) -> SelfCheck:
+def _gathered(results: list[_Result]) -> SelfCheck:
     good: dict[str, KnownGoodResult] = {}
     for one in results:
         if isinstance(one, KnownGoodResult):
@@ -153,7 +178,8 @@ def _gathered(results: list[FaultResult | KnownGoodResult]) -> SelfCheck:
                 violations=before.violations + one.violations,
                 first=before.first or one.first,
             )
-    return SelfCheck(tuple(one for one in results if isinstance(one, FaultResult)), tuple(good.values()))
+    rare = next((one for one in results if isinstance(one, tuple)), ())
+    return SelfCheck(tuple(one for one in results if isinstance(one, FaultResult)), tuple(good.values()), rare)
 
 
 def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
@@ -173,8 +199,14 @@ def _call(one: Callable[[], T]) -> T:
 def _drawn(source: Source, number: int) -> tuple[Case, float]:
     """A case of a source, and the seconds it took to draw; several are drawn at once, on account of the first."""
     start = time.perf_counter()
-    case = source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK]
+    case = _first_such(source).chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK]
     return case, time.perf_counter() - start
+
+
+@cache
+def _first_such(source: Source) -> Source:
+    """Of equal sources the first one met, which keeps what it has drawn."""
+    return source
 
 
 def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
@@ -198,6 +230,28 @@ def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
     return KnownGoodResult(name, count, accused + len(warnings), first or "".join(warnings[:1]))
 
 
+def check_rare() -> tuple[RareResult, ...]:
+    """Draw cases until each of the catalogue's rare conjunctions was met, and its decoder caught, or up to the most."""
+    torch.set_num_threads(1)
+    source = Source(1, CLAIMED, PADDING_SIDES)
+    caught: dict[str, int] = {}
+    for count in range(RARE_MOST):
+        case, _ = _drawn(source, count)
+        seen: list[Seen] = []
+        run(partial(_noted, seen), case)
+        for rare in RARE:
+            if rare.id not in caught and rare.holds(seen[0]) and not judge(run(rare.decoder().function, case)):
+                caught[rare.id] = count + 1
+        if len(caught) == len(RARE):
+            break
+    return tuple(RareResult(rare.id, rare.when, rare.held_back, caught.get(rare.id)) for rare in RARE)
+
+
+def _noted(seen: list[Seen], target: Any, draft: Any, request: Request) -> Rows:
+    seen.append(recording(target, draft, request))
+    return seen[0].outputs
+
+
 def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> FaultResult:
     """Run the fault ``FAULTS[number]`` until so many violations are judged; ``opinion``: the first by repair, too."""
     torch.set_num_threads(1)
@@ -205,20 +259,21 @@ def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> Faul
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
     found: Counter[str] = Counter()
+    losses = Counter[str]()
     named, caught_at, seconds = "", None, 0.0
     with decoder.running() as generate:
         for count in range(MOST_CASES):
             case, drawing = _drawn(source, count)
             start = time.perf_counter()
             done = run(generate, case, timeout=20.0)
-            seen = _seen(fault, done)
+            seen = _seen(fault, done, losses)
             seconds += drawing + time.perf_counter() - start if caught_at is None else 0.0
             if seen is None:
                 continue
             if caught_at is None:
                 caught_at = count + 1
                 repaired = opinion and seen.component != "draft"
-                named = (second_opinion(generate, done, seen, timeout=20.0) if repaired else seen).fingerprint
+                named = (second_opinion(generate, done, seen, 20.0, variants(case)) if repaired else seen).fingerprint
             found[seen.fingerprint] += 1
             if found.total() == judged:
                 break
@@ -244,11 +299,12 @@ def _is(name: str, fault: Fault) -> bool:
     return name.partition(":")[0] == fault.fingerprint
 
 
-def _seen(fault: Fault, done: Run) -> Explanation | None:
-    """The violation of a run, or for a fault of the draft side its warning."""
+def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
+    """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":
-        for warning in draft_warnings(draft_losses(done)):
+        losses.update(draft_losses(done))
+        for warning in draft_warnings(losses):
             component, _, kind = warning.partition(":")[0].partition("/")
             return Explanation(component, kind)
     return explanation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from eqcheck import registry
-from eqcheck.audit import Audit, Options, Progress, audit
+from eqcheck.audit import Audit, Options, Progress, audit, search
 from eqcheck.audit.coverage import ESSENTIAL
 from eqcheck.audit.report import to_dict
 from eqcheck.audit.search import CHUNK, Source
@@ -189,15 +190,23 @@ def test_jobs_do_not_change_the_report(tmp_path: Path) -> None:
     assert plain(together, tmp_path) == plain(alone, tmp_path)
 
 
-def test_cases_depend_on_the_source_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn() -> list[Any]:
-        return [Source(5, ("rotary",), ("left",)).chunk(index) for index in range(3)]
+def drawn_afresh() -> list[Any]:
+    source = Source(5, ("rotary",), ("left",))
+    return [source.chunk(index) for index in range(3)]
 
-    before = drawn()
+
+def test_cases_depend_on_the_source_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = drawn_afresh()
     (tmp_path / "module_with_numbers.py").write_text(f"TOKENS = {list(range(100, 128))}\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("module_with_numbers")
-    assert drawn() == before
+    random.seed(1)
+    assert drawn_afresh() == before
+
+
+def test_cases_that_depended_on_something_else_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "Random", lambda seed: random)
+    assert drawn_afresh() != drawn_afresh()
 
 
 def test_budget_ends_the_audit() -> None:
@@ -224,7 +233,7 @@ def test_minimised_case(change: Callable[[Rows, Request], Rows], rows: int, seed
     assert [len(prompt) for prompt in case.prompts] == [1] * rows
     assert (case.max_new_tokens, case.num_draft_tokens, case.eos_token_ids) == (1, 1, ())
     done = run(generate, case)
-    assert judge(done).explanation == replace(violation.explanation, repair="")
+    assert judge(done).explanation == replace(violation.explanation, repair="", permuted=(0, 0, 0))
     assert violation.explanation.repair == "no right positions, mask or cache restore the output"
     assert violation.explanation.fingerprint == violation.fingerprint
 

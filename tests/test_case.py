@@ -198,16 +198,17 @@ def test_drawn_cases_stay_within_the_bounds(case: Case) -> None:
     assert case.family == "learned"
 
 
-ONE = Case(prompts=((0,),), max_new_tokens=1, pad_token_id=127)
+ONE = Case(prompts=((10,),), max_new_tokens=1, pad_token_id=127)
 SMALLEST: dict[str, tuple[Callable[[Case], bool], dict[str, Any]]] = {
     "anything": (lambda case: True, {}),
-    "two rows": (lambda case: len(case.prompts) > 1, {"prompts": ((0,), (0,))}),
-    "a long prompt": (lambda case: any(len(prompt) > 2 for prompt in case.prompts), {"prompts": ((0, 0, 0),)}),
+    "two rows": (lambda case: len(case.prompts) > 1, {"prompts": ((10,), (20,))}),
+    "a long prompt": (lambda case: any(len(prompt) > 2 for prompt in case.prompts), {"prompts": ((10, 11, 12),)}),
     "new tokens": (lambda case: case.max_new_tokens > 2, {"max_new_tokens": 3}),
     "drafts": (lambda case: case.num_draft_tokens > 2, {"num_draft_tokens": 3}),
     "two rounds": (lambda case: len(case.accepts[:1] and case.accepts[0]) > 1, {"accepts": ((0, 0),)}),
     "one accepted": (lambda case: any(map(any, case.accepts)), {"accepts": ((1,),)}),
     "right padding": (lambda case: case.padding_side == "right", {"padding_side": "right"}),
+    "a row past 16": (lambda case: len(case.prompts[0]) > 16, {"prompts": (tuple(range(20, 37)),)}),
     "learned positions": (lambda case: case.family == "learned", {"family": "learned"}),
 }
 
@@ -228,7 +229,7 @@ def test_drawn_cases_cover_everything() -> None:
     eqspec = registry.load("eqspec").function
 
     @given(case=cases())
-    @settings(quick, max_examples=300)
+    @settings(quick, max_examples=1000)
     def explore(case: Case) -> None:
         done = run(eqspec, case)
         assert judge(done)

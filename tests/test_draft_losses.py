@@ -13,6 +13,7 @@ from drafting import (
     Change,
     DraftReadOneEarly,
     DraftSeesNoPrompt,
+    LookedUpForSome,
     NewestDraftedOnTwice,
     accepting_one_fewer,
     changed,
@@ -67,8 +68,10 @@ def told(engine: type[Engine], cases: Sequence[Case], faults: Sequence[str] = ()
     for case in cases:
         losses, counted = losses_and_rounds(engine, case, faults)
         if losses:
-            # A pad that fills up a row may happen to be its EOS, and then nothing is left to ask for.
-            assert losses["rounds"] == counted or case.pad_token_id in case.eos_token_ids
+            # A pad that fills up a row may happen to be its EOS, and then nothing is left to ask for, or to ask again.
+            if case.pad_token_id in case.eos_token_ids:
+                counted = losses["rounds"]
+            assert losses["rounds"] == counted
             assert adds_up(losses)
             assert adds_up(losses, "waiting ")
             rounds += counted
@@ -179,7 +182,9 @@ def test_what_the_draft_was_asked_is_told(engine: type[Engine], right: type[Engi
     counts = settled(total)
     assert counts["rounds"] - counts["ideal"] == rounds - rounds_of_right(right) > 0
     assert lost(counts) >= 0.95 * (rounds - rounds_of_right(right))
-    assert counts[kind] + counts["lost"] == lost(counts)
+    # Where the only token of a prompt begins another prompt, too, no entry tells that the draft saw this row; and
+    # `NewestDraftedOnTwice` asks it in the right context as well, so that the token fed is "altered", which is so, too.
+    assert counts[kind] + counts["lost"] >= lost(counts) - (engine is NewestDraftedOnTwice)
     assert counts["lost"] <= 0.03 * lost(counts)
 
 
@@ -189,7 +194,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
     assert draft_warnings(total) == []
     assert lost(settled(total)) == 0
     assert settled(total)["spared"] <= 1
-    assert settled(total)["policy"] <= 0.03 * total["rounds"]  # `Restored` feeds again in calls of its own
+    assert settled(total)["policy"] == 0
 
 
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
@@ -252,6 +257,38 @@ def test_equal_prompts() -> None:
         assert losses["rounds"] == rounds or engine is Expanded
     losses, _ = losses_and_rounds(changed(PerRow, first_round_garbage), case)
     assert losses["altered"] > 0
+
+
+def test_equal_rows_that_fare_differently_are_left_out() -> None:
+    """The draft was asked about one of them, and nothing says which; so neither is held to have been given others."""
+    row = (122, 44, 123, 51)
+    case = Case(prompts=(row, row, (5, 7)), max_new_tokens=8, num_draft_tokens=3, agreement=1.0)
+    losses, rounds = losses_and_rounds(LookedUpForSome, case)
+    assert (losses["rounds"], rounds) == (8, 18)
+    assert losses["unasked"] == 6
+    assert draft_warnings(losses) == []
+
+
+@pytest.mark.parametrize("rows", [((14,), (14, 71, 127, 48)), ((9, 3, 4), (9, 3), (9,))])
+@pytest.mark.parametrize("build", sorted(set(BUILDS) - {"one_row"}))
+def test_rows_of_which_one_begins_another(build: str, rows: tuple[tuple[int, ...], ...]) -> None:
+    """Whose row it is shows later, by who goes on with its cache; a piece of a prompt is no round of another row."""
+    for state in {"empty", "chunked"} & set(BUILDS[build].cache_states):
+        chunk = 1 if state == "chunked" else None
+        case = Case(rows, 8, 3, agreement=0.7, family=BUILDS[build].families[0], cache_state=state, prefill_chunk=chunk)
+        losses, rounds = losses_and_rounds(BUILDS[build].engine, case)
+        ideal = losses["waiting ideal"] if build == "rolled_back" else losses["ideal"]
+        assert losses["rounds"] == rounds == ideal
+
+
+def test_draft_tokens_that_are_what_another_prompt_goes_on_with() -> None:
+    """The shorter row holds, with its draft tokens, what the longer one does: each of them is one of the rows."""
+    for rows in (((24, 64), (24,)), ((24,), (24, 64))):
+        case = Case(rows, max_new_tokens=2, num_draft_tokens=4, agreement=1.0, pad_token_id=64, family="learned")
+        losses, rounds = losses_and_rounds(changed(Realigned, first_round_zeros), case)
+        assert losses["rounds"] == rounds == 4
+        assert losses["ideal"] == 2
+        assert adds_up(losses)
 
 
 def test_a_coincidence_names_no_cause() -> None:

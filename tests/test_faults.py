@@ -22,6 +22,8 @@ CHUNKS = 6
 ENOUGH = 4  # violations of one fault
 MISREAD_AT_MOST = 0.04  # a coincidence of tokens can make one fault look like another, about once in a vocabulary
 DRAFT = [fault for fault in FAULTS if fault.component == "draft"]  # these only cost speed
+# Where each row has one token, answers that went to the next row are rows that are exchanged.
+ALSO_TRUE = {"X1-results-by-batch-row": "bookkeeping/row-swap"}
 SEEN_IN_OUTPUT = [fault for fault in FAULTS if fault.component != "draft"]
 
 
@@ -52,7 +54,8 @@ def test_fault_is_caught_and_named(fault: Fault) -> None:
         if caught == (2 if fault.kind == "hang" else ENOUGH):  # a hang takes its time
             break
     assert caught > 0
-    right = sum(count for name, count in found.items() if name.startswith(fault.fingerprint))
+    names = (fault.fingerprint, ALSO_TRUE.get(fault.switch, fault.fingerprint))
+    right = sum(count for name, count in found.items() if name.startswith(names))
     assert right >= (1 - MISREAD_AT_MOST) * caught - 1, dict(found)
 
 

@@ -14,7 +14,8 @@ from eqcheck.hashing import continue_row
 def truth(target, request):
     c = target.config
     for prompt in request.prompts:
-        row = list(continue_row(c.family, c.vocab_size, c.seed, tuple(prompt), request.max_new_tokens)[0])
+        ids = c.vocab_size - c.extra_pad
+        row = list(continue_row(c.family, ids, c.seed, tuple(prompt), request.max_new_tokens)[0])
         end = next((i + 1 for i, t in enumerate(row) if t in request.eos_token_ids), len(row))
         yield row[:end]
 

@@ -23,7 +23,7 @@ WITH_A_CONTEXT = [fault for fault in FAULTS if fault.component in ("position", "
 
 
 def _first(fault: Fault) -> tuple[Generate, Run, Explanation]:
-    """The first violation of a planted fault."""
+    """The first violation of a planted fault in which the query that is blamed answered what was emitted."""
     torch.set_num_threads(1)
     decoder = fault.decoder()
     source = Source(2, fault.families, decoder.padding_sides, fault.cache_states)
@@ -31,7 +31,7 @@ def _first(fault: Fault) -> tuple[Generate, Run, Explanation]:
         for case in source.chunk(0, CASES):
             done = run(generate, case)
             explanation = judge(done).explanation
-            if explanation is not None:
+            if explanation is not None and explanation.tied:
                 return generate, done, explanation
     raise AssertionError(f"{fault.id} was not caught in {CASES} cases")
 

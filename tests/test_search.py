@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from hypothesis import Phase, Verbosity, given, settings
-from hypothesis import seed as with_seed
 
 from eqcheck.audit.features import features, raggedness, script
-from eqcheck.audit.search import CHUNK, Source, _no_constants
+from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, FAMILIES, REQUIREMENTS
+from eqcheck.drawing import Chance, draw_case
 from eqcheck.errors import UsageError
 from eqcheck.harness import truth_of
 from eqcheck.requirements import unmet
@@ -20,23 +21,12 @@ SIDES = ("left", "right")
 
 
 def at_random(source: Source, count: int) -> list[Case]:
-    """Distinct cases drawn without looking at them, in runs of ten, where Hypothesis does not yet vary earlier ones."""
+    """Distinct cases drawn without looking at them."""
+    choose = Chance(Random(f"random {source.seed}"))
     drawn: dict[Case, None] = {}
-    run = 0
     while len(drawn) < count:
-        new: list[Case] = []
-
-        @with_seed(f"random {source.seed} {run}")
-        @settings(max_examples=10, phases=[Phase.generate], database=None, deadline=None, verbosity=Verbosity.quiet)
-        @given(source.strategy())
-        def draw(case: Case) -> None:
-            new.append(case)  # noqa: B023 (called before the next turn)
-
-        with _no_constants():  # those of whatever module is loaded
-            draw()
-        drawn.update(dict.fromkeys(new[1:]))
-        run += 1
-    return list(drawn)[:count]
+        drawn[draw_case(choose, source.claims, source.bounds)] = None
+    return list(drawn)
 
 
 def searched(source: Source, count: int) -> list[Case]:
@@ -145,3 +135,11 @@ def test_every_case_meets_what_is_required(name: str) -> None:
 def test_a_precondition_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="got 'one-oes'; did you mean 'one-eos'"):
         cases(requires=("one-oes",))
+
+
+def test_a_source_minimises_what_it_did_not_draw() -> None:
+    case = Source(5, BOTH, SIDES).chunk(0)[-1]
+    for seed in range(6):
+        Source(seed, BOTH, SIDES).chunk(0, 1)
+    found = Source(5, BOTH, SIDES).minimise(case, lambda candidate: True)
+    assert (found.prompts, found.max_new_tokens, found.num_draft_tokens) == (((10,),), 1, 1)

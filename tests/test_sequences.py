@@ -93,15 +93,17 @@ class Tenant:
 
 @eqcheck.decoder(name="first-k")
 def first_k(target, draft, request):
-    """The block is as wide as the first request's K asks for: of a longer row that many new tokens are kept."""
+    """The block is as wide as the first request's K asks for: with another K the last new token is not kept."""
     k = kept.setdefault("k", request.num_draft_tokens)
-    return [row[:2 * k + 1] if request.num_draft_tokens > k else row for row in rows_of(target, request)]
+    return [row[:-1] if request.num_draft_tokens != k else row for row in rows_of(target, request)]
 
 @eqcheck.decoder(name="prefixes")
 def prefixes(target, draft, request):
-    """The first new token is kept by the first token of the prompt."""
+    """The first new token of earlier requests is kept by the first token of the prompt."""
     rows, seen = rows_of(target, request), kept.setdefault("prefixes", {})
-    return [[seen.setdefault(prompt[0] % 8, row[0]), *row[1:]] for prompt, row in zip(request.prompts, rows)]
+    before = dict(seen)
+    seen.update({prompt[0] % 8: row[0] for prompt, row in zip(request.prompts, rows)})
+    return [[before.get(prompt[0] % 8, row[0]), *row[1:]] for prompt, row in zip(request.prompts, rows)]
 
 @eqcheck.decoder(name="poisoned")
 def poisoned(target, draft, request):
@@ -185,10 +187,15 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def audited(name: str, **more: Any) -> Audit:
-    """The audit of a decoder in a module that nothing has run yet."""
+def forget() -> None:
+    """Have the module of the decoders run again when it is loaded next."""
     for module in [module for module in sys.modules if module.startswith("eqcheck_adapter_stateful")]:
         del sys.modules[module]
+
+
+def audited(name: str, **more: Any) -> Audit:
+    """The audit of a decoder in a module that nothing has run yet."""
+    forget()
     return audit(registry.load(f"stateful.py:{name}"), Options(**{"cases": 40, **more}))
 
 
@@ -305,6 +312,7 @@ def test_without_a_spec_no_process_can_tell() -> None:
 def test_assert_equivalent_takes_sequences(work: Path) -> None:
     result = audited("last_eos")
     case = result.violations[0].case
+    forget()
     mine = registry.load("stateful.py:last_eos")
     assert_equivalent(mine, replace(case, before=()))
     with pytest.raises(Violation, match=LEAKS):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from eqcheck import hashing
-from eqcheck.attribution.parts import Part, places
+from eqcheck.attribution.parts import Part, places, served
 from eqcheck.harness import Run
 from eqcheck.hashing import Ints
 from eqcheck.trace import DRAFT, Call
@@ -26,17 +26,9 @@ class Proposals:
         self.numbers = [call.number for call in self.calls]
         self.right = places(run)
         self._asked: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for call in self.calls:
-            for digest in call.digests.ravel().tolist():
-                for request, position in self.right.get(digest, {}).items():
-                    self._asked[request].append((call.number, position))
-        shared = {digest for digest, owners in self.right.items() if len(owners) > 1}
-        # Rows whose contexts are also another row's, as those of equal prompts are, cannot be told apart.
-        self.told_apart = {
-            request
-            for request, (prompt, digests) in enumerate(zip(run.case.prompts, run.truth.digests, strict=True))
-            if shared.isdisjoint(digests[-1, len(prompt) - 1 :].tolist())
-        }
+        for call, blocks in served(run, self.right, self.calls, [len(prompt) for prompt in run.case.prompts]):
+            for block in blocks:
+                self._asked[block.request] += [(call.number, at) for at in range(block.first, block.last + 1)]
         self._marks: dict[int, Ints] = {}
 
     def made_before(self, call: int) -> int:
@@ -61,8 +53,9 @@ class Proposals:
 
         ``since`` is the call after which the draft was asked for it, ``committed`` how many tokens of the row the
         decoder had then. One coincidence proves nothing; so a draft that predicted the token in a wrong context must
-        have been given the token before it, too, and must have seen entries which only this row writes or have gone on
-        to the next token fed. Where the draft was asked in the right context, it had proposed another token.
+        have been given the token before it, too, and must have gone on to the next token fed or, where none was fed,
+        have seen entries which only this row writes. Where the draft was asked in the right context, it had proposed
+        another token.
         """
         if self.fills_up(part):
             return "unasked"
@@ -76,7 +69,7 @@ class Proposals:
         after = [query for query in predicted if _fed(query) == before and query[0].number not in padding]
         for query in after:
             later = self._wrong(request, query[0].number - 1, until, then[0]) if then else ()
-            if self._saw(query, request) or any(_fed(other) == token for other in later):
+            if any(_fed(other) == token for other in later) if then else self._saw(query, request):
                 return "wrong-context"
         if rightly:
             return "altered"

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import kind_of
 from eqcheck.attribution.context import FED_WITH, Context, first_seen, read
-from eqcheck.attribution.labels import Label, Write, labels_of
+from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.record import Label, Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
@@ -125,7 +126,10 @@ class Reader:
             basis = f"no query asked for it; call {astray[0][0]} answered it {where}"
             return self._bookkeeping(verdict, index, astray[0][0], basis)
         if repeated or observed in self.sources.proposed(row, position) or self._nothing_else_asked(row):
-            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "no query asked for it")
+            last = max(self.labels.rounds[row], default=0)
+            key, found = self._bookkeeping(verdict, index, last, "no query asked for it")
+            if found.tied or found.kind != "wrong-correction":  # else it is known neither who asked nor who answered
+                return key, found
         detail = "no query was found that had to predict this token"
         return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
 

@@ -15,7 +15,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from eqcheck import hashing
-from eqcheck.attribution.labels import NO_WRITE, Label, Labels, Write, labels_of
+from eqcheck.attribution.labels import Labels, labels_of
+from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.contract import Generate
 from eqcheck.families import FED
 from eqcheck.harness import Run

@@ -4,6 +4,7 @@ A decoder whose output is right can still be slow: its draft may have lost its p
 thrown away. Acceptance is scripted, so what an engine with a right draft needs is known.
 
 A *round* of a row is a target call that asks for a token of the row while the decoder has not committed all of them.
+A call that only feeds again what a cache had lost is none.
 Every engine emits the same tokens, and each round brings one that is the target's own: a round more is an accepted
 draft token less. Let ``left(n)`` be the rounds that an engine needs behind the first ``n`` tokens of a row if its draft
 always sees the row and it verifies K draft tokens a round, K being the most that this decoder did. A round that finds
@@ -30,6 +31,9 @@ policy         anything else: the decoder verified fewer draft tokens than in ot
 ``unasked`` and ``policy`` are no losses. ``allowed`` are the draft tokens that the script lets be accepted, ``tokens -
 ideal``. So where nothing is policy or luck, the losses of a case are the rounds it took too many.
 
+Rows that come to the same text, as those of equal prompts do, are left out where they do not fare alike: which of them
+is which cannot be seen.
+
 Some decoders have all rows go on with as many tokens as the one that accepts least. Then ``left`` is that of all rows
 together, and a token of one is lost only where it costs them all. A run is counted both ways, and `settled` chooses.
 """
@@ -39,13 +43,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from eqcheck.attribution.parts import Part, parts
+from eqcheck.attribution.parts import Part, Places, parts
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, agrees
 from eqcheck.trace import DRAFT
 
+_COINCIDENCES = 100
 _ENOUGH_AHEAD = 10  # one row seen ahead refutes so many that are level
 _WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 # What each warning begins with, and what it says of each of its counts.
@@ -71,18 +76,17 @@ def draft_losses(run: Run) -> Counter[str]:
     """
     if not run.trace.made(DRAFT):
         return Counter()
-    all_parts = list(parts(run))
+    proposals = Proposals(run)
+    all_parts = list(parts(run, proposals.right))
     k = min(run.case.num_draft_tokens, max((part.proposed for part in all_parts), default=0))
     if not k:
         return Counter()
-    script, proposals = _Script(run, k), Proposals(run)
-    rounds, again = _rounds(all_parts, script, proposals)
+    script = _Script(run, k)
+    rounds = _told_apart(script, proposals.right, _rounds(all_parts, script, proposals))
     alone: Counter[str] = Counter()
     for request in range(len(script.needed)):
         alone.update(_counted(script, proposals, [[t for t in turns if t.part.request == request] for turns in rounds]))
-    waiting = _counted(script, proposals, rounds) if _all_take_part(rounds, len(script.needed)) else Counter(alone)
-    for counts in (alone, waiting):
-        counts.update(rounds=again, policy=again)
+    waiting = _counted(script, proposals, rounds) if _all_take_part(rounds) else Counter(alone)
     found = +(alone + Counter({f"{_WAITING}{name}": count for name, count in waiting.items()}))
     found.update(evidence for turns in rounds for turn in turns for evidence in turn.ahead_or_level())
     return found
@@ -160,13 +164,9 @@ class _Turn:
         return ["level"] * (self.accepted(self.committed) > least and self.then.committed <= self.committed + least + 1)
 
 
-def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tuple[list[list[_Turn]], int]:
-    """The rounds of a run, each with the turns of its rows that had not committed all that they need.
-
-    Beside them, how many turns only fed again what a cache had lost.
-    """
+def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> list[list[_Turn]]:
+    """The rounds of a run, each with the turns of its rows that had not committed all that they need."""
     found: list[list[_Turn]] = []
-    again = 0
     newest: dict[int, _Turn] = {}
     ends = {part.request: part for part in all_parts}
     drafted = -1
@@ -178,7 +178,7 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tup
         before = newest.get(request)
         begun = proposals.begun(request, before.part.call.number if before else 0, part.call.number)
         turn = _Turn(part, start, script.needed[request], known, 0, known, known, begun is not None, before)
-        if begun is not None and request in proposals.told_apart:
+        if begun is not None:
             turn.at_least = min(known, begun - start)
             turn.committed = min(known, max(turn.at_least, fed - script.k))
             # Near the limit fewer than K are verified, so where draft tokens end does not say where they begin.
@@ -188,8 +188,7 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tup
         if turn.committed >= turn.needed:
             continue
         if asked < known and not part.columns and turn.committed == known:
-            again += 1
-            continue
+            continue  # what a cache had lost is fed again
         if drafted != proposals.made_before(part.call.number) or any(
             other.part.request == request for other in found[-1]
         ):
@@ -202,13 +201,27 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> tup
             turn.others.append(other)
         found[-1].append(turn)
         newest[request] = turn
-    return found, again
+    return found
 
 
-def _all_take_part(rounds: list[list[_Turn]], rows: int) -> bool:
+def _told_apart(script: _Script, right: Places, rounds: list[list[_Turn]]) -> list[list[_Turn]]:
+    """The rounds without rows that are asked for the same but fare differently: whose turn is whose cannot be seen."""
+    fares: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for turn in chain.from_iterable(rounds):
+        fares[turn.part.request].append((turn.known, turn.part.last))
+    left_out: set[int] = set()
+    for owners in right.values():
+        same = [r for r, at in owners.items() if at >= script.starts[r] - 1] if len(owners) > 1 else []
+        if any(fares[r] != fares[same[0]] for r in same):
+            left_out.update(same)
+    kept = [[turn for turn in turns if turn.part.request not in left_out] for turns in rounds]
+    return [turns for turns in kept if turns]
+
+
+def _all_take_part(rounds: list[list[_Turn]]) -> bool:
     """Whether every round has all rows that are not done, so that they may wait for one another."""
     asked = [{turn.part.request for turn in turns} for turns in rounds]
-    return bool(asked) and len(asked[0]) == rows and all(then <= now for now, then in pairwise(asked))
+    return bool(asked) and asked[0] == set().union(*asked) and all(then <= now for now, then in pairwise(asked))
 
 
 def _counted(script: _Script, proposals: Proposals, rounds: list[list[_Turn]]) -> Counter[str]:
@@ -275,12 +288,16 @@ def settled(losses: Counter[str]) -> Counter[str]:
 
 
 def draft_warnings(losses: Counter[str]) -> list[str]:
-    """One warning per way in which the draft side lost, with how much and what was seen; none where it lost nothing."""
+    """One warning per way in which the draft side lost, with how much and what was seen; none where it lost nothing.
+
+    Nor where that is one token, or less than one in `_COINCIDENCES`: where something that only fills up a row happens
+    to be the row's next token, it looks as if an answer had been thrown away.
+    """
     counts = settled(losses)
     found = []
     for name, kinds in _WARNINGS.items():
         lost = sum(counts[kind] for kind in kinds)
-        if lost:
+        if lost > 1 and lost * _COINCIDENCES >= counts["allowed"]:
             seen = ", ".join(f"{what} ({counts[kind]})" for kind, what in kinds.items() if counts[kind])
             found.append(
                 f"{name}: {lost} of {counts['allowed']} draft tokens that could have been accepted were lost "

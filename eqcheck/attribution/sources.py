@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from eqcheck.attribution.bookkeeping import Known
-from eqcheck.attribution.labels import Labels, Write, self_hidden
+from eqcheck.attribution.labels import Labels
+from eqcheck.attribution.record import Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.trace import DRAFT
 

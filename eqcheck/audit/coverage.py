@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from eqcheck.attribution.parts import parts
+from eqcheck.audit.features import alike
+from eqcheck.case import Case
+from eqcheck.drawing import BLOCKS
 from eqcheck.harness import Run
 from eqcheck.trace import DRAFT, TARGET
 
@@ -27,6 +31,14 @@ COUNTERS = {
     "pad_is_eos": "the pad id is an EOS",
     "pad_in_prompt": "the pad id occurs in a prompt",
     "pad_emitted": "the pad id is a token to emit",
+    "pad_outside": "the pad id is one that the target never emits",
+    "zero_in_prompt": "the id 0 occurs in a prompt",
+    "zero_emitted": "the id 0 is a token to emit",
+    "last_id_in_prompt": "the last id of the vocabulary occurs in a prompt",
+    "last_id_emitted": "the last id of the vocabulary is a token to emit",
+    "equal_prompts": "two prompts are equal",
+    "prompt_begins_another": "a prompt is the beginning of another",
+    **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
 }
 ESSENTIAL = (
     "target_called",
@@ -45,6 +57,8 @@ def exercised(run: Run) -> set[str]:
     eos, pad = set(case.eos_token_ids), case.pad_token_id
     found = set()
     lengths = {len(prompt) for prompt in case.prompts}
+    fed, emitted = (set().union(*rows) for rows in (case.prompts, truth.rows))
+    last, relation = case.vocab_size - 1, alike(case.prompts)
     checks = {
         "several_rows": len(case.prompts) > 1,
         "ragged_prompts": len(lengths) > 1,
@@ -57,9 +71,18 @@ def exercised(run: Run) -> set[str]:
         "eos_in_prompt": any(eos & set(prompt) for prompt in case.prompts),
         "several_eos": len(eos) > 1,
         "pad_is_eos": pad in eos,
-        "pad_in_prompt": any(pad in prompt for prompt in case.prompts),
-        "pad_emitted": any(pad in row for row in truth.rows),
+        "pad_in_prompt": pad in fed,
+        "pad_emitted": pad in emitted,
+        "pad_outside": pad == case.vocab_size,
+        "zero_in_prompt": 0 in fed,
+        "zero_emitted": 0 in emitted,
+        "last_id_in_prompt": last in fed,
+        "last_id_emitted": last in emitted,
+        "equal_prompts": relation == "equal",
+        "prompt_begins_another": relation == "beginning",
     }
+    longest = max(n + len(row) for n, row in zip(map(len, case.prompts), truth.rows, strict=True))
+    checks |= {f"row_past_{size}": longest > size for size in (*BLOCKS[1:], 128)}
     found = {name for name, holds in checks.items() if holds}
     return found | _rounds(run)
 
@@ -83,6 +106,24 @@ def _rounds(run: Run) -> set[str]:
     found |= {"eos_inside_block"} if drafted_eos else set()
     ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
     return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
+
+
+REACHED = {
+    "rows": "rows of a batch",
+    "prompt": "tokens of a prompt",
+    "new_tokens": "new tokens asked for",
+    "draft_tokens": "draft tokens a round (K)",
+}
+
+
+def reached(cases: Sequence[Case]) -> dict[str, int]:
+    """The largest of what cases held, by the names of `REACHED`; zeros for no case."""
+    largest = dict.fromkeys(REACHED, 0)
+    for case in cases:
+        lengths = [len(prompt) for prompt in case.prompts]
+        sizes = (len(lengths), max(lengths), case.max_new_tokens, case.num_draft_tokens)
+        largest = {name: max(before, now) for (name, before), now in zip(largest.items(), sizes, strict=True)}
+    return largest
 
 
 def vacuous(coverage: dict[str, int]) -> list[str]:

@@ -6,12 +6,15 @@ gives the same cases to all of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from eqcheck.case import Case
+from eqcheck.drawing import BLOCKS
 from eqcheck.harness import Truth, agrees
 
+_SIZES = (*BLOCKS, 128)  # that a row may grow past
 Feature = str | tuple[str, str]
 
 
@@ -26,9 +29,15 @@ class Step:
 
 def script(case: Case, truth: Truth) -> list[list[Step]]:
     """The rounds of an engine that accepts what the draft gets right: per round, one step of each row not yet done."""
-    rounds: list[list[Step]] = []
+    rows = steps_of(case, truth)
+    return [[steps[number] for steps in rows if number < len(steps)] for number in range(max(map(len, rows)))]
+
+
+def steps_of(case: Case, truth: Truth) -> list[list[Step]]:
+    """The same by row: its steps, round by round."""
+    rows: list[list[Step]] = []
     for row, right in zip(truth.rows, agrees(case, truth), strict=True):
-        at = number = 0
+        at, steps = 0, list[Step]()
         while at < len(row):
             block = right[at : at + case.num_draft_tokens]
             accepted = block.index(False) if False in block else len(block)
@@ -38,11 +47,9 @@ def script(case: Case, truth: Truth) -> list[list[Step]]:
             if at == len(row):
                 drafted = "eos inside the block" if emitted <= accepted else "eos not drafted"
                 ends = drafted if row[-1] in case.eos_token_ids else "limit"
-            if number == len(rounds):
-                rounds.append([])
-            rounds[number].append(Step(accepted, emitted, ends))
-            number += 1
-    return rounds
+            steps.append(Step(accepted, emitted, ends))
+        rows.append(steps)
+    return rows
 
 
 def raggedness(rounds: list[list[Step]]) -> int:
@@ -62,8 +69,8 @@ def features(case: Case, truth: Truth, rounds: list[list[Step]]) -> list[Feature
         "family": case.family,
         "side": case.padding_side,
         "state": case.cache_state,
-        "rows": min(len(prompts), 4),
-        "k": min(case.num_draft_tokens, 4),
+        "rows": _step(len(prompts), 1, 2, 3, 4, 8),
+        "k": _step(case.num_draft_tokens, 1, 2, 3, 4, 6, 7),
         "rounds": min(len(rounds), 4),
         "lengths": "equal" if len(set(lengths)) == 1 else "near" if max(lengths) - min(lengths) < 3 else "far",
         "spread": min(spread, 3),
@@ -81,6 +88,31 @@ def features(case: Case, truth: Truth, rounds: list[list[Step]]) -> list[Feature
             name for name, rows in (("p", prompts), ("e", truth.rows)) if any(pad in row for row in rows)
         ),
         "agreement": case.agreement is not None,
+        "new": case.max_new_tokens > 10,
+        "crossed": tuple(
+            size for size in _SIZES if any(n <= size < n + len(row) for n, row in zip(lengths, truth.rows, strict=True))
+        ),
+        "blocks filled": any(n % 8 == 0 for n in lengths),
+        "alike": alike(prompts),
+        "special ids": tuple(
+            any(token in row for row in rows)
+            for token in (0, case.vocab_size - 1)
+            for rows in (prompts, truth.rows)
+        ),
     }  # fmt: skip
     singles = [f"{name}={value}" for name, value in traits.items()]
     return [*singles, *combinations(singles, 2)]
+
+
+def alike(prompts: Sequence[tuple[int, ...]]) -> str:
+    """``equal`` where two prompts are, ``beginning`` where one is the beginning of another; else nothing."""
+    ordered = sorted(prompts)  # what begins like a prompt stands right behind it
+    pairs = list(pairwise(ordered))
+    if any(one == other for one, other in pairs):
+        return "equal"
+    return "beginning" if any(one == other[: len(one)] for one, other in pairs) else ""
+
+
+def _step(number: int, *ends: int) -> str:
+    """Which of the ranges up to each of ``ends`` a number is in."""
+    return next((f"<={end}" for end in ends if number <= end), f">{ends[-1]}")

@@ -50,7 +50,8 @@ class _UnderWay:
         self.decoder, self.options, self.listen = decoder, options, listen
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         self.result = Audit(decoder, options, families)
-        self.source = Source(options.seed, families, decoder.padding_sides, decoder.cache_states, decoder.requires)
+        takes = decoder.padding_sides, decoder.cache_states, decoder.requires
+        self.source = Source(options.seed, families, *takes, options.bounds)
         self.corpus = Corpus(options.corpus, decoder.name) if options.corpus else None
         self.sightings: _Sightings = {}
         self.notes: dict[str, None] = {}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.audit.coverage import exercised
+from eqcheck.audit.ids import variants
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.harness import run
@@ -81,7 +82,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
     verdict = judge(done)
     explanation = verdict.explanation
     if opinion and explanation is not None:
-        explanation = second_opinion(generate, done, explanation, timeout)
+        explanation = second_opinion(generate, done, explanation, timeout, variants(case))
     losses = tuple(draft_losses(done).items()) if verdict else ()
     matches = (verdict.exact_match, verdict.prefix_match)
     covered = frozenset[str]() if done.declined else frozenset(exercised(done))

@@ -15,7 +15,7 @@ from eqcheck.attribution.rounds import settled
 from eqcheck.audit import declining
 from eqcheck.audit.casefile import VIOLATION_FORMAT, StoredViolation, command, file_stem, read_case, write_whole
 from eqcheck.audit.conditions import AXES, conditions, only
-from eqcheck.audit.coverage import COUNTERS
+from eqcheck.audit.coverage import COUNTERS, REACHED, reached
 from eqcheck.audit.result import Audit, ViolationRecord, stored_violation
 from eqcheck.case import Case
 from eqcheck.contract import FAMILIES, Decoder
@@ -98,6 +98,7 @@ def _to_dict(audit: Audit, folder: Path) -> dict[str, Any]:
         "declined": declining.reasons_of(audit.declined),
         "requires": list(decoder.requires),
         "coverage": audit.coverage,
+        "reached": reached([outcome.case for outcome in outcomes]),
         "violations": [_finding(audit, v, folder, "cases") for v in audit.violations],
         "discoveries": [_finding(audit, v, folder, "discoveries") for v in audit.discoveries],
         "inconclusive": [_finding(audit, v, folder, "inconclusive") for v in audit.doubtful],
@@ -222,7 +223,19 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         lines += _section(doubtful, f"Inconclusive: {doubtful['fingerprint']}: {_count(doubtful)}")
     rows = [(name, report["coverage"].get(name, 0), what) for name, what in COUNTERS.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
-    lines += ["## What was exercised", "", table, "", "## What a clean audit does not show", "", CLEAN_SHOWS, ""]
+    largest = ", ".join(f"{report['reached'][name]} {what}" for name, what in REACHED.items())
+    lines += [
+        "## What was exercised",
+        "",
+        f"At most {largest}.",
+        "",
+        table,
+        "",
+        "## What a clean audit does not show",
+        "",
+        CLEAN_SHOWS,
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from eqcheck.audit.on_pair import OnPair
 from eqcheck.audit.outcome import Outcome
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
+from eqcheck.sizes import WIDE, Bounds
 from eqcheck.text import render
 from eqcheck.verdict import Explanation, merge
 
@@ -28,7 +29,7 @@ class Options:
 
     Minimising what was found may take the budget once more. ``families`` stands in for those the decoder claims.
     ``isolate`` runs the decoder in a worker process, where a case may take ``case_memory`` bytes (None: no limit).
-    ``corpus`` is the folder of cases to run first and to add to; None for none.
+    ``corpus`` is the folder of cases to run first and to add to; None for none. ``bounds`` is how large cases get.
     """
 
     cases: int | None = 300
@@ -40,6 +41,7 @@ class Options:
     isolate: bool = False
     case_memory: int | None = 2 * GIB
     corpus: Path | None = None
+    bounds: Bounds = WIDE
 
 
 @dataclass(frozen=True)

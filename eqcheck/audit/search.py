@@ -1,57 +1,37 @@
-"""Draw cases from a seed, harder than by chance, and shrink a failing one within its fingerprint.
+"""Draw cases from a seed, harder than by chance.
 
-A run of Hypothesis draws `_DRAWN` cases: ten at random, the rest by `hypothesis.target` uphill from the best of them,
-where the score is raggedness times rarity (how seldom the case's features came so far). Climbing alone makes near
-copies, and then rare features come later than by chance (after 30 to 50 % more cases); so of each run only the `_KEPT`
-cases that add most by the same score are kept. The first run does not climb.
+Of every `_DRAWN` cases drawn at random those `_KEPT` are kept that add most, by raggedness times rarity: how seldom the
+case's features came so far, two at a time. It costs little to draw a case and to look at it, beside decoding it. Now
+and then a case comes again at once with other ids.
 
-Measured over 300 cases, means of five seeds, beside the same number at random: in 71 % of the cases rows are to accept
-different counts (49 %); accepted counts are 2.7 apart, summed over the rounds of a case (1.6); combinations of three
-traits that 0.5 to 1 % of random cases show in a ragged round are first hit after 153 cases (167). Drawing takes about
-a third of a case's time. ``tests/test_search.py`` holds the search against random drawing.
+MEASURED
+``tests/test_search.py`` holds the search against random drawing.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any
-from unittest import mock
-
-from hypothesis import HealthCheck, Phase, Verbosity, core, find, given, settings, target
-from hypothesis import seed as with_seed
-from hypothesis.control import current_build_context
-from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
-from hypothesis.errors import HypothesisException
-from hypothesis.internal.conjecture.providers import HypothesisProvider
-from hypothesis.strategies import SearchStrategy
+from random import Random
 
 from eqcheck.audit.features import Feature, features, raggedness, script
+from eqcheck.audit.ids import permuted
+from eqcheck.audit.shrink import smallest
 from eqcheck.case import Case
 from eqcheck.contract import TAKEN
+from eqcheck.drawing import Chance, Claims, draw_case
+from eqcheck.errors import CaseError
 from eqcheck.harness import truth_of
-from eqcheck.strategies import cases
+from eqcheck.requirements import checked, unmet
+from eqcheck.sizes import WIDE, Bounds
 
 CHUNK = 50
-# In so short a run Hypothesis draws ten at random and then climbs; later in longer ones it varies earlier examples, and
-# five in six are near copies.
-_DRAWN, _KEPT = 16, 10
-_QUIET: dict[str, Any] = {
-    "max_examples": _DRAWN,
-    "deadline": None,
-    "verbosity": Verbosity.quiet,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": False,
-    "report_multiple_bugs": False,
-}
-_SEEDED = mock.patch.object(core, "global_force_seed", 0)  # `find` with a seed of its own would use no database
-_KEY = b"case"
-_NOT_YET_SHRUNK = _KEY + b".secondary"  # what Hypothesis finds under the key itself it takes for minimal
+_DRAWN, _KEPT = 20, 10
+_CALLS = 20  # of the models, that what does not depend on a case's rounds costs as much as
+_AGAIN = 2  # of so many batches, one ends with a case that is another again with other ids
+_ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats itself
 
 
 @dataclass(frozen=True)
@@ -68,98 +48,89 @@ class Source:
     padding_sides: tuple[str, ...]
     cache_states: tuple[str, ...] = TAKEN
     requires: tuple[str, ...] = ()
+    bounds: Bounds = WIDE
+    _drawn: _Drawn = field(default_factory=lambda: _Drawn(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked(self.requires)
+
+    @property
+    def claims(self) -> Claims:
+        return Claims(self.families, self.padding_sides, self.cache_states, self.requires)
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
-        """The first ``size`` cases of the ``index``-th chunk; all cases of a source are distinct."""
+        """The first ``size`` cases of the ``index``-th chunk; cases of a source are distinct while there are others."""
         start = index * CHUNK
-        return _drawing(self).first(start + size)[start:]
+        while len(self._drawn.order) < start + size:
+            self._drawn.keep(self._candidates())
+            if self._drawn.batches % _AGAIN == 0:
+                self._drawn.add(self._alike(self._drawn.order[-1]))
+        return self._drawn.order[start : start + size]
 
     def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
-        """The smallest case that ``fails``, shrunk from ``case``, which this source drew.
+        """The smallest case that ``fails`` and that this source could draw, from ``case``; see `smallest`."""
+        return smallest(case, fails, self.claims, tries=tries, seconds=seconds)
 
-        Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
-        decoders. What Hypothesis has reached by then is returned.
-        """
-        smallest = case
-        known = {case: True}
-        end = time.monotonic() + seconds
+    def _alike(self, case: Case) -> Case | None:
+        """The case with other ids, for a decoder that takes a request for the one before, of the same lengths."""
+        other = permuted(case, self._drawn.batches, tries=3)
+        return None if other in self._drawn.known or unmet(other, self.requires) else other
 
-        def check(candidate: Case) -> bool:
-            nonlocal smallest
-            if candidate not in known:
-                if len(known) > tries or time.monotonic() > end:
-                    raise _Enough
-                known[candidate] = fails(candidate)
-            if known[candidate]:
-                smallest = candidate
-            return known[candidate]
-
-        database = InMemoryExampleDatabase()
-        database.save(_NOT_YET_SHRUNK, _drawing(self).choices[case])
-        quiet = settings(phases=[Phase.reuse, Phase.shrink], database=database, **_QUIET)
-        with (
-            _no_constants(),
-            _SEEDED,
-            suppress(HypothesisException, _Enough),
-        ):  # how far it got is in `smallest`
-            find(self.strategy(), check, settings=quiet, database_key=_KEY)
-        with suppress(_Enough):  # EOS ids are drawn from the rows, so that Hypothesis seldom gets along with one less
-            for row in reversed(range(len(smallest.prompts))):
-                if len(smallest.prompts) > 1:
-                    check(_without(smallest, row))
-        return smallest
-
-    def strategy(self) -> SearchStrategy[Case]:
-        """What the cases are drawn from."""
-        return cases(
-            families=self.families,
-            padding_sides=self.padding_sides,
-            cache_states=self.cache_states,
-            requires=self.requires,
-        )
-
-
-def _without(case: Case, row: int) -> Case:
-    """The case with one row less."""
-    fields = ("prompts", "accepts", "arrivals")
-    return replace(case, **{name: getattr(case, name)[:row] + getattr(case, name)[row + 1 :] for name in fields})
-
-
-class _Enough(BaseException):
-    """Minimising has taken what it may; not an ``Exception``, which Hypothesis would take for a failing example."""
+    def _candidates(self) -> list[_Candidate]:
+        """The next cases to choose from: none that was kept before."""
+        choose = Chance(Random(f"eqcheck {self.seed} {self._drawn.batches}"))
+        found: dict[Case, _Candidate] = {}
+        for number in range(_ENOUGH + _DRAWN):
+            try:
+                case = draw_case(choose, self.claims, self.bounds)
+            except CaseError:  # beyond what a case may ask, which takes bounds far beyond the usual
+                continue
+            if number >= _ENOUGH or case not in self._drawn.known:
+                found[case] = _Candidate.of(case)
+            if len(found) == _DRAWN:
+                break
+        return list(found.values())
 
 
 @dataclass(frozen=True)
 class _Candidate:
     case: Case
     ragged: int
+    calls: int
     features: list[Feature]
-    choices: bytes
+
+    @classmethod
+    def of(cls, case: Case) -> _Candidate:
+        truth = truth_of(case)
+        rounds = script(case, truth)
+        calls = len(rounds) * (case.num_draft_tokens + 1)
+        return cls(case, raggedness(rounds), calls, features(case, truth, rounds))
 
     def score(self, seen: Counter[Feature]) -> float:
-        """Raggedness times rarity, and families in equal shares."""
-        rarity = sum((1 + seen[feature]) ** -2 for feature in self.features)
-        return (1 + min(self.ragged, 4) / 2) * rarity / (1 + seen[f"family={self.case.family}"])
+        """Raggedness times rarity for the time it takes, and families in equal shares."""
+        rarity = sum([(1 + seen[feature]) ** -2 for feature in self.features])
+        cost = (_CALLS + self.calls) * (1 + seen[f"family={self.case.family}"])
+        return (1 + min(self.ragged, 4) / 2) * rarity / cost
 
 
-class _Drawing:
-    """What a source has drawn so far: the cases in order, each with the choices that Hypothesis made for it."""
+@dataclass
+class _Drawn:
+    """What a source has drawn so far."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.choices: dict[Case, bytes] = {}
-        self._order: list[Case] = []
-        self._seen: Counter[Feature] = Counter()
-        self._runs = 0
+    order: list[Case] = field(default_factory=list)
+    known: set[Case] = field(default_factory=set)
+    batches: int = 0
+    _seen: Counter[Feature] = field(default_factory=Counter)
 
-    def first(self, count: int) -> list[Case]:
-        while len(self._order) < count:
-            self._keep(self._run())
-            self._runs += 1
-        return self._order[:count]
+    def add(self, case: Case | None) -> None:
+        """Keep a case that is given, whatever its score."""
+        if case is not None:
+            self.order.append(case)
+            self.known.add(case)
 
-    def _keep(self, candidates: list[_Candidate]) -> None:
+    def keep(self, candidates: list[_Candidate]) -> None:
         """Keep the candidate of the highest score, then the next given that one, and so on."""
+        self.batches += 1
         ranked = [(-candidate.score(self._seen), place) for place, candidate in enumerate(candidates)]
         heapify(ranked)
         for _ in range(min(_KEPT, len(candidates))):
@@ -171,39 +142,5 @@ class _Drawing:
                 heappush(ranked, (score, place))
             best = candidates[place]
             self._seen.update(best.features)
-            self._order.append(best.case)
-            self.choices[best.case] = best.choices
-
-    def _run(self) -> list[_Candidate]:
-        drawn: dict[Case, _Candidate] = {}
-        count = _DRAWN if self._runs else _KEPT  # the first are to come soon: they are as good as any
-
-        @with_seed(f"eqcheck {self.source.seed} {self._runs}")
-        @settings(settings(**_QUIET), phases=[Phase.generate, Phase.target], database=None, max_examples=count)
-        @given(self.source.strategy())
-        def explore(case: Case) -> None:
-            truth = truth_of(case)
-            rounds = script(case, truth)
-            choices = choices_to_bytes(current_build_context().data.choices)
-            found = _Candidate(case, raggedness(rounds), features(case, truth, rounds), choices)
-            if case not in self.choices:
-                drawn.setdefault(case, found)
-            target(found.score(self._seen))
-
-        with _no_constants():
-            explore()
-        return list(drawn.values())
-
-
-@lru_cache(maxsize=4)
-def _drawing(source: Source) -> _Drawing:
-    return _Drawing(source)
-
-
-def _no_constant(*_: Any, **__: Any) -> None:
-    """What stands in for a draw of a constant."""
-
-
-def _no_constants() -> Any:
-    """Keep Hypothesis from drawing constants it finds in loaded modules: a decoder's own would change the cases."""
-    return mock.patch.object(HypothesisProvider, "_maybe_draw_constant", _no_constant, create=True)
+            self.order.append(best.case)
+            self.known.add(best.case)

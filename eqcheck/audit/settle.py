@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from eqcheck.attribution.witnesses import mechanism
+from eqcheck.audit.ids import variants
 from eqcheck.audit.outcome import Outcome
 from eqcheck.audit.result import ViolationRecord
 from eqcheck.audit.runner import HANG, Runner
@@ -93,12 +95,23 @@ def of_state(sighting: Sighting, runner: Runner, sequences: Sequences, seconds: 
 
 
 def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
-    """The outcome with a second opinion: `unattributed`, with both, where repair does not agree with what was read."""
+    """The outcome with a second opinion: `unattributed`, with what each witness says, where they prove no cause.
+
+    Where it rests on a coincidence of ids and most cases with other ids have one cause, one of those stands for it.
+    """
     if outcome.fingerprint == HANG or outcome.case.before:
         return outcome
     runner.renew()
     again = runner.try_case(outcome.case, opinion=True)
-    return again if again.outputs == outcome.outputs else outcome
+    if again.outputs != outcome.outputs:
+        return outcome
+    if again.explanation and again.explanation.component == "unattributed" and again.explanation.permuted[1]:
+        others = [runner.try_case(case, opinion=True) for case in variants(outcome.case)]
+        proved = [one for one in others if one.explanation and one.explanation.component != "unattributed"]
+        for fingerprint, count in Counter(one.fingerprint for one in proved).items():
+            if 4 * count >= 3 * len(others):
+                return next(one for one in proved if one.fingerprint == fingerprint)
+    return again
 
 
 def gather(records: list[ViolationRecord], record: ViolationRecord) -> None:
@@ -113,7 +126,9 @@ def gather(records: list[ViolationRecord], record: ViolationRecord) -> None:
 def minimise(
     sighting: Sighting, source: Source, runner: Runner, families: Collection[str], seconds: float
 ) -> Outcome | None:
-    """The smallest case with the sighting's fingerprint, within ``families``; None when it does not fail a second time.
+    """The smallest case that fails in the same way, within ``families``; None when it does not fail a second time.
+
+    The same way is more than the fingerprint: `eqcheck.attribution.witnesses.mechanism`.
 
     A case that hangs is left alone: every try would take the whole time limit.
     """
@@ -121,8 +136,13 @@ def minimise(
     if fingerprint == HANG:
         return sighting.outcome
 
+    cause = sighting.outcome.explanation and mechanism(sighting.outcome.explanation)
+
     def fails(case: Case) -> bool:
-        return case.family in families and runner.try_case(case).fingerprint == fingerprint
+        if case.family not in families:
+            return False
+        found = runner.try_case(case).explanation
+        return found is not None and mechanism(found) == cause
 
     def fails_alone(case: Case) -> bool:
         return runner.renew() and fails(case)

@@ -16,6 +16,8 @@ class Continuous(Engine):
         capacity = 2 * longest + (request.max_new_tokens + 1) * (request.num_draft_tokens + 1)
         if self.on("X3-padding-not-reserved"):
             capacity = longest + request.max_new_tokens
+        if self.on("K9-slot-not-reset") or self.on("X8-draft-state-of-last-tenant"):
+            capacity *= len(self.rows)  # room behind the entries of every earlier row
         drafts_faults = [DRAFT_SIDE[fault] for fault in self.faults if fault in DRAFT_SIDE]
         prompts, pad = request.prompts, request.pad_token_id
         self.verifier = SlotCache(self.target, prompts, capacity, pad, self.faults)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eqcheck import hashing, registry
-from eqcheck.audit import search, try_case
+from eqcheck.audit import try_case
 from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
@@ -30,7 +30,6 @@ def drawn() -> list[Case]:
 def _measure(benchmark: Any, work: Any) -> None:
     def forget() -> None:
         hashing._CONTINUED.clear()
-        search._drawing.cache_clear()
 
     benchmark.pedantic(work, setup=forget, rounds=ROUNDS, warmup_rounds=1)
     if benchmark.stats:
@@ -39,8 +38,7 @@ def _measure(benchmark: Any, work: Any) -> None:
 
 def test_draw_and_case(benchmark: Any) -> None:
     """All an audit does per case: draw, truth, decode, trace, verdict, coverage."""
-    source = Source(0, CLAIMED, PADDING_SIDES)
-    _measure(benchmark, lambda: [try_case(EQSPEC, case, None) for case in source.chunk(0)])
+    _measure(benchmark, lambda: [try_case(EQSPEC, case, None) for case in Source(0, CLAIMED, PADDING_SIDES).chunk(0)])
 
 
 def test_case(benchmark: Any, drawn: list[Case]) -> None:

@@ -1,0 +1,94 @@
+"""Whether the copies of an entry agree: each layer, K and V, and each head hold one of it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from eqcheck.hashing import (
+    CALL,
+    COLUMN,
+    CONTENT,
+    HEADS,
+    HIGH,
+    LAYERS,
+    MODEL,
+    PLACE,
+    PLACES,
+    POSITION,
+    ROW,
+    TOKEN,
+    Bools,
+    Ints,
+    stored_digest,
+)
+from eqcheck.trace import Call
+
+_PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
+
+
+def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
+    """Which slots of a row hold copies ``[layer, K/V, head, slots, width]`` that disagree, ``[slots]``."""
+    same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
+    torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
+    torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
+        axis=(0, 1, 2)
+    )
+    torn &= ~_filled(call, row)
+    for odd in call.odd:
+        torn |= False if odd is None else odd[row] != 0
+    torn |= (copies[1] != copies[1, :1, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
+    return cast(Bools, torn)
+
+
+def _filled(call: Call, row: int) -> Bools:
+    """Which slots of a row hold one number everywhere, ``[slots]``: memory that was filled and never written."""
+    digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
+    return cast(Bools, (digits == digits[:1, :1, :1, :, :1]).all(axis=(0, 1, 2, 4)))
+
+
+def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:
+    """Which slots of a row hold a pad that was written as numbers without meaning, ``[slots]``.
+
+    So cases are made in which a pad that is seen does harm. The stamp and the identity of the write are whole; what
+    else was fed and seen is one number, which is no digit.
+    """
+    said = np.stack([held[:, row, :, :, CONTENT] for held in call.held])  # [layer, K/V, head, slots, digits]
+    one = said[0, 0, 0, :, 0]
+    whole = (copies[..., PLACE] == _PLACES[..., None]).all(axis=(0, 1, 2))
+    whole &= (copies[..., CALL:PLACE] == copies[:1, :1, :1, :, CALL:PLACE]).all(axis=(0, 1, 2, 4))
+    whole &= (said == one[:, None]).all(axis=(0, 1, 2, 4))
+    return cast(Bools, whole & ((one < 0) | (one > 255)))
+
+
+def disagreement(copies: Ints) -> str:
+    """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what, in words."""
+    if (copies[..., MODEL] > 2).any():
+        return "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)"
+    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
+        layer, value, head = np.argwhere(copies[..., PLACE] != _PLACES)[0]
+        was = np.unravel_index(copies[layer, value, head, PLACE], _PLACES.shape)
+        here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
+        return f"{here} holds what was written as {there}"
+    names = ("id", "position", "digest", "write")
+    values = np.stack(
+        [
+            copies[..., TOKEN],
+            copies[..., POSITION],
+            np.broadcast_to(stored_digest(copies)[1:], copies.shape[:-1]),
+            copies[..., CALL] * 2**40 + copies[..., ROW] * 2**20 + copies[..., COLUMN],
+        ],
+        axis=-1,
+    )
+    for axis, what in ((1, ("K", "V")), (0, ("layer 0", "layer 1")), (2, ("head 0", "head 1"))):
+        one, other = np.take(values, 0, axis), np.take(values, 1, axis)
+        for column, name in enumerate(names):
+            differs = one[..., column] != other[..., column]
+            if differs.any():
+                a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
+                shown = f" ({a} and {b})" if name in ("id", "position") else ""
+                return f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+    if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
+        return "its copies are from different models, or some were never written"
+    return "it holds numbers that no model wrote (scaled or rounded)"

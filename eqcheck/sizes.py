@@ -1,0 +1,18 @@
+"""How large the cases get that are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How large cases get: rows, tokens of a prompt, ``max_new_tokens``, and K; all inclusive."""
+
+    rows: int = 12
+    prompt: int = 136
+    new_tokens: int = 20
+    draft_tokens: int = 8
+
+
+WIDE = Bounds()
