@@ -36,6 +36,9 @@ class Known:
     behind_pad: bool
 
 
+NEITHER = "the emitted token is neither the draft token nor the target's prediction there"
+
+
 class Kind(NamedTuple):
     """A kind of bookkeeping fault, in words, and whether it is certain where the wrong token comes from."""
 
@@ -102,8 +105,7 @@ def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
         whose = "" if request == verdict.row else f" of row {request}"
         detail = f"the emitted token is the target's answer behind position {position}{whose}"
         return Kind("wrong-correction", detail, False)
-    detail = "the emitted token is neither the draft token nor the target's prediction there"
-    return Kind("wrong-correction", detail, False)
+    return Kind("wrong-correction", NEITHER, False)
 
 
 def ends(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.attribution.bookkeeping import kind_of
+from eqcheck.attribution.bookkeeping import NEITHER, kind_of
 from eqcheck.attribution.context import FED_WITH, Context, first_seen, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write
@@ -108,16 +108,19 @@ class Reader:
             key, found = self._context_fault(verdict, index, blamed or wrong)
             return key, replace(found, tied=bool(blamed) and not loosely)
         if right:
+            basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
+            key, found = self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
             # An answer may be left unread for that of a later query, of which it is not known whom it stands for.
             other = self._unread(row, position, observed, right[-1][0], commit)
+            if other is None and found.detail == NEITHER:
+                other = self.sources.strange(row, position, observed, right[-1][0], commit, whatever=True)
             if other is not None:
                 detail = (
                     f"call {right[-1][0]} answered rightly for this token, and call {other[0]} answered what was "
                     f"emitted, in column {other[2]} of batch row {other[1]}; it is not known for which token"
                 )
                 return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
-            basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
-            return self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
+            return key, found
         astray = [write for write in self.sources.astray(row, position) if self.sources.predicted(write) == observed]
         if astray:
             where = (

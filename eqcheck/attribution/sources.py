@@ -147,16 +147,19 @@ class Sources:
         ]
         return min(found, key=lambda place: place[0] == row, default=None)
 
-    def strange(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
+    def strange(
+        self, row: int, position: int, observed: int, since: int, until: int, *, whatever: bool = False
+    ) -> Write | None:
         """A query of these calls that answered this token and may have been asked for this place of the row.
 
-        That is one which fed the token of this place, did not see exactly its row, and is not hidden from itself.
+        That is one which fed the token of this place (or ``whatever``), did not see exactly its row, and is not hidden
+        from itself.
         """
         wanted = self.labels.sequence(row)[position]
         for write, label in self.labels.of.items():
             fed = int(self.labels.calls[write[0]].tokens[write[1:]])
             answered = since <= write[0] <= until and self.predicted(write) == observed
-            if answered and not label.exact and fed == wanted and not self._hidden(write):
+            if answered and not label.exact and (whatever or fed == wanted) and not self._hidden(write):
                 return write
         return None
 
