@@ -61,3 +61,12 @@ def test_what_is_said_outside_the_table_waits_for_a_person() -> None:
     assert not truth.judged(record)["component_right"]
     assert "judgement" not in truth.judged({**record, "component": "cache"})
     assert "judgement" not in truth.judged({**record, "component": "unattributed", "kind": "unattributed"})
+
+
+@pytest.mark.parametrize("change", ["swap-elements [waiting, drafts]"])
+def test_an_answer_of_unknown_source_is_not_called_bookkeeping(change: str) -> None:
+    """The tokens are fed in the wrong order; what is emitted was answered by a query that is not the row's next."""
+    with trial.loaded(of("serving/rounds.py")[change]) as decoder:
+        found = trial.seen(decoder, seed=0)
+    assert found["caught"]
+    assert found["component"] in ("position", "cache", "unattributed")

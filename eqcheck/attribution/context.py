@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -144,6 +144,17 @@ def read(
         token = labels.sequence(request)[position]
         slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True))
     return Context(tuple(deviations), tuple(follow), tuple(slots))
+
+
+def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]) -> tuple[str, str] | None:
+    """Where a query sees one slot without a token and not itself, these two: its entry or the mask is displaced."""
+    fields = call.kv[0][0, row, 0]
+    own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, COLUMN] == column))
+    wrong = Counter(deviation.kind for deviation in deviations)
+    if own.size != 1 or call.visible[row, column, own[0]] or wrong != {"pad-visible": 1, "token-hidden": 1}:
+        return None
+    seen = next(deviation.slot for deviation in deviations if deviation.kind == "pad-visible")
+    return f"slot {seen}", f"slot {own[0]}"
 
 
 def first_seen(position: int, family: str) -> int:

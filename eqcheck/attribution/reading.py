@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import NEITHER, kind_of
-from eqcheck.attribution.context import FED_WITH, Context, first_seen, read
+from eqcheck.attribution.context import FED_WITH, Context, displaced, first_seen, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.attribution.sources import Sources
@@ -236,6 +236,10 @@ class Reader:
                 detail = f"slot {root.slot} is not what it should be, and no query was found that explains it"
                 return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
             root = changed
+        of_write = self._context(write).deviations
+        if root.component == "mask" and (slots := displaced(self.labels.calls[write[0]], *write[1:], of_write)):
+            detail = f"the mask shows {slots[0]} where the query's own entry is in {slots[1]}; either may be wrong"
+            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
         if root.kind == "key-position" and root.origin == FED_WITH:
             root, write = self._as_fed(root, write)
         same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint) or (root,)
