@@ -21,9 +21,9 @@ from eqcheck.plain import printable
 from eqcheck.sizes import WIDE
 
 if TYPE_CHECKING:
-    from eqcheck.audit.result import Audit
     from eqcheck.bench.run import Results
-    from eqcheck.blackbox.result import EngineAudit
+    from eqcheck.campaign.result import Audit
+    from eqcheck.lanes.checkpoint.result import EngineAudit
 
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
@@ -144,9 +144,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.audit import Options, apart, audit, report
-    from eqcheck.audit.on_pair import on_pair
-    from eqcheck.console import progress, summary
+    from eqcheck.campaign import apart
+    from eqcheck.campaign.loop import audit
+    from eqcheck.campaign.result import Options
+    from eqcheck.lanes.transparent.on_pair import on_pair
+    from eqcheck.report import transparent as report
+    from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck import short
 
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
@@ -178,8 +181,8 @@ def _audit(options: argparse.Namespace) -> int:
     with quiet(), progress(quiet=options.json) as listen:
         for decoder, folder, python in zip(decoders, folders, pythons, strict=True):
             if python:
-                from eqcheck.blackbox import audit as engines
-                from eqcheck.blackbox import report as engine_report
+                from eqcheck.lanes.checkpoint import loop as engines
+                from eqcheck.lanes.checkpoint import report as engine_report
 
                 found = engines.audit(decoder, asked, python, listen)
                 results.append(found)
@@ -214,7 +217,7 @@ def _python(decoder: Decoder, python: str | None) -> str:
     """The Python of the worker that a decoder needs; empty for one that is audited on transparent models."""
     if not (decoder.checkpoints or python):
         return ""
-    from eqcheck.blackbox.worker import environment
+    from eqcheck.workers.spawned import environment
 
     return environment(decoder, python)
 
@@ -254,7 +257,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _selfcheck(options: argparse.Namespace) -> int:
-    from eqcheck.console import progress, selfcheck_table
+    from eqcheck.report.terminal import progress, selfcheck_table
     from eqcheck.selfcheck import selfcheck
 
     with progress(quiet=options.json) as listen:

@@ -6,27 +6,27 @@ import shlex
 from pathlib import Path
 
 from eqcheck import registry
-from eqcheck.audit.casefile import StoredViolation, command, read_case
-from eqcheck.audit.isolation import Limits
-from eqcheck.audit.outcome import Outcome, set_up
-from eqcheck.audit.runner import runner
-from eqcheck.audit.sequences import Fresh, verdict
-from eqcheck.blackbox.case import EngineCase
-from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.explain import abduced, explain
-from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.outcome import judged
-from eqcheck.blackbox.worker import EngineWorker, environment
 from eqcheck.callview import view
+from eqcheck.campaign.casefile import StoredViolation, command, read_case
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, NOTHING, VIOLATION, UsageError
 from eqcheck.harness import run
+from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.transparent.outcome import Outcome, set_up
+from eqcheck.lanes.transparent.sequences import Fresh, verdict
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.plain import printable
+from eqcheck.report.text import render
 from eqcheck.requirements import refused
-from eqcheck.text import render
 from eqcheck.verdict import Explanation
+from eqcheck.workers.forked import Limits
+from eqcheck.workers.pool import runner
+from eqcheck.workers.spawned import EngineWorker, environment
 
 
 def replay(

@@ -19,15 +19,15 @@ import torch
 
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.audit.ids import variants
-from eqcheck.audit.result import Listener, Progress
-from eqcheck.audit.search import CHUNK, Source
+from eqcheck.campaign.result import Listener, Progress
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engine import Rows
 from eqcheck.catalogue.rare import RARE, Seen, recording
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
 from eqcheck.harness import Run, run
+from eqcheck.lanes.transparent.ids import variants
+from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
 from eqcheck.verdict import Explanation
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from test_abduction import PROMPTS, case_of, named
 
-from eqcheck.blackbox.abduction import abduce, abduce_alike
-from eqcheck.blackbox.abduction.evidence import Evidence
-from eqcheck.blackbox.case import PAD, EngineCase
-from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.explain import explain
-from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.outcome import judged
-from eqcheck.blackbox.truth import Truth, row_with
-from eqcheck.blackbox.worker import Answer
+from eqcheck.lanes.checkpoint.abduction import abduce, abduce_alike
+from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
+from eqcheck.lanes.checkpoint.case import PAD, EngineCase
+from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.explain import explain
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.checkpoint.truth import Truth, row_with
+from eqcheck.workers.spawned import Answer
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.blackbox.abduction import Abduced, abduce
-from eqcheck.blackbox.case import PAD, EngineCase, Row
-from eqcheck.blackbox.checkpoints import VOCAB_SIZE, checkpoint
-from eqcheck.blackbox.truth import Truth
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.abduction import Abduced, abduce
+from eqcheck.lanes.checkpoint.case import PAD, EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.truth import Truth
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
 K = 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eqcheck import registry
-from eqcheck.audit import Options, audit
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 
 
 @pytest.mark.parametrize("name", ["hf_pr", "bsp", "dsd"])

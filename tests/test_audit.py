@@ -17,14 +17,16 @@ import pytest
 import torch
 
 from eqcheck import registry
-from eqcheck.audit import Audit, Options, Progress, audit, search
-from eqcheck.audit.coverage import ESSENTIAL
-from eqcheck.audit.report import to_dict
-from eqcheck.audit.search import CHUNK, Source
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Audit, Options, Progress
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent import search
+from eqcheck.lanes.transparent.coverage import ESSENTIAL
+from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
+from eqcheck.report.transparent import to_dict
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

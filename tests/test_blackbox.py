@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from eqcheck import registry
-from eqcheck.audit.result import Options
-from eqcheck.blackbox.audit import audit
-from eqcheck.blackbox.axes import BLOCK, Axes, exercised
-from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.blackbox.checkpoints import checkpoint, measure
-from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.shrink import minimise, needs, without
-from eqcheck.blackbox.truth import Truth
-from eqcheck.blackbox.worker import EngineWorker, environment
+from eqcheck.campaign.result import Options
 from eqcheck.contract import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.errors import CaseError, UsageError
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
+from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.loop import audit
+from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
+from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.workers.spawned import EngineWorker, environment
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """
@@ -85,7 +85,7 @@ def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_repla
             assert answer.outputs is None
             assert answer.failure is not None
             found[token] = answer.failure.fingerprint
-            assert token != 4 or 'File "eqcheck/blackbox/serve.py"' in answer.traceback
+            assert token != 4 or 'File "eqcheck/workers/serve.py"' in answer.traceback
             assert worker.decode(_asking(8)).outputs == ((8,),)
         refused = worker.decode(_asking(6))
     assert found[2] == "crash/exception:ProcessExit-SIGKILL"
@@ -107,8 +107,8 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
 
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eqcheck import registry\nfrom eqcheck.blackbox.worker import EngineWorker\n"
-        "from eqcheck.blackbox.case import EngineCase, Row\nfrom eqcheck.contract import RowOptions\n"
+        "import sys\nfrom eqcheck import registry\nfrom eqcheck.workers.spawned import EngineWorker\n"
+        "from eqcheck.lanes.checkpoint.case import EngineCase, Row\nfrom eqcheck.contract import RowOptions\n"
         "worker = EngineWorker(registry.load(sys.argv[1]), sys.executable)\n"
         "worker.decode(EngineCase((Row((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"

@@ -16,13 +16,13 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from eqcheck import registry
-from eqcheck.audit.coverage import COUNTERS, exercised
 from eqcheck.case import CASE_FORMAT, Case
 from eqcheck.contract import CLAIMED, FAMILIES
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import CaseError, UsageError
 from eqcheck.harness import models, run, truth_of
 from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.lanes.transparent.coverage import COUNTERS, exercised
 from eqcheck.oracle import judge
 from eqcheck.strategies import cases
 

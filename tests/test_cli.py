@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from eqcheck import cli, registry
-from eqcheck.audit import report
-from eqcheck.audit.search import CHUNK
 from eqcheck.case import Case
+from eqcheck.lanes.transparent.search import CHUNK
+from eqcheck.report import transparent as report
 
 DECODERS = """
 import random
@@ -307,7 +307,7 @@ def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: 
 def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
     work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
     own = ("--python", sys.executable)
     assert audited("short", *own, "--cases", "2") == 1
     report = read(work / "reports" / "short" / "report.json")

@@ -14,13 +14,13 @@ from tiny import tiny
 from transformers import DynamicCache
 from transformers.generation import candidate_generator
 
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.compat import IdTokenizer, legacy_cache, no_cuda
 from eqcheck.contract import Request
 from eqcheck.errors import Unsupported, UsageError
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.registry import load
 

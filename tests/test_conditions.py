@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from eqcheck.audit import Options, audit, loop, report
-from eqcheck.audit.conditions import conditions, only
+from eqcheck.campaign import loop
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
-from eqcheck.console import summary
 from eqcheck.contract import Request, decoder
+from eqcheck.lanes.transparent.conditions import conditions, only
+from eqcheck.report import transparent as report
+from eqcheck.report.terminal import summary
 
 Rows = list[list[int]]
 right = known_good()["one_row"]

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from eqcheck.audit import Audit, Options, audit
-from eqcheck.audit.casefile import StoredViolation, read_case
-from eqcheck.audit.corpus import Corpus
-from eqcheck.audit.isolation import context
-from eqcheck.audit.report import to_dict
+from eqcheck.campaign.casefile import StoredViolation, read_case
+from eqcheck.campaign.corpus import Corpus
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
+from eqcheck.report.transparent import to_dict
+from eqcheck.workers.forked import context
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"

@@ -14,13 +14,14 @@ from transformers import DynamicCache
 
 from eqcheck import registry
 from eqcheck.attribution.declared import ignored
-from eqcheck.audit import Options, audit
-from eqcheck.audit.search import Source
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.declared import DECLARED
 from eqcheck.contract import TAKEN, Decoder, Request, decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 
 Rows = list[list[int]]

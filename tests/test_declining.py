@@ -13,17 +13,18 @@ import torch
 
 import eqcheck
 from eqcheck import cli, registry
-from eqcheck.audit import Audit, Options, audit
-from eqcheck.audit.isolation import Limits, Worker
-from eqcheck.audit.on_pair import on_pair
-from eqcheck.audit.report import to_dict
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.errors import UsageError
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.oracle import judge
+from eqcheck.report.transparent import to_dict
 from eqcheck.requirements import unmet
+from eqcheck.workers.forked import Limits, Worker
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 pytest_plugins = ["pytester"]

@@ -26,8 +26,6 @@ from drafting import (
 )
 
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
-from eqcheck.audit.features import script
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.batched import Realigned, RolledBack
@@ -38,6 +36,8 @@ from eqcheck.catalogue.plain import Expanded, Uncached
 from eqcheck.catalogue.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder
 from eqcheck.harness import run, truth_of
+from eqcheck.lanes.transparent.features import script
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.registry import load
 

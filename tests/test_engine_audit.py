@@ -11,23 +11,23 @@ import torch
 from test_blackbox import ENGINE
 
 from eqcheck import registry
-from eqcheck.audit.result import Options
-from eqcheck.blackbox.audit import _UnderWay, audit
-from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.blackbox.judge import RowJudgement
-from eqcheck.blackbox.outcome import EngineOutcome
-from eqcheck.blackbox.report import write
-from eqcheck.blackbox.result import EngineAudit, Finding
-from eqcheck.blackbox.worker import Answer, EngineWorker
+from eqcheck.campaign.result import Options
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.judge import RowJudgement
+from eqcheck.lanes.checkpoint.loop import _UnderWay, audit
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.report import write
+from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.verdict import Explanation
+from eqcheck.workers.spawned import Answer, EngineWorker
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
     name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
     torch.set_num_threads(1)
     found = audit(registry.load(name), Options(cases=4), sys.executable)
     assert found.verdict == verdict
@@ -183,7 +183,7 @@ class Scripted:
 
 
 def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.blackbox.audit.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
     (tmp_path / "scripted.py").write_text(SCRIPTED)
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1), sys.executable)
     (violation,) = write(found, tmp_path / "report")["violations"]

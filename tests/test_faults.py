@@ -9,11 +9,11 @@ from functools import lru_cache
 import pytest
 import torch
 
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, Pair
 from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.trace import TARGET
 from eqcheck.verdict import KINDS

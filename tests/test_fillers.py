@@ -12,13 +12,13 @@ from transformers import DynamicCache
 
 from eqcheck.attribution.bookkeeping import Known, kind_of
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import PLANTED
 from eqcheck.contract import CACHE_STATES, Request, decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.text import render
+from eqcheck.report.text import render
 from eqcheck.verdict import RowVerdict
 
 Rows = list[list[int]]

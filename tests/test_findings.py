@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from eqcheck import cli, registry
-from eqcheck.audit import Audit, Options, audit, report
-from eqcheck.audit.sequences import RERUNS
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
-from eqcheck.console import summary
 from eqcheck.contract import CACHE_STATES, Decoder, Request, decoder
+from eqcheck.lanes.transparent.sequences import RERUNS
+from eqcheck.report import transparent as report
+from eqcheck.report.terminal import summary
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -186,7 +188,7 @@ def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
 
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.audit.result.ENOUGH_TO_CALL_STALE", 20)
+    monkeypatch.setattr("eqcheck.campaign.result.ENOUGH_TO_CALL_STALE", 20)
 
 
 KNOWN = {"bookkeeping/past-eos": "https://example.org/1", SHORT: "https://example.org/2"}
@@ -214,7 +216,7 @@ def test_too_few_cases_do_not_make_it_stale() -> None:
 
 
 def test_three_hundred_cases_are_enough() -> None:
-    from eqcheck.audit import result
+    from eqcheck.campaign import result
 
     assert result.ENOUGH_TO_CALL_STALE == 300
 
@@ -256,7 +258,7 @@ def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.6)
         return True
 
-    monkeypatch.setattr("eqcheck.audit.loop.confirms", slowly)
+    monkeypatch.setattr("eqcheck.campaign.loop.confirms", slowly)
     result = audit(made(short), Options(cases=5, budget=0.5))
     assert not result.violations[0].minimised
     assert any("not minimised" in warning for warning in result.warnings)

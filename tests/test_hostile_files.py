@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from eqcheck import cli, registry
-from eqcheck.audit import Options, audit
-from eqcheck.audit.casefile import read_case
+from eqcheck.campaign.casefile import read_case
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.selfcheck import SelfCheck

@@ -16,18 +16,18 @@ import pytest
 from markdown_it import MarkdownIt
 
 from eqcheck import cli, registry
-from eqcheck.audit import Options
-from eqcheck.blackbox import report as engine_report
-from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.blackbox.outcome import EngineOutcome
-from eqcheck.blackbox.result import EngineAudit, Finding
-from eqcheck.blackbox.script import script
-from eqcheck.blackbox.truth import Truth
-from eqcheck.blackbox.worker import EngineWorker
+from eqcheck.campaign.result import Options
 from eqcheck.contract import RowOptions, decoder
 from eqcheck.errors import UsageError
+from eqcheck.lanes.checkpoint import report as engine_report
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
+from eqcheck.lanes.checkpoint.script import script
+from eqcheck.lanes.checkpoint.truth import Truth
 from eqcheck.plain import cleaned, code, fenced, inline, one_line, printable
 from eqcheck.selfcheck import SelfCheck
+from eqcheck.workers.spawned import EngineWorker
 
 HOSTILE = """
 import eqcheck
@@ -144,7 +144,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
     check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
-    monkeypatch.setattr("eqcheck.blackbox.script.truth", lambda: Truth(None))
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda: Truth(None))
     monkeypatch.setattr(Truth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
     parsed = ast.parse(script(found, finding))

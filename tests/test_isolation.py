@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from eqcheck import cli, registry
-from eqcheck.audit import Options, audit
-from eqcheck.audit.isolation import Limits, Worker
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import UsageError
+from eqcheck.workers.forked import Limits, Worker
 
 DECODERS = '''
 import ctypes, os, signal, sys, time

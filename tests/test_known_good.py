@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.audit.search import Source
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 
 

@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eqcheck.blackbox import checkpoints
+from eqcheck.lanes.checkpoint import checkpoints
 
 REPORTS = Path(__file__).parents[1] / "reports"
 SHOWN = """
 import json
 from pathlib import Path
 from eqcheck import registry
-from eqcheck.audit import Options, audit, report
-from eqcheck.blackbox.checkpoints import checkpoint
+from eqcheck.campaign.result import Options
+from eqcheck.campaign.loop import audit
+from eqcheck.report import transparent as report
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 
 found = report.to_dict(audit(registry.load("bsp"), Options(cases=40)), Path("reports"))
 del found["elapsed_s"]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_abduction import PROMPTS, K, case_of, named
 
-from eqcheck.blackbox.abduction import abduce, abduce_options
-from eqcheck.blackbox.axes import alike
-from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.truth import Truth, at_place, row_with
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.abduction import abduce, abduce_options
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.truth import Truth, at_place, row_with
 
 
 @pytest.fixture(scope="module")

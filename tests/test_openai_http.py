@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from eqcheck import registry
-from eqcheck.blackbox.case import EngineCase, Row
-from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.truth import Truth
 from eqcheck.contract import RowOptions
 from eqcheck.errors import Unsupported
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.truth import Truth
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(6)), Row((9,), RowOptions(4))))
 

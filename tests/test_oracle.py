@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import eqcheck
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.audit import Options, audit
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import OutputError, UsageError, Violation

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from eqcheck import cli, pair, registry
-from eqcheck.audit.on_pair import on_pair
 from eqcheck.contract import Decoder, Request
+from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.pair import train
 
 FOLDER = Path(pair.__file__).parent

@@ -11,11 +11,12 @@ import pytest
 
 from eqcheck import cli, registry
 from eqcheck import selfcheck as module
-from eqcheck.audit import Options, audit
-from eqcheck.audit.coverage import COUNTERS, reached
-from eqcheck.audit.search import Source
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.catalogue.rare import RARE
 from eqcheck.drawing import USUAL
+from eqcheck.lanes.transparent.coverage import COUNTERS, reached
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.selfcheck import RARE_USUAL, SelfCheck, check_rare
 from eqcheck.sizes import WIDE, Bounds
 

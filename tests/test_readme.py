@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from eqcheck import registry
-from eqcheck.audit.casefile import read_case
-from eqcheck.audit.outcome import try_case
-from eqcheck.audit.report import percent
+from eqcheck.campaign.casefile import read_case
 from eqcheck.case import Case
-from eqcheck.text import render
+from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.report.text import render
+from eqcheck.report.transparent import percent
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

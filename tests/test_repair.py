@@ -9,11 +9,11 @@ import torch
 
 from eqcheck.attribution.repair import Repairer, repair
 from eqcheck.attribution.witnesses import bearing, second_opinion
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, PLANTED, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.trace import Call, Fix
 from eqcheck.verdict import Explanation

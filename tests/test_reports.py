@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eqcheck.audit.casefile import read_case
-from eqcheck.audit.report import percent
+from eqcheck.campaign.casefile import read_case
+from eqcheck.report.transparent import percent
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("openvino_genai", "vllm")

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from eqcheck.audit.features import features, raggedness, script
-from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, FAMILIES, REQUIREMENTS
 from eqcheck.drawing import Chance, draw_case
 from eqcheck.errors import UsageError
 from eqcheck.harness import truth_of
+from eqcheck.lanes.transparent.features import features, raggedness, script
+from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.requirements import unmet
 from eqcheck.strategies import cases
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from eqcheck import Oracle, verdict
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract import FAMILIES, Request, decoder
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.text import meaning, render, say
+from eqcheck.report.text import meaning, render, say
 from eqcheck.verdict import KINDS, Deviation, Explanation, Given, Query, Slot
 
 ALL = [(component, kind) for component, kinds in KINDS.items() for kind in kinds]

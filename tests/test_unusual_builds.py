@@ -9,15 +9,15 @@ import pytest
 import torch
 from drafting import LookedUp
 
-from eqcheck.audit.search import Source
 from eqcheck.case import Case
 from eqcheck.catalogue.engine import HIDDEN, Engine, Rows
 from eqcheck.catalogue.packed import Packed
 from eqcheck.catalogue.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder, Request, decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.text import render
+from eqcheck.report.text import render
 from eqcheck.verdict import Deviation, Explanation, Query
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from eqcheck import hashing, registry
-from eqcheck.audit import try_case
-from eqcheck.audit.search import CHUNK, Source
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
 from eqcheck.harness import models, truth_of
+from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.lanes.transparent.search import CHUNK, Source
 
 ROUNDS = 10
 EQSPEC = registry.load("eqspec").function

@@ -33,9 +33,9 @@ from eqcheck.errors import Violation
 from eqcheck.harness import Run, run, truth_of
 from eqcheck.oracle import judge
 from eqcheck.pytest_plugin import PASSED_OVER
+from eqcheck.report.text import render
 from eqcheck.requirements import refused
 from eqcheck.strategies import VOCAB_SIZE, cases
-from eqcheck.text import render
 
 Law = Callable[[Case, st.DataObject], Iterable[Case]]
 Outputs = tuple[tuple[int, ...], ...]

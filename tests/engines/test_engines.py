@@ -17,13 +17,13 @@ from signal import SIGKILL
 import pytest
 
 from eqcheck import registry
-from eqcheck.audit.result import Options
-from eqcheck.blackbox.audit import audit
-from eqcheck.blackbox.axes import Axes
-from eqcheck.blackbox.checkpoints import checkpoint
-from eqcheck.blackbox.judge import Judge
-from eqcheck.blackbox.outcome import judged
-from eqcheck.blackbox.worker import EngineWorker, environment
+from eqcheck.campaign.result import Options
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.drawing import Axes
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.loop import audit
+from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.workers.spawned import EngineWorker, environment
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm")

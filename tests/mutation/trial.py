@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from eqcheck import registry
-from eqcheck.audit.loop import audit
-from eqcheck.audit.outcome import try_case
-from eqcheck.audit.result import Options
-from eqcheck.audit.search import CHUNK, Source
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
-from eqcheck.text import render
+from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.report.text import render
 from mutation import real
 from mutation.mutator import ENGINES, FOLDER, Mutant, files, outside_functions
 

@@ -1,0 +1,203 @@
+"""Case files: one case on disk, with the violation it showed. Every file is written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eqcheck import __version__, registry
+from eqcheck.case import CASE_FORMAT, Case
+from eqcheck.errors import UsageError
+from eqcheck.lanes.checkpoint.case import ENGINE_CASE_FORMAT, EngineCase
+from eqcheck.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
+from eqcheck.plain import one_line, printable
+
+VIOLATION_FORMAT = "eqcheck-violation/1"
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True)
+class StoredViolation:
+    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case), the limits.
+
+    ``isolated``: it was run in a worker process that was given ``case_memory`` bytes. ``minimised`` is False where an
+    audit ended before it could shrink the case.
+    """
+
+    case: Case | EngineCase
+    adapter: str | None = None
+    fingerprint: str | None = None
+    case_timeout: float = CASE_TIMEOUT
+    isolated: bool = False
+    case_memory: int | None = None
+    minimised: bool = True
+    explanation: str = ""
+
+    def to_json(self) -> str:
+        """The file's content; the inverse of `read_case`."""
+        data = {
+            "format": VIOLATION_FORMAT,
+            "eqcheck": __version__,
+            "adapter": self.adapter,
+            "fingerprint": self.fingerprint,
+            "case_timeout": max(self.case_timeout, TIMEOUTS[0]),
+            "isolated": self.isolated,
+            "case_memory": self.case_memory,
+            "minimised": self.minimised,
+            "case": self.case.to_dict(),
+            "explanation": self.explanation,
+        }
+        return json.dumps(data, indent=1) + "\n"
+
+
+def read_case(path: Path) -> StoredViolation:
+    """Read a case file, or a bare case; `UsageError` says in one line which file and what is wrong with it.
+
+    A file may come from anyone: what is read is small, names fields that exist, and holds numbers that a case may have.
+    """
+    try:
+        return _stored(_json(path))
+    except UsageError as error:
+        raise UsageError(f"case file {path}: {one_line(str(error))}") from error
+
+
+def command(path: Path, adapter: str = "") -> str:
+    """How to replay a case file. An adapter that is code of the user's is named: a file alone does not say what runs.
+
+    >>> command(Path("case.json"), "eqspec"), command(Path("case.json"), "mine.py:fast")
+    ('eqcheck replay case.json', 'eqcheck replay case.json --adapter mine.py:fast')
+    """
+    words = ["eqcheck", "replay", str(path)]
+    return shlex.join([*words, "--adapter", adapter] if registry.names_code(adapter) else words)
+
+
+def _json(path: Path) -> Any:
+    try:
+        if not path.is_file():
+            raise UsageError("expected a file" if path.exists() else "there is no such file")
+        if (size := path.stat().st_size) > FILE_BYTES:
+            raise UsageError(f"expected at most {FILE_BYTES >> 20} MB, got {-(-size >> 20)} MB")
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
+    except UsageError:
+        raise
+    except RecursionError:
+        raise UsageError(
+            f"cannot read it as JSON: expected at most {FILE_LEVELS} levels of lists within lists"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read it as JSON: {error}") from error
+    _check_plain(data)
+    return data
+
+
+def _integer(text: str) -> int:
+    if len(text) > FILE_DIGITS:
+        raise UsageError(f"expected integers of at most {FILE_DIGITS} digits, got one of {len(text)}: {text[:10]}...")
+    return int(text)
+
+
+def _check_plain(data: Any) -> None:
+    """Refuse what JSON can say and no case file means: numbers that are none, text that is none, deep nesting."""
+    waiting: list[tuple[str, Any, int]] = [("", data, 0)]
+    while waiting:
+        where, value, level = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{where}: expected a finite number, got {value}")
+        if isinstance(value, str) and not _is_text(value):
+            raise UsageError(f"{where}: expected text, got a lone surrogate in {value[:40]!a}")
+        if isinstance(value, list | dict) and level == FILE_LEVELS:
+            raise UsageError(f"{where[:80]}: expected at most {FILE_LEVELS} levels of lists and objects, got more")
+        if isinstance(value, dict):
+            if odd := next((name for name in value if not _is_text(name)), None):
+                raise UsageError(f"{where or 'file'}: expected text, got a lone surrogate in the name {odd[:40]!a}")
+            waiting += [(f"{where}.{name}" if where else name, one, level + 1) for name, one in value.items()]
+        elif isinstance(value, list):
+            some = [(number, one) for number, one in enumerate(value) if not isinstance(one, int)]
+            waiting += [(f"{where}[{number}]", one, level + 1) for number, one in some]
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _stored(data: Any) -> StoredViolation:
+    if isinstance(data, dict) and data.get("format") in (CASE_FORMAT, ENGINE_CASE_FORMAT):
+        return StoredViolation(_case(data))
+    if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
+        got = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {CASE_FORMAT!r}, got {got!r}")
+    return StoredViolation(
+        case=_case(data.get("case", {})),
+        adapter=_line(data, "adapter"),
+        fingerprint=_line(data, "fingerprint"),
+        case_timeout=float(_within(TIMEOUTS, "seconds", data, "case_timeout", (int, float), CASE_TIMEOUT)),
+        isolated=_field(data, "isolated", bool, False),
+        case_memory=_within(MEMORY, "bytes", data, "case_memory", (int, type(None)), None),
+        minimised=_field(data, "minimised", bool, True),
+        explanation=_field(data, "explanation", str, ""),
+    )
+
+
+def _case(data: Any) -> Case | EngineCase:
+    engine = isinstance(data, dict) and data.get("format") == ENGINE_CASE_FORMAT
+    return EngineCase.from_dict(data) if engine else Case.from_dict(data)
+
+
+def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:
+    value = data.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        got = "nothing" if value is ... else repr(value)
+        raise UsageError(f"{name}: expected {' or '.join(k.__name__ for k in kinds)}, got {got}")
+    return value
+
+
+def _line(data: Mapping[str, Any], name: str) -> str:
+    text: str = _field(data, name, str)
+    if len(text) > FILE_LINE:
+        raise UsageError(f"{name}: expected at most {FILE_LINE} characters, got {len(text)}")
+    if text != printable(text) or "\n" in text:
+        raise UsageError(f"{name}: expected one line of printable text, got {text!r}")
+    return text
+
+
+def _within(bounds: tuple[float, float], unit: str, data: Mapping[str, Any], name: str, *kind: Any) -> Any:
+    value = _field(data, name, *kind)
+    least, most = bounds
+    if value is not None and not least <= value <= most:
+        raise UsageError(f"{name}: expected {least:.10g} to {most:g} {unit}, got {value:g}")
+    return value
+
+
+def file_stem(name: str) -> str:
+    """A fingerprint, or the name of a decoder, as the name of a file; odd and long ones end with a hash."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("/", "-").replace(":", "-")).strip("-.")
+    if re.fullmatch(r"[A-Za-z0-9_./:-]{1,120}", name) and stem:
+        return stem
+    return f"{stem[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that at every moment, also if this process is killed, it is the old one or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.", suffix=TEMPORARY)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

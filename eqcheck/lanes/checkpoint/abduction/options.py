@@ -1,0 +1,123 @@
+"""Options of a request that an engine ignores, takes from another row, or applies to what was there a round ago."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Turn, pick
+from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding
+from eqcheck.lanes.checkpoint.case import Row
+from eqcheck.lanes.checkpoint.truth import row_with
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """What is done with an option; ``schedule`` names the rounds it is done in, see `Evidence.asked_schedules`."""
+
+    words: str
+    schedule: str = ""
+    component: str = "sampling"
+    kind: str = "ignored-option"
+
+
+OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+
+
+def ignored(evidence: Evidence) -> Iterator[Finding]:
+    """What is explained by options that are off, stale or another row's, of those that any row has."""
+    rows = evidence.case.rows
+    names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
+    for name in names:
+        altered = [row_with(row, **{name: OFF[name]}) for row in rows]
+        yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
+    if names:
+        asked = " and ".join(names)
+        for schedule in evidence.asked_schedules:
+            for bonus_only, where in ((False, ""), (True, " for the bonus token")):
+                words = f"{asked}: the tokens of the current round are not counted{where}"
+                yield finding(evidence, Ignored(words, schedule), _stale(evidence, schedule, bonus_only))
+            words = f"{asked}: applied to the first token of a round alone"
+            yield finding(evidence, Ignored(words, schedule), _first_alone(evidence, schedule))
+    if "min_new_tokens" in names:
+        for schedule in evidence.asked_schedules:
+            for prompt, where in (
+                (False, ""),
+                (True, "; after one that rejects a draft token the prompt's, but one, are counted too"),
+            ):
+                words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
+                yield finding(evidence, Ignored(words, schedule), _counted(evidence, schedule, prompt))
+    kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
+    for other in kinds.values() if len(kinds) > 1 else ():
+        altered = [replace(one, options=rows[other].options) for one in rows]
+        yield finding(evidence, Ignored(f"every row is given the options of row {other}"), _chosen(evidence, altered))
+
+
+def _scoring(options: RowOptions) -> tuple[object, ...]:
+    eos = options.eos_token_ids if options.min_new_tokens else ()
+    return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
+
+
+def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
+    return {
+        (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
+        for row, some in enumerate(evidence.plain)
+        for index, scores in enumerate(some[:-1])
+    }
+
+
+def _places(evidence: Evidence, schedule: str) -> Iterator[tuple[Turn, int, int]]:
+    """Every new token's index in its row, with the turn it comes from and the index at which that begins."""
+    for turns in evidence.asked_schedules[schedule]:
+        for turn in turns:
+            start = turn.start - len(evidence.prompts[turn.row])
+            for index in range(start, start + turn.end - turn.start):
+                yield turn, start, index
+
+
+def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[int, int], int]:
+    chosen = {}
+    for turn, start, index in _places(evidence, schedule):
+        bonus = index == start + len(turn.drafts)
+        before = evidence.outputs[turn.row][: start if bonus or not bonus_only else index]
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], evidence.case.rows[turn.row], before)
+    return chosen
+
+
+def _counted(evidence: Evidence, schedule: str, prompt: bool) -> dict[tuple[int, int], int]:
+    """Counts of a round ago; with the prompt's after a rejection, that is the entries that are left in the cache."""
+    chosen = {}
+    rejected = {  # where the next turn of a row begins after one that rejected a draft token
+        (turn.row, turn.end)
+        for turns in evidence.asked_schedules[schedule]
+        for turn in turns
+        if turn.accepted < len(turn.drafts)
+    }
+    for turn, start, index in _places(evidence, schedule):
+        row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
+        count = turn.start - 1 if prompt and (turn.row, turn.start) in rejected else start
+        asked = row_with(row, min_new_tokens=max(0, row.options.min_new_tokens + index - count))
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, text[:index])
+    return chosen
+
+
+def _first_alone(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
+    chosen = {}
+    for turn, start, index in _places(evidence, schedule):
+        row = evidence.case.rows[turn.row]
+        asked = row if index == start else row_with(row, **OFF)
+        before = evidence.outputs[turn.row][:index]
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, before)
+    return chosen
+
+
+def anothers_end(evidence: Evidence) -> int | None:
+    """The row by whose limit and EOS ids all rows end, where they have their own and some end wrongly."""
+    rows = evidence.case.rows
+    own = [(row.options.max_new_tokens, row.options.eos_token_ids) for row in rows]
+    for other in range(len(rows)):
+        lengths = [evidence.end(row, rows[other].options) for row in range(len(rows))]
+        if len(set(own)) > 1 and [len(output) for output in evidence.returned] == lengths:
+            return other
+    return None

@@ -1,0 +1,252 @@
+"""Cases as an engine meets them in service, drawn within what it can do.
+
+An engine takes seconds to start under new settings, so cases come in blocks: settings are drawn for a block, rows for
+each case. `COUNTERS` says what a case exercises, and where the engine counts, whether that really happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+
+from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.judge import truth
+from eqcheck.lanes.checkpoint.truth import row_with, with_options
+
+BLOCK = 50  # cases under one setting of the engine
+_KV_BLOCK = 32  # tokens, in both engines
+_ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Where the cases of an engine come from: same seed and capabilities, same cases.
+
+    >>> axes = Axes(seed=1, capabilities=("ngram",))
+    >>> next(axes.cases()) == next(axes.cases())
+    True
+    """
+
+    seed: int
+    capabilities: tuple[str, ...]
+
+    def cases(self) -> Iterator[EngineCase]:
+        """Cases without end."""
+        return map(self.case, count())
+
+    def case(self, number: int) -> EngineCase:
+        """One of the cases; those of a block share the engine's settings."""
+        block = number // BLOCK
+        settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
+        return self._case(random.Random(f"eqcheck {self.seed} case {number}"), settings)
+
+    def _has(self, rng: random.Random, capability: str, share: float) -> bool:
+        return rng.random() < share and capability in self.capabilities
+
+    def _settings(self, rng: random.Random, number: int) -> EngineCase:
+        """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
+        case = EngineCase((Row((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
+        if number == 0:
+            return case
+        if self._has(rng, "ngram", 0.25):
+            case = replace(case, drafting="ngram")
+        if self._has(rng, "token-budget", 0.4):
+            case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
+        if self._has(rng, "kv-blocks", 0.3):
+            case = replace(case, kv_blocks=rng.randint(9, 14))
+        if self._has(rng, "prefix-caching", 0.2):
+            case = replace(case, prefix_caching=True)
+        return case
+
+    def _case(self, rng: random.Random, settings: EngineCase) -> EngineCase:
+        size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
+        if self._has(rng, "many-rows", 0.03):
+            size = rng.choice((32, 48, 64, 128))
+        longest = rng.choice((6, 12, 24, 40))
+        if settings.kv_blocks:
+            size, longest = max(size, 4), rng.choice((24, 48, 80))
+        prompts = self._prompts(rng, settings, size, longest)
+        limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
+        common = _options(rng, limit, prompts)
+        rows = [Row(prompt, common) for prompt in prompts]
+        if self._has(rng, "row-limits", 0.5):
+            rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
+        for name, values in (
+            ("repetition-penalty", (1.1, 1.3, 2.0, 0.8)),
+            ("presence-penalty", (0.5, 1.0, 2.0, -1.0)),
+        ):
+            if self._has(rng, name, 0.15):
+                field = name.replace("-", "_")
+                rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
+        least = self._has(rng, "min-new-tokens", 0.25)
+        if self._has(rng, "row-eos", 0.4) or least:
+            chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
+            emitted = truth().emitted([rows[number] for number in chosen], _LOOK_AHEAD)
+            for number, tokens in zip(chosen, emitted, strict=True):
+                rows[number] = _ending(rng, rows[number], tokens, least)
+        if self._has(rng, "arrivals", 0.2):
+            rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
+        return replace(settings, rows=tuple(rows))
+
+    def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
+        def tokens(least: int, most: int) -> tuple[int, ...]:
+            return tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(least, most)))
+
+        prompts = [tokens(1, longest) for _ in range(size)]
+        if settings.token_budget and rng.random() < 0.3:
+            prompts[rng.randrange(size)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
+        if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
+            chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
+            emitted = truth().emitted([Row(prompts[row], RowOptions(1)) for row in chosen], rng.randint(2, 10))
+            for row, tokens_after in zip(chosen, emitted, strict=True):
+                prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
+        if settings.prefix_caching:
+            shared = tokens(_KV_BLOCK, 3 * _KV_BLOCK)
+            prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
+            prompts[-1] = prompts[0]
+        return prompts
+
+
+def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
+    """Options that all rows share: any decoder can do that much."""
+    if rng.random() < 0.7:
+        return RowOptions(limit)
+    (emitted,) = truth().emitted([Row(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
+    return RowOptions(limit, _some(rng, emitted))
+
+
+def _some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(rng.choice(tokens) for _ in range(rng.randint(1, 2))))
+
+
+def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Row:
+    """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
+    emitted = emitted[: row.options.max_new_tokens]
+    row = row_with(row, eos_token_ids=_some(rng, emitted))
+    if not least or rng.random() < 0.3:
+        return row
+    at = min(emitted.index(token) for token in row.options.eos_token_ids) + 1
+    minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
+    return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
+
+
+_LONGER, _OTHER_K = 12, 4
+
+
+def alike(case: EngineCase, number: int) -> EngineCase:
+    """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K."""
+    rng = random.Random(f"eqcheck alike {number}")
+    rows = []
+    for row in case.rows:
+        longer = rng.randint(0, _LONGER) if number % 2 else 0
+        prompt, options = tuple(rng.randrange(VOCAB_SIZE) for _ in range(len(row.prompt) + longer)), row.options
+        other = replace(row, prompt=prompt)
+        if number % 2:
+            other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
+            if options.eos_token_ids:
+                emitted = truth().row(row_with(other, eos_token_ids=(), min_new_tokens=0))
+                other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
+        elif options.eos_token_ids:
+            other = ending_like(row, other)
+        rows.append(other)
+    if len({row.options for row in case.rows}) == 1:  # they may have to share them
+        rows = [replace(row, options=rows[0].options) for row in rows]
+    return replace(case, rows=tuple(rows), num_draft_tokens=_OTHER_K if number % 2 else case.num_draft_tokens)
+
+
+def ending_like(row: Row, other: Row) -> Row:
+    """``other`` with those of its tokens as EOS ids that stand where the EOS ids of ``row`` would."""
+    endless = truth().row(row_with(row, eos_token_ids=()))
+    others = truth().row(row_with(other, eos_token_ids=()))
+    ends = [endless.index(token) for token in row.options.eos_token_ids if token in endless]
+    found = tuple(dict.fromkeys(others[end] for end in ends if end < len(others)))
+    return row_with(other, eos_token_ids=found) if found else other
+
+
+COUNTERS = {
+    "several_rows": "more than one row",
+    "many_rows": "32 rows or more",
+    "ragged_prompts": "prompts of different lengths",
+    "drafted": "the engine says that draft tokens were proposed",
+    "accepted": "the engine says that some were accepted",
+    "rejected": "the engine says that some were rejected",
+    "ngram": "draft tokens are looked up in the row",
+    "ngram_silent": "the engine says that fewer draft tokens were proposed than there were steps to propose in",
+    "row_limits": "rows with limits of their own",
+    "ended_by_eos": "a row ended by an EOS before its limit",
+    "row_eos": "rows with EOS ids of their own",
+    "min_new_tokens": "an EOS held back by a minimum of new tokens",
+    "penalty": "a penalty changed a token",
+    "token_budget": "a token budget per step",
+    "budget_below_round": "the budget is smaller than one round of the batch",
+    "prompt_beyond_budget": "a prompt longer than the budget",
+    "prefix_caching": "prefix caching with shared beginnings",
+    "prefix_hits": "the engine says that a cached beginning was used",
+    "kv_blocks": "fewer KV blocks than the batch needs",
+    "preemptions": "the engine says that rows were preempted",
+    "late_rows": "rows handed over while others ran",
+}
+
+
+def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
+    """The counters that a decoded case raises."""
+    rows, options = case.rows, [row.options for row in case.rows]
+    needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // _KV_BLOCK) for r in rows)
+    budget = case.token_budget or 10**9
+    # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
+    steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
+    checks = {
+        "several_rows": len(rows) > 1,
+        "many_rows": len(rows) >= 32,
+        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+        "ngram": case.drafting == "ngram",
+        "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
+        "row_limits": len({o.max_new_tokens for o in options}) > 1,
+        "row_eos": len({o.eos_token_ids for o in options}) > 1,
+        "ended_by_eos": any(
+            output and output[-1] in o.eos_token_ids and len(output) < o.max_new_tokens
+            for output, o in zip(outputs, options, strict=True)
+        ),
+        "token_budget": case.token_budget is not None,
+        "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
+        "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
+        "prefix_caching": bool(case.prefix_caching),
+        "kv_blocks": case.kv_blocks is not None and case.kv_blocks < needed,
+        "drafted": observed.get("drafted", 0) > 0,
+        "accepted": observed.get("accepted", 0) > 0,
+        "rejected": observed.get("drafted", 0) > observed.get("accepted", 0),
+        "prefix_hits": observed.get("prefix_hits", 0) > 0,
+        "preemptions": observed.get("preemptions", 0) > 0,
+        "late_rows": observed.get("late_rows", 0) > 0,
+    }
+    found = {name for name, holds in checks.items() if holds}
+    chosen = [number for number, row in enumerate(rows) if _scoring(row)]
+    scores = truth().together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
+    for number, plain in zip(chosen, scores, strict=True):
+        row, output, o = rows[number], outputs[number], rows[number].options
+        if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
+            found.add("min_new_tokens")
+        if (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0) and _changed(
+            plain, row, output, repetition_penalty=1.0, presence_penalty=0.0
+        ):
+            found.add("penalty")
+    return found
+
+
+def _scoring(row: Row) -> bool:
+    """Whether options change the row's scores."""
+    o = row.options
+    return bool(o.min_new_tokens and o.eos_token_ids) or (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0)
+
+
+def _changed(scores: torch.Tensor, row: Row, output: tuple[int, ...], **off: Any) -> bool:
+    """Whether an option decides a token of the row."""
+    on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, row_with(row, **off)))
+    return on.tolist() != off_row.tolist()

@@ -1,0 +1,108 @@
+"""The verdict on an engine's rows, and the one policy on numbers.
+
+Engines compute in float32, so where two tokens score almost the same the engine may choose the other. A
+difference is a **tie** when the float64 target prefers its own token by no more than ``FACTOR`` times the noise: the
+largest difference, over all scores of the case, between the target in the engine's dtype and the one in float64.
+Engines add in another order than the target does, which on these models changes scores by less than twice that; the
+factor leaves room and still is a thousandth of what usually lies between two tokens. What follows a tie is judged
+after the engine's own tokens. Anything else is a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.truth import Truth, with_options
+
+FACTOR = 16
+
+
+@dataclass(frozen=True)
+class RowJudgement:
+    """One row: ``first`` is the index of the first wrong token or of a wrong end, None for a right row.
+
+    ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the indices of
+    near-ties before it; ``margin`` is by how much the target prefers its own token.
+    """
+
+    row: int
+    observed: tuple[int, ...]
+    first: int | None = None
+    expected: int | None = None
+    ties: tuple[int, ...] = ()
+    margin: float = 0.0
+
+
+class Judge:
+    """Judges the rows of an engine that computes in ``dtype`` (a name of torch's).
+
+    >>> from eqcheck.contract import RowOptions
+    >>> case = EngineCase((Row((1, 2, 3), RowOptions(max_new_tokens=4)),))
+    >>> judge = Judge("float32")
+    >>> truth = judge.truth.row(case.rows[0])
+    >>> judge.rows(case, [truth])[0].first, judge.rows(case, [truth[:2]])[0].first
+    (None, 2)
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.truth = truth()
+
+    def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:
+        """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
+        kept = [output[: row.options.max_new_tokens] for row, output in zip(case.rows, outputs, strict=True)]
+        together = self.truth.together(case.rows, kept)
+        found = []
+        bound: float | None = None
+        for number, scores in enumerate(together):
+            row, output = case.rows[number], tuple(outputs[number])
+            seen = self._row(number, row, output, with_options(scores, row, kept[number]), 0.0)
+            if seen.first is not None:
+                bound = self._bound(case.rows, kept, together) if bound is None else bound
+                seen = self._row(number, row, output, self.truth.scores(row, kept[number]), bound)
+            found.append(seen)
+        return found
+
+    def _row(
+        self, number: int, row: Row, observed: tuple[int, ...], scores: torch.Tensor, bound: float
+    ) -> RowJudgement:
+        options = row.options
+        choices = scores.argmax(-1).tolist()
+        ties: list[int] = []
+        first, margin = None, 0.0
+        for index, token in enumerate(observed):
+            if index == options.max_new_tokens or (index and observed[index - 1] in options.eos_token_ids):
+                first = index
+                break
+            if token != choices[index]:
+                margin = float(scores[index, choices[index]] - scores[index, token])
+                if margin > bound:
+                    first = index
+                    break
+                ties.append(index)
+        ended = len(observed) >= options.max_new_tokens or (observed and observed[-1] in options.eos_token_ids)
+        if first is None and not ended:
+            first = len(observed)
+        ended_before = first == options.max_new_tokens or (first and observed[first - 1] in options.eos_token_ids)
+        expected = None if first is None or ended_before else choices[first]
+        return RowJudgement(number, observed, first, expected, tuple(ties), margin)
+
+    def _bound(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
+        """How much the target may prefer its own token at a tie: `FACTOR` times the noise on these rows."""
+        if self.dtype == torch.float64:
+            return 0.0
+        rounded = Truth(checkpoint().models(self.dtype)[0]).together(rows, outputs)
+        noise = max(float((a.double() - b).abs().max()) for a, b in zip(rounded, scores, strict=True))
+        return FACTOR * noise
+
+
+@lru_cache(maxsize=1)
+def truth() -> Truth:
+    """The truth of the checkpoint: its target in float64."""
+    return Truth(checkpoint().models()[0])

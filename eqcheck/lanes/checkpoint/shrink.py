@@ -1,0 +1,117 @@
+"""Make a failing engine case small: engine options back to their defaults first, then rows, then what they ask.
+
+What is left that is not a default is what the failure needs; `needs` names it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import fields, replace
+
+from eqcheck.contract import CAPABILITIES, RowOptions
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.drawing import ending_like
+from eqcheck.lanes.checkpoint.truth import row_with
+
+MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
+_ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
+_ROW = ("arrival", "min_new_tokens", "repetition_penalty", "presence_penalty", "eos_token_ids")
+
+
+def minimise(
+    case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
+) -> EngineCase:
+    """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
+    end = time.monotonic() + seconds
+    tried = {case}
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _candidates(case, capabilities):
+            if time.monotonic() > end:
+                return case
+            if candidate in tried:
+                continue
+            tried.add(candidate)
+            if fails(candidate):
+                case, smaller = candidate, True
+                break
+    return case
+
+
+def needs(case: EngineCase) -> tuple[str, ...]:
+    """The options of a case that are not at their defaults, by name: those of the engine, then those of rows."""
+    found = ["ngram"] if case.drafting == "ngram" else []
+    found += [name for name in _ENGINE if getattr(case, name) is not None]
+    defaults = {field.name: field.default for field in fields(RowOptions)}
+    found += [name for name in _ROW if any(getattr(row.options, name) != defaults[name] for row in case.rows)]
+    found += ["many-rows"] if len(case.rows) >= MANY else []
+    return tuple(name.replace("_", "-") for name in found)
+
+
+def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
+    """The case with the named options at their defaults."""
+    for name in (name.replace("-", "_") for name in names):
+        if name == "many_rows":
+            case = _rows(case, list(case.rows[: MANY - 1]))
+        elif name == "ngram":
+            case = replace(case, drafting="model")
+        elif name in _ENGINE:
+            case = replace(case, **{name: None})  # type: ignore[arg-type]
+        else:
+            default = next(field.default for field in fields(RowOptions) if field.name == name)
+            case = _rows(case, [row_with(row, **{name: default}) for row in case.rows])
+    return case
+
+
+def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
+    """Smaller cases, those that promise most first."""
+    own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
+    for name in needs(case):
+        yield without(case, (name,))
+        if name.endswith("-penalty") and own:
+            yield _rows(case, list(map(ending_like, case.rows, without(case, (name,)).rows)))
+    rows = list(case.rows)
+    size = len(rows) // 2
+    while size:
+        for start in range(0, len(rows), size):
+            if len(rows) > size:
+                yield _rows(case, rows[:start] + rows[start + size :])
+        size //= 2
+    if not own:
+        for options in _simpler(rows[0].options):
+            yield _rows(case, [replace(row, options=options) for row in rows])
+    for number, row in enumerate(rows):
+        smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
+        smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids and own]
+        if own:
+            smaller += [replace(row, options=options) for options in _simpler(row.options)]
+        for one in smaller:
+            yield _rows(case, [*rows[:number], one, *rows[number + 1 :]])
+    for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
+        if k < case.num_draft_tokens:
+            yield replace(case, num_draft_tokens=k)
+
+
+def _simpler(options: RowOptions) -> Iterator[RowOptions]:
+    defaults = {field.name: field.default for field in fields(RowOptions)}
+    for name in _ROW:
+        if getattr(options, name) != defaults[name]:
+            yield replace(options, **{name: defaults[name]})  # type: ignore[arg-type]
+    if len(options.eos_token_ids) > 1:
+        for token in options.eos_token_ids:
+            yield replace(options, eos_token_ids=(token,))
+    limit = options.max_new_tokens
+    for shorter in sorted({limit // 2, limit - 1} - {0, limit}):
+        yield replace(options, max_new_tokens=shorter, min_new_tokens=min(shorter, options.min_new_tokens))
+
+
+def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for size in sorted({len(prompt) // 2, 1} - {0, len(prompt)}, reverse=True):
+        yield prompt[size:]
+        yield prompt[:-size]
+
+
+def _rows(case: EngineCase, rows: list[Row]) -> EngineCase:
+    return replace(case, rows=tuple(rows))

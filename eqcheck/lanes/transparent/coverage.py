@@ -1,0 +1,132 @@
+"""What a run exercised, read from its case and trace, so that a vacuous audit can say so."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from eqcheck.attribution.parts import parts
+from eqcheck.case import Case
+from eqcheck.drawing import BLOCKS
+from eqcheck.harness import Run
+from eqcheck.lanes.transparent.features import alike
+from eqcheck.trace import DRAFT, TARGET
+
+COUNTERS = {
+    "several_rows": "more than one row",
+    "ragged_prompts": "prompts of different lengths, so one is padded",
+    "batched_call": "one target call over more than one row",
+    "target_called": "the target was called",
+    "draft_called": "the draft was called",
+    "ragged_round": "rows of one target call accepted different counts",
+    "all_rejected": "a row's drafts were all rejected",
+    "all_accepted": "K drafts of a row were accepted",
+    "eos_inside_block": "an EOS among accepted drafts",
+    "eos_not_drafted": "an EOS as correction or bonus",
+    "eos_first": "an EOS as the first new token",
+    "eos_at_limit": "an EOS as the last token the limit allows",
+    "eos_absent": "a row that ends at its limit",
+    "eos_in_prompt": "an EOS occurs in a prompt",
+    "several_eos": "more than one EOS id",
+    "pad_is_eos": "the pad id is an EOS",
+    "pad_in_prompt": "the pad id occurs in a prompt",
+    "pad_emitted": "the pad id is a token to emit",
+    "pad_outside": "the pad id is one that the target never emits",
+    "zero_in_prompt": "the id 0 occurs in a prompt",
+    "zero_emitted": "the id 0 is a token to emit",
+    "last_id_in_prompt": "the last id of the vocabulary occurs in a prompt",
+    "last_id_emitted": "the last id of the vocabulary is a token to emit",
+    "equal_prompts": "two prompts are equal",
+    "prompt_begins_another": "a prompt is the beginning of another",
+    **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
+}
+ESSENTIAL = (
+    "target_called",
+    "ragged_prompts",
+    "batched_call",
+    "draft_called",
+    "ragged_round",
+    "all_rejected",
+    "eos_inside_block",
+)
+
+
+def exercised(run: Run) -> set[str]:
+    """The counters that one run raises."""
+    case, truth = run.case, run.truth
+    eos, pad = set(case.eos_token_ids), case.pad_token_id
+    found = set()
+    lengths = {len(prompt) for prompt in case.prompts}
+    fed, emitted = (set().union(*rows) for rows in (case.prompts, truth.rows))
+    last, relation = case.vocab_size - 1, alike(case.prompts)
+    checks = {
+        "several_rows": len(case.prompts) > 1,
+        "ragged_prompts": len(lengths) > 1,
+        "target_called": bool(run.trace.made(TARGET)),
+        "draft_called": bool(run.trace.made(DRAFT)),
+        "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)),
+        "eos_first": any(row[0] in eos for row in truth.rows),
+        "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
+        "eos_absent": any(row[-1] not in eos for row in truth.rows),
+        "eos_in_prompt": any(eos & set(prompt) for prompt in case.prompts),
+        "several_eos": len(eos) > 1,
+        "pad_is_eos": pad in eos,
+        "pad_in_prompt": pad in fed,
+        "pad_emitted": pad in emitted,
+        "pad_outside": pad == case.vocab_size,
+        "zero_in_prompt": 0 in fed,
+        "zero_emitted": 0 in emitted,
+        "last_id_in_prompt": last in fed,
+        "last_id_emitted": last in emitted,
+        "equal_prompts": relation == "equal",
+        "prompt_begins_another": relation == "beginning",
+    }
+    longest = max(n + len(row) for n, row in zip(map(len, case.prompts), truth.rows, strict=True))
+    checks |= {f"row_past_{size}": longest > size for size in (*BLOCKS[1:], 128)}
+    found = {name for name, holds in checks.items() if holds}
+    return found | _rounds(run)
+
+
+def _rounds(run: Run) -> set[str]:
+    """What the rounds show; a query with a right context is an accepted token fed, whatever row it is in."""
+    case, truth = run.case, run.truth
+    found = set()
+    drafted_eos = set()
+    counts: dict[int, set[int]] = defaultdict(set)
+    for part in parts(run):
+        if part.proposed:
+            counts[part.call.number].add(part.accepted)
+            found |= {"all_rejected"} if part.accepted == 0 else set()
+            found |= {"all_accepted"} if part.accepted == case.num_draft_tokens else set()
+        row = part.request
+        end = len(case.prompts[row]) + len(truth.rows[row]) - 1
+        if part.last - part.accepted < end <= part.last and truth.rows[row][-1] in case.eos_token_ids:
+            drafted_eos.add(row)
+    found |= {"ragged_round"} if any(len(accepted) > 1 for accepted in counts.values()) else set()
+    found |= {"eos_inside_block"} if drafted_eos else set()
+    ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
+    return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
+
+
+REACHED = {
+    "rows": "rows of a batch",
+    "prompt": "tokens of a prompt",
+    "new_tokens": "new tokens asked for",
+    "draft_tokens": "draft tokens a round (K)",
+}
+
+
+def reached(cases: Sequence[Case]) -> dict[str, int]:
+    """The largest of what cases held, by the names of `REACHED`; zeros for no case."""
+    largest = dict.fromkeys(REACHED, 0)
+    for case in cases:
+        lengths = [len(prompt) for prompt in case.prompts]
+        sizes = (len(lengths), max(lengths), case.max_new_tokens, case.num_draft_tokens)
+        largest = {name: max(before, now) for (name, before), now in zip(largest.items(), sizes, strict=True)}
+    return largest
+
+
+def vacuous(coverage: dict[str, int]) -> list[str]:
+    """A warning that names the essential counters that stayed at zero; none when there are none."""
+    missing = [f"{name} ({COUNTERS[name]})" for name in ESSENTIAL if not coverage.get(name)]
+    return [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []

@@ -1,0 +1,75 @@
+"""What a decoder declined, in words, and when an audit is left without meaning by it.
+
+An audit is VACUOUS when more than half of its cases were declined, or every case of a family, a padding side or a cache
+state that the decoder claims. Cases that a precondition (``requires=``) keeps from being drawn do not count: they are
+said in a warning of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from eqcheck.contract import REQUIREMENTS, Decoder
+from eqcheck.lanes.transparent.outcome import Outcome
+
+MOST_DECLINED = 0.5
+_SHOWN = 3  # reasons
+
+
+def told(reasons: Mapping[str, int], total: int) -> str:
+    """How many cases were declined and why; empty for none.
+
+    >>> told({"one row at a time": 4}, 10)
+    '4 of 10 cases were declined: one row at a time (4)'
+    """
+    if not reasons:
+        return ""
+    named = [f"{reason} ({count})" for reason, count in Counter(reasons).most_common(_SHOWN)]
+    named += [f"and {len(reasons) - _SHOWN} more reasons"] if len(reasons) > _SHOWN else []
+    return f"{sum(reasons.values())} of {total} cases were declined: {'; '.join(named)}"
+
+
+def reasons_of(declined: Sequence[Outcome]) -> dict[str, int]:
+    """The reasons, the most frequent first."""
+    return dict(Counter(outcome.declined for outcome in declined).most_common())
+
+
+def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
+    """The warning where more than `MOST_DECLINED` of all cases were declined."""
+    if sum(reasons.values()) <= MOST_DECLINED * total:
+        return []
+    return [
+        f"VACUOUS: {told(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of every "
+        f"request, requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
+    ]
+
+
+def of_requirements(decoder: Decoder) -> list[str]:
+    """What the decoder's preconditions keep away; nothing where it has none."""
+    needs = "; ".join(f"{name} ({REQUIREMENTS[name]})" for name in decoder.requires)
+    return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
+
+
+def warnings_of(decoder: Decoder, outcomes: Sequence[Outcome]) -> list[str]:
+    """What the decoder's preconditions keep away, and what its declining leaves without meaning."""
+    found = of_requirements(decoder)
+    declined = [outcome for outcome in outcomes if outcome.declined]
+    found += too_many(reasons_of(declined), len(outcomes))
+    if len(declined) == len(outcomes):
+        return found
+    for what, field, claimed in (
+        ("family", "family", decoder.families),
+        ("padding side", "padding_side", decoder.padding_sides),
+        ("cache state", "cache_state", decoder.cache_states),
+    ):
+        drawn = Counter(getattr(outcome.case, field) for outcome in outcomes)
+        passed = Counter(getattr(outcome.case, field) for outcome in declined)
+        for name in claimed:
+            if drawn[name] and drawn[name] == passed[name]:
+                reasons = reasons_of([outcome for outcome in declined if getattr(outcome.case, field) == name])
+                found.append(
+                    f"VACUOUS: every case of {what} {name} was declined ({told(reasons, drawn[name])}); the audit says "
+                    "nothing about that claim"
+                )
+    return found

@@ -1,0 +1,193 @@
+"""Other token ids for a case, the rest of it as it was.
+
+What the target emits follows from the ids of the prompts. So EOS ids and the pad id are not kept as numbers, but by
+where they stand: the EOS that ends row 1 at new token 3 becomes whatever is new token 3 of row 1 now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from eqcheck.case import Case
+from eqcheck.drawing import apart, unused_id
+from eqcheck.harness import Truth, truth_of
+from eqcheck.lanes.transparent.features import steps_of
+
+_PERMUTATIONS = 200  # of which the first is taken that keeps all
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an id stands: ``new`` token or ``prompt`` token number ``index`` of a row; or an ``id`` by itself."""
+
+    kind: str
+    row: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the EOS ids and the pad id of a case stand; the pad None where its id occurs nowhere."""
+
+    eos: tuple[Place, ...]
+    pad: Place | None
+
+    @classmethod
+    def of(cls, case: Case) -> Places:
+        truth, pad = truth_of(case), case.pad_token_id
+        eos = {token: _place(case, truth, token) or Place("id", index=token) for token in case.eos_token_ids}
+        alone = Place("id", index=pad) if pad in (0, case.vocab_size) else _place(case, truth, pad)
+        return cls(tuple(eos.values()), eos.get(pad, alone))
+
+    def without_row(self, row: int) -> Places:
+        """The places in the case with one row less; what stood in that row is gone."""
+
+        def moved(place: Place | None) -> Place | None:
+            if place is None or place.kind == "id":
+                return place
+            return None if place.row == row else replace(place, row=place.row - (place.row > row))
+
+        return Places(tuple(place for place in map(moved, self.eos) if place), moved(self.pad))
+
+    def renamed(self, name: Sequence[int]) -> Places:
+        """The places, with other ids where they are ids by themselves."""
+
+        def other(place: Place) -> Place:
+            return replace(place, index=name[place.index]) if place.kind == "id" else place
+
+        return Places(tuple(map(other, self.eos)), self.pad and other(self.pad))
+
+
+def with_ids(case: Case, places: Places, **changes: Any) -> Case:
+    """The case with other prompts, limits and so on, and the ids that now stand at the places."""
+    changed = replace(case, **{"eos_token_ids": (), "pad_token_id": 0, **changes})
+    uncut = truth_of(changed).uncut
+
+    def standing(place: Place | None) -> list[int]:
+        if place is None or place.kind == "id":
+            return [place.index] if place else []
+        rows = changed.prompts if place.kind == "prompt" else uncut
+        return [*rows[place.row][place.index : place.index + 1]]
+
+    eos = tuple(dict.fromkeys(token for place in places.eos for token in standing(place)))
+    pad, *_ = (*standing(places.pad), unused_id(changed.prompts, uncut, case.vocab_size))
+    return replace(changed, eos_token_ids=eos, pad_token_id=pad)
+
+
+def _place(case: Case, truth: Truth, token: int) -> Place | None:
+    """Where an id is emitted first, or else where it stands in a prompt."""
+    for kind, rows in (("new", truth.rows), ("new", truth.uncut), ("prompt", case.prompts)):
+        found = [(row.index(token), number) for number, row in enumerate(rows) if token in row]
+        if found:
+            index, number = min(found)
+            return Place(kind, number, index)
+    return None
+
+
+def distinct(case: Case, places: Places, rows: Iterable[int] | None = None) -> Case:
+    """The case with prompts of distinct ids, such as 10, 11, 12 and 20, 21; of the given ``rows`` or of all.
+
+    A prefix that all rows share stays one. Of ten ways to do it the one is taken after which the fewest ids occur
+    twice in prompts and truths: where ids coincide, rows and positions can be mixed up.
+    """
+    chosen = set(range(len(case.prompts)) if rows is None else rows)
+    prefix = case.prefix_length
+    step = apart(max(map(len, case.prompts)))
+
+    def prompts(shift: int) -> tuple[tuple[int, ...], ...]:
+        def token(row: int, place: int) -> int:
+            return (shift + step * (row + 1) + place) % case.vocab_size
+
+        return tuple(
+            tuple(
+                token(0 if place < prefix else row, place) if row in chosen or place < prefix else old
+                for place, old in enumerate(prompt)
+            )
+            for row, prompt in enumerate(case.prompts)
+        )
+
+    options = [with_ids(case, places, prompts=prompts(shift)) for shift in range(10)]
+    return min(options, key=_repeats)
+
+
+def renamed(case: Case, places: Places) -> Case:
+    """The case with ids 10, 11, ... in the order in which they first occur; equal ids stay equal."""
+    names = {token: 10 + n for n, token in enumerate(dict.fromkeys(t for prompt in case.prompts for t in prompt))}
+    if len(names) > case.vocab_size - 10:
+        return case
+    return with_ids(case, places, prompts=tuple(tuple(names[token] for token in p) for p in case.prompts))
+
+
+def _repeats(case: Case) -> int:
+    """How many tokens of prompts and truth have an id that occurred before."""
+    tokens = [token for rows in (case.prompts, truth_of(case).rows) for row in rows for token in row]
+    return len(tokens) - len(set(tokens))
+
+
+def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
+    """The case with the ids of its prompts renamed, each id to one other, by a permutation that ``seed`` selects.
+
+    Always kept are the lengths of the prompts, which of their ids are equal, the id 0 wherever it stands in one, all
+    limits, K, and how many draft tokens each round accepts (a case with ``agreement`` gets the table that it amounts
+    to). The target now emits other tokens, so EOS ids and pad id are those that stand where the old ones stood. That
+    keeps the lengths of the outputs, where EOS ids stand in prompts, and whether and where the pad id is an EOS, stands
+    in a prompt or is emitted, unless ids coincide that did not before: the first permutation of ``tries`` is taken that
+    keeps all of it, or else the one that keeps most.
+
+    What an explanation says does not depend on numbers: one that changes here rests on a coincidence.
+
+        >>> case = permuted(Case(((5, 7), (9, 5)), max_new_tokens=6), seed=1)
+        >>> case.prompts[0][0] == case.prompts[1][1]
+        True
+    """
+    places, wanted = Places.of(case), _traits(case)
+    table = {} if case.agreement is None else {"agreement": None, "accepts": accepted(case)}
+    random = Random(f"permuted {seed}")
+    best, least = case, len(wanted) + 1
+    for _ in range(tries):
+        others = list(range(1, case.vocab_size))
+        random.shuffle(others)
+        name = [0, *others, case.vocab_size]  # the last one is a pad that is no id of the vocabulary
+        prompts = tuple(tuple(name[token] for token in prompt) for prompt in case.prompts)
+        new = with_ids(case, places.renamed(name), prompts=prompts, **table)
+        different = sum(a != b for a, b in zip(_traits(new), wanted, strict=True))
+        if different < least:
+            best, least = new, different
+        if not different:
+            break
+    return best
+
+
+def variants(case: Case) -> tuple[Case, ...]:
+    """The case with other ids, four times: twice with its pad, and twice with a pad that no token can be taken for.
+
+    >>> [variant.pad_token_id for variant in variants(Case(((5, 7),)))][2:]
+    [128, 128]
+    """
+    renamed = [permuted(case, seed) for seed in range(1, 5)]
+    return (*renamed[:2], *(replace(one, pad_token_id=one.vocab_size) for one in renamed[2:]))
+
+
+def accepted(case: Case) -> tuple[tuple[int, ...], ...]:
+    """How many draft tokens each row's rounds accept, as a table."""
+    return tuple(tuple(step.accepted for step in steps) for steps in steps_of(case, truth_of(case)))
+
+
+def _traits(case: Case) -> tuple[Any, ...]:
+    """What a case with other ids is to have in common with this one."""
+    rows, eos, pad = truth_of(case).rows, case.eos_token_ids, case.pad_token_id
+
+    def stands(tokens: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
+        return tuple(place for place, token in enumerate(tokens) if token in ids)
+
+    return (
+        tuple(map(len, rows)),
+        len(eos),
+        eos.index(pad) if pad in eos else None,
+        tuple(stands(prompt, eos) for prompt in case.prompts),
+        tuple(stands(prompt, (pad,)) for prompt in case.prompts),
+        tuple(stands(row, (pad,)) for row in rows),
+    )

@@ -1,0 +1,146 @@
+"""Draw cases from a seed, harder than by chance.
+
+Of every `_DRAWN` cases drawn at random those `_KEPT` are kept that add most, by raggedness times rarity: how seldom the
+case's features came so far, two at a time. It costs little to draw a case and to look at it, beside decoding it. Now
+and then a case comes again at once with other ids.
+
+MEASURED
+``tests/test_search.py`` holds the search against random drawing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from eqcheck.case import Case
+from eqcheck.contract import TAKEN
+from eqcheck.drawing import Chance, Claims, draw_case
+from eqcheck.errors import CaseError
+from eqcheck.harness import truth_of
+from eqcheck.lanes.transparent.features import Feature, features, raggedness, script
+from eqcheck.lanes.transparent.ids import permuted
+from eqcheck.lanes.transparent.shrink import smallest
+from eqcheck.requirements import checked, unmet
+from eqcheck.sizes import WIDE, Bounds
+
+CHUNK = 50
+_DRAWN, _KEPT = 20, 10
+_CALLS = 20  # of the models, that what does not depend on a case's rounds costs as much as
+_AGAIN = 2  # of so many batches, one ends with a case that is another again with other ids
+_ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats itself
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where cases come from: same source, same cases, whatever the decoder does.
+
+    >>> source = Source(seed=1, families=("rotary",), padding_sides=("left",))
+    >>> source.chunk(0, 5) == source.chunk(0)[:5]
+    True
+    """
+
+    seed: int
+    families: tuple[str, ...]
+    padding_sides: tuple[str, ...]
+    cache_states: tuple[str, ...] = TAKEN
+    requires: tuple[str, ...] = ()
+    bounds: Bounds = WIDE
+    _drawn: _Drawn = field(default_factory=lambda: _Drawn(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked(self.requires)
+
+    @property
+    def claims(self) -> Claims:
+        return Claims(self.families, self.padding_sides, self.cache_states, self.requires)
+
+    def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
+        """The first ``size`` cases of the ``index``-th chunk; cases of a source are distinct while there are others."""
+        start = index * CHUNK
+        while len(self._drawn.order) < start + size:
+            self._drawn.keep(self._candidates())
+            if self._drawn.batches % _AGAIN == 0:
+                self._drawn.add(self._alike(self._drawn.order[-1]))
+        return self._drawn.order[start : start + size]
+
+    def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
+        """The smallest case that ``fails`` and that this source could draw, from ``case``; see `smallest`."""
+        return smallest(case, fails, self.claims, tries=tries, seconds=seconds)
+
+    def _alike(self, case: Case) -> Case | None:
+        """The case with other ids, for a decoder that takes a request for the one before, of the same lengths."""
+        other = permuted(case, self._drawn.batches, tries=3)
+        return None if other in self._drawn.known or unmet(other, self.requires) else other
+
+    def _candidates(self) -> list[_Candidate]:
+        """The next cases to choose from: none that was kept before."""
+        choose = Chance(Random(f"eqcheck {self.seed} {self._drawn.batches}"))
+        found: dict[Case, _Candidate] = {}
+        for number in range(_ENOUGH + _DRAWN):
+            try:
+                case = draw_case(choose, self.claims, self.bounds)
+            except CaseError:  # beyond what a case may ask, which takes bounds far beyond the usual
+                continue
+            if number >= _ENOUGH or case not in self._drawn.known:
+                found[case] = _Candidate.of(case)
+            if len(found) == _DRAWN:
+                break
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    case: Case
+    ragged: int
+    calls: int
+    features: list[Feature]
+
+    @classmethod
+    def of(cls, case: Case) -> _Candidate:
+        truth = truth_of(case)
+        rounds = script(case, truth)
+        calls = len(rounds) * (case.num_draft_tokens + 1)
+        return cls(case, raggedness(rounds), calls, features(case, truth, rounds))
+
+    def score(self, seen: Counter[Feature]) -> float:
+        """Raggedness times rarity for the time it takes, and families in equal shares."""
+        rarity = sum([(1 + seen[feature]) ** -2 for feature in self.features])
+        cost = (_CALLS + self.calls) * (1 + seen[f"family={self.case.family}"])
+        return (1 + min(self.ragged, 4) / 2) * rarity / cost
+
+
+@dataclass
+class _Drawn:
+    """What a source has drawn so far."""
+
+    order: list[Case] = field(default_factory=list)
+    known: set[Case] = field(default_factory=set)
+    batches: int = 0
+    _seen: Counter[Feature] = field(default_factory=Counter)
+
+    def add(self, case: Case | None) -> None:
+        """Keep a case that is given, whatever its score."""
+        if case is not None:
+            self.order.append(case)
+            self.known.add(case)
+
+    def keep(self, candidates: list[_Candidate]) -> None:
+        """Keep the candidate of the highest score, then the next given that one, and so on."""
+        self.batches += 1
+        ranked = [(-candidate.score(self._seen), place) for place, candidate in enumerate(candidates)]
+        heapify(ranked)
+        for _ in range(min(_KEPT, len(candidates))):
+            while True:  # scores only sink, so the first that has not sunk below the next is the highest
+                place = heappop(ranked)[1]
+                score = -candidates[place].score(self._seen)
+                if not ranked or (score, place) <= ranked[0]:
+                    break
+                heappush(ranked, (score, place))
+            best = candidates[place]
+            self._seen.update(best.features)
+            self.order.append(best.case)
+            self.known.add(best.case)

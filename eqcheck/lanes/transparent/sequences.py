@@ -1,0 +1,232 @@
+"""State across requests: is a failure of the request, or of what the decoder kept from the requests before it?
+
+A failing case is decoded alone, in a process in which nothing was decoded before. If it fails there, time and again, it
+is a failure of the request. If it is right there, the requests that the decoder had decoded before are tried, the
+latest first; where some make it fail, time and again, the sequence is shrunk (delta debugging, then simpler requests)
+and is a violation, `state/leaks-from-earlier-request`. All tries are in fresh processes, whose random generators
+begin in different states: a decoder that draws from them does not pass for one that keeps something.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from eqcheck.attribution.state import leaked
+from eqcheck.case import Case
+from eqcheck.lanes.transparent.outcome import Outcome
+from eqcheck.limits import MOST_BEFORE
+from eqcheck.workers.forked import Limits, Worker
+from eqcheck.workers.pool import Workers
+
+T = TypeVar("T")
+RERUNS = 9  # as many fresh processes have to agree; a decoder that is wrong half the time agrees once in 2**9 = 512
+SEARCH_S = 60.0  # for one failing case
+_QUICKLY = 3  # processes that have to agree before more is tried
+_SIMPLER = 80  # tries
+
+
+class Fresh:
+    """A decoder in a process in which nothing was decoded before: `try_case` takes a new one for each case.
+
+    ``same`` is a runner that goes on with one process until it is told to renew it.
+    """
+
+    def __init__(self, spec: str, limits: Limits) -> None:
+        self._worker = Worker(spec, limits, scattered=True)
+        self.same = Workers([self._worker])
+
+    def __enter__(self) -> Fresh:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._worker.__exit__(*failure)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a process can be started, which needs a main module that can be imported."""
+        return self._worker.ready()
+
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        """Decode and judge one case, and before it what its ``before`` names."""
+        self.same.renew()
+        return self.same.try_case(case, timeout, opinion=opinion)
+
+
+def verdict(fresh: Fresh, case: Case, timeout: float | None = None) -> Outcome:
+    """The outcome of a sequence: `state/leaks-from-earlier-request` where its last request fails and not alone."""
+    after = fresh.try_case(case, timeout)
+    if after.explanation is None:
+        return after
+    alone = fresh.try_case(replace(case, before=()), timeout)
+    return alone if alone.explanation else replace(after, explanation=leaked(case, after.explanation))
+
+
+@dataclass
+class Sequences:
+    """The search for sequences in one audit.
+
+    ``asked`` says whether a case is one that the audit may draw. ``proven`` are earlier requests that made a later one
+    fail, ``in_vain`` counts the searches that found none.
+    """
+
+    fresh: Fresh
+    check: Callable[[], None]
+    asked: Callable[[Case], bool]
+    proven: list[tuple[Case, ...]] = field(default_factory=list)
+    in_vain: int = 0
+
+    def examine(self, outcome: Outcome, timeout: float | None, seconds: float) -> Outcome | None:
+        """A failing case that fails alone, or else the smallest sequence that ends with one like it; None for neither.
+
+        What fails alone does so in each process; a sequence fails in each and its last request is right in each.
+        """
+        case = outcome.case
+        if case.before:
+            return self._proof(case, timeout)
+        first = self.fresh.try_case(case, timeout)
+        if first.explanation is not None:
+            same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
+            return first if same or self._agree(case, first, RERUNS, timeout) else None
+        if not self._right_alone(case, _QUICKLY, timeout):
+            return None
+        for before in self.proven:
+            after = self.fresh.try_case(replace(case, before=before), timeout)
+            if after.explanation is not None:
+                return replace(after, explanation=leaked(after.case, after.explanation))
+        end = time.monotonic() + min(seconds, SEARCH_S)
+        found = self._found(case, outcome.history.cases if outcome.history else (), timeout, end)
+        return self._smallest(replace(case, before=found), timeout, end) if found else None
+
+    def _smallest(self, case: Case, timeout: float | None, end: float) -> Outcome | None:
+        def fails(before: tuple[Case, ...]) -> bool:
+            return time.monotonic() < end and self._fails(replace(case, before=before), timeout)
+
+        short = replace(case, before=shrunk(case.before, fails))
+        for candidate in dict.fromkeys((self._simplest(short, timeout, end), short, case)):
+            if proof := self._proof(candidate, timeout):
+                self.proven.append(candidate.before)
+                return proof
+        return None
+
+    def _found(
+        self, case: Case, history: tuple[Case, ...], timeout: float | None, end: float
+    ) -> tuple[Case, ...] | None:
+        """Earlier requests after which the case fails, several times in a row."""
+        for before in suspects(history):
+            if time.monotonic() > end or (self.in_vain > 1 and len(before) > 4):
+                break
+            after = replace(case, before=before)
+            if all(self._fails(after, timeout) for _ in range(_QUICKLY)):
+                return before
+        self.in_vain += 1
+        return None
+
+    def _fails(self, case: Case, timeout: float | None) -> bool:
+        self.check()
+        return self.fresh.try_case(case, timeout).explanation is not None
+
+    def _right_alone(self, case: Case, times: int, timeout: float | None) -> bool:
+        return not any(self._fails(replace(case, before=()), timeout) for _ in range(times))
+
+    def _agree(self, case: Case, first: Outcome, times: int, timeout: float | None) -> bool:
+        for _ in range(times):
+            self.check()
+            if not self.fresh.try_case(case, timeout).repeats(first):
+                return False
+        return True
+
+    def _simplest(self, case: Case, timeout: float | None, end: float) -> Case:
+        """The case with simpler requests, as long as it fails after them and not alone."""
+        tries = _SIMPLER
+        went_on = True
+        while went_on:
+            went_on = False
+            for candidate in self._candidates(case):
+                tries -= 1
+                if not tries or time.monotonic() > end:
+                    return case
+                same_last = replace(candidate, before=()) == replace(case, before=())
+                if self._fails(candidate, timeout) and (same_last or self._right_alone(candidate, 1, timeout)):
+                    case, went_on = candidate, True
+                    break
+        return case
+
+    def _candidates(self, case: Case) -> Iterator[Case]:
+        """The case with one request simpler, among those that the audit may draw."""
+        for number, earlier in enumerate(case.before):
+            for one in filter(self.asked, simpler(earlier)):
+                yield replace(case, before=(*case.before[:number], one, *case.before[number + 1 :]))
+        for last in filter(self.asked, simpler(replace(case, before=()))):
+            yield replace(last, before=case.before)
+
+    def _proof(self, case: Case, timeout: float | None) -> Outcome | None:
+        """The outcome, if the case fails in the same way in `RERUNS` fresh processes and is right alone in as many."""
+        first = self.fresh.try_case(case, timeout)
+        if first.explanation is None or not self._agree(case, first, RERUNS - 1, timeout):
+            return None
+        if not self._right_alone(case, RERUNS, timeout):
+            return None
+        return replace(first, explanation=leaked(case, first.explanation, RERUNS))
+
+
+def suspects(history: tuple[Case, ...]) -> Iterator[tuple[Case, ...]]:
+    """Parts of what was decoded before, the likeliest first: the last request, the first, more and more of the last.
+
+    >>> cases = [Case(prompts=((n,),)) for n in range(6)]
+    >>> [tuple(case.prompts[0][0] for case in part) for part in suspects(tuple(cases))]
+    [(5,), (0,), (2, 3, 4, 5), (0, 1, 2, 3, 4, 5)]
+    """
+    first, last = MOST_BEFORE // 8, MOST_BEFORE - MOST_BEFORE // 8
+    whole = history if len(history) <= MOST_BEFORE else history[:first] + history[-last:]
+    parts = (history[-1:], history[:1], history[-4:], history[-16:], history[-64:], whole)
+    yield from (part for part in dict.fromkeys(parts) if part)
+
+
+def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """A part of ``items``, in order, that still ``fails`` and of which no single item can be left out.
+
+    Delta debugging (Zeller, Hildebrandt 2002, https://doi.org/10.1109/32.988498).
+
+    >>> shrunk((1, 2, 3, 4, 5), lambda part: {2, 5} <= set(part))
+    (2, 5)
+    """
+    size = len(items)
+    while items and size:
+        at = 0
+        size = min(size, len(items))
+        while at < len(items):
+            without = items[:at] + items[at + size :]
+            if fails(without):
+                items = without
+            else:
+                at += size
+        size //= 2
+    return items
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """Cases with a little less in them, each of them valid."""
+    rows, longest = len(case.prompts), max(map(len, case.prompts))
+    if case.cache_state != "empty":
+        yield replace(case, cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=())
+    for row in range(rows) if rows > 1 else ():
+        parts = {name: getattr(case, name) for name in ("prompts", "accepts", "arrivals")}
+        yield replace(case, **{name: part[:row] + part[row + 1 :] for name, part in parts.items()})
+    least = case.prefix_length + 1
+    for length in dict.fromkeys((least, longest // 2, longest - 1)):
+        if least <= length < longest:
+            yield replace(case, prompts=tuple(prompt[:length] for prompt in case.prompts))
+    for limit in dict.fromkeys((1, case.max_new_tokens // 2, case.max_new_tokens - 1)):
+        if 1 <= limit < case.max_new_tokens:
+            yield replace(case, max_new_tokens=limit)
+    for token in case.eos_token_ids:
+        yield replace(case, eos_token_ids=tuple(other for other in case.eos_token_ids if other != token))
+    if case.accepts or case.agreement is not None:
+        yield replace(case, accepts=(), agreement=None)
+    if case.num_draft_tokens > 1:
+        yield replace(case, num_draft_tokens=1, accepts=(), agreement=case.agreement)
+    if case.padding_side != "left":
+        yield replace(case, padding_side="left")

@@ -1,0 +1,186 @@
+"""The smallest case that fails in the same way: what can be left out is left out, and ids are made distinct.
+
+Whole rows go before tokens, halves before single ones, so that a case of 12 rows with 150 tokens each gets small within
+the same number of tries as one of two rows. EOS ids and the pad id stay in their places
+(`eqcheck.lanes.transparent.ids`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from eqcheck.case import Case
+from eqcheck.drawing import Claims
+from eqcheck.lanes.transparent.ids import Places, accepted, distinct, renamed, with_ids
+from eqcheck.requirements import unmet
+
+
+def smallest(
+    case: Case, fails: Callable[[Case], bool], claims: Claims, *, tries: int = 500, seconds: float = 60.0
+) -> Case:
+    """The smallest case found that ``fails``, from ``case``, which does; itself where nothing smaller fails.
+
+    Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
+    decoders. What was reached by then is returned.
+    """
+    shrinking = _Shrinking(case, fails, claims, tries, seconds)
+    with suppress(_Enough):
+        shrinking.run()
+    return shrinking.case
+
+
+class _Enough(Exception):
+    """The tries or the time are used up."""
+
+
+class _Shrinking:
+    """``case`` is the smallest so far; every method tries to make it smaller."""
+
+    def __init__(self, case: Case, fails: Callable[[Case], bool], claims: Claims, tries: int, seconds: float) -> None:
+        self.case, self.places = case, Places.of(case)
+        self._fails, self._claims, self._left = fails, claims, tries
+        self._end = time.monotonic() + seconds
+        self._known = {case: True}
+
+    def run(self) -> None:
+        before = None
+        while before != self.case:
+            before = self.case
+            for shrink in (self.ids, self.rows, self.state, self.prompts, self.limits, self.draft, self.ends):
+                shrink()
+
+    def attempt(self, case: Case, places: Places | None = None) -> bool:
+        """Whether a case fails; if so, it is the smallest now."""
+        if case not in self._known:
+            allowed = not unmet(case, self._claims.requires)
+            if allowed and (self._left < 1 or time.monotonic() > self._end):
+                raise _Enough
+            self._left -= allowed
+            self._known[case] = allowed and self._fails(case)
+        if self._known[case]:
+            self.case, self.places = case, places or self.places
+        return self._known[case]
+
+    def change(self, **changes: Any) -> bool:
+        return self.attempt(with_ids(self.case, self.places, **changes))
+
+    def lower(self, value: int, least: int, change: Callable[[int], bool]) -> None:
+        """Try the least number, then what lies between by halves."""
+        if value <= least or change(least):
+            return
+        while value - least > 1:
+            middle = (least + value) // 2
+            least, value = (least, middle) if change(middle) else (middle, value)
+
+    def ids(self) -> None:
+        """Distinct ids in all rows; or, where some must be equal, in as many rows as can be."""
+        if self.attempt(distinct(self.case, self.places)):
+            return
+        self.attempt(renamed(self.case, self.places))
+        for row in range(len(self.case.prompts)):
+            self.attempt(distinct(self.case, self.places, [row]))
+
+    def rows(self) -> None:
+        size = len(self.case.prompts) // 2
+        while size:
+            start = 0
+            while start < len(self.case.prompts):
+                start += 0 if self.without_rows(start, size) else size
+            size //= 2
+
+    def without_rows(self, start: int, count: int) -> bool:
+        case, places = self.case, self.places
+        if len(case.prompts[start : start + count]) == len(case.prompts):
+            return False
+        for row in reversed(range(start, min(start + count, len(case.prompts)))):
+            places = places.without_row(row)
+        fields = ("prompts", "accepts", "arrivals")
+        kept = {name: getattr(case, name)[:start] + getattr(case, name)[start + count :] for name in fields}
+        return self.attempt(with_ids(case, places, **kept), places)
+
+    def state(self) -> None:
+        """The first cache state, family and padding side that the source has, and the simplest parameters."""
+        case = self.case
+        if case.cache_state != "empty" and "empty" in self._claims.cache_states:
+            self.change(cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=())
+        if self.case.prefill_chunk:
+            self.lower(self.case.prefill_chunk, 1, lambda size: self.change(prefill_chunk=size))
+        for row, arrival in enumerate(self.case.arrivals):
+            self.lower(arrival, 0, partial(self.arrive, row))
+        for name, options in (("family", self._claims.families), ("padding_side", self._claims.padding_sides)):
+            simpler = takewhile(lambda option: option not in (case.family, case.padding_side), options)
+            any(self.change(**{name: option}) for option in simpler)
+
+    def arrive(self, row: int, arrival: int) -> bool:
+        arrivals = self.case.arrivals
+        return self.change(arrivals=(*arrivals[:row], arrival, *arrivals[row + 1 :]))
+
+    def prompts(self) -> None:
+        """Shorter, all at once and then one by one; then a shorter common prefix."""
+        least = self.case.prefix_length + 1
+        self.lower(max(map(len, self.case.prompts)), least, lambda most: self.cut(None, most))
+        for row, prompt in enumerate(self.case.prompts):
+            self.lower(len(prompt), least, partial(self.cut, row))
+        while self.case.prefix_length > 1:
+            shorter = tuple(prompt[1:] for prompt in self.case.prompts)
+            if not self.change(prompts=shorter, prefix_length=self.case.prefix_length - 1):
+                break
+
+    def cut(self, row: int | None, most: int) -> bool:
+        """Keep the first tokens of one row's prompt, or of all."""
+        return self.change(prompts=tuple(p[:most] if row in (None, n) else p for n, p in enumerate(self.case.prompts)))
+
+    def limits(self) -> None:
+        least = 2 if "min-limit-2" in self._claims.requires else 1
+        self.lower(self.case.max_new_tokens, least, lambda limit: self.change(max_new_tokens=limit))
+        self.lower(self.case.num_draft_tokens, 1, self.fewer_drafts)
+
+    def fewer_drafts(self, k: int) -> bool:
+        """A smaller K; where all drafts were accepted, all are."""
+        full = self.case.num_draft_tokens
+        accepts = tuple(tuple(k if n == full else min(n, k) for n in rounds) for rounds in self.case.accepts)
+        return self.change(num_draft_tokens=k, accepts=accepts)
+
+    def draft(self) -> None:
+        """A table of as few rounds, and as few accepted draft tokens, as can be."""
+        if self.case.agreement is not None or self.case.accepts:
+            if self.change(agreement=None, accepts=()):
+                return
+            self.change(agreement=None, accepts=accepted(self.case))
+        for row in range(len(self.case.accepts)):
+            rounds = self.case.accepts[row]
+            self.lower(len(rounds), 0, partial(self.keep_rounds, row, rounds))
+            for number, count in enumerate(self.case.accepts[row]):
+                self.lower(count, 0, partial(self.accept, row, number))
+
+    def keep_rounds(self, row: int, rounds: tuple[int, ...], count: int) -> bool:
+        accepts = self.case.accepts
+        return self.change(accepts=(*accepts[:row], rounds[:count], *accepts[row + 1 :]))
+
+    def accept(self, row: int, number: int, count: int) -> bool:
+        rounds = self.case.accepts[row]
+        return self.keep_rounds(row, (*rounds[:number], count, *rounds[number + 1 :]), len(rounds))
+
+    def ends(self) -> None:
+        """Fewer EOS ids, earlier ones, and a pad id that occurs nowhere."""
+        for place in self.places.eos:
+            fewer = replace(self.places, eos=tuple(other for other in self.places.eos if other != place))
+            self.attempt(with_ids(self.case, fewer), fewer)
+        for number, place in enumerate(self.places.eos):
+            if place.kind == "new":
+                self.lower(place.index, 0, partial(self.end_at, number))
+        plain = replace(self.places, pad=None)
+        self.attempt(with_ids(self.case, plain), plain)
+
+    def end_at(self, number: int, index: int) -> bool:
+        """Let an EOS be the new token of this number in its row."""
+        places = list(self.places.eos)
+        places[number] = replace(places[number], index=index)
+        moved = replace(self.places, eos=tuple(places))
+        return self.attempt(with_ids(self.case, moved), moved)

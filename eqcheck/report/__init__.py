@@ -1,0 +1,1 @@
+"""What is told of an audit: data for programs, and text for readers."""
