@@ -7,9 +7,11 @@ True
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import_module
+from importlib.machinery import PathFinder as _PathFinder
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eqcheck import strategies as strategies
@@ -44,11 +46,25 @@ _LAZY = {
 }
 __all__ = ["__version__", "strategies", *_LAZY]
 
-# In a wheel `adapters/`, `reference_impls/` and `tests/conformance/` are sub-packages of this one; in a
-# checkout they are its neighbours. One name for both places:
-_here = _Path(__file__).parent
-if not (_here / "adapters").is_dir():
-    __path__ += [str(_here.parent), str(_here.parent / "tests")]
+_checkout = _Path(__file__).resolve().parent.parent
+_BESIDE = {"adapters": _checkout, "reference_impls": _checkout, "conformance": _checkout / "tests"}
+
+
+class _Beside:
+    """Finds three sub-packages that a wheel has inside this package where a checkout has them: beside it.
+
+    Only these: with the checkout on ``__path__``, ``eqcheck.eqcheck`` would be a second copy of every class.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        package, _, name_inside = name.partition(".")
+        folder = _BESIDE.get(name_inside) if package == "eqcheck" else None
+        return folder and _PathFinder.find_spec(name, [str(folder)])
+
+
+if not (_Path(__file__).parent / "adapters").is_dir():
+    _sys.meta_path.insert(0, _Beside)  # first: the finder of another checkout's editable install may come later
 
 
 def __getattr__(name: str) -> object:

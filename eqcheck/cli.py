@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from eqcheck import registry
+    from eqcheck import pair, registry
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
     from eqcheck.campaign.result import Options
@@ -152,6 +152,8 @@ def _audit(options: argparse.Namespace) -> int:
     from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck import short
 
+    if options.pair:
+        pair.check()
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = _stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
@@ -267,10 +269,11 @@ def _selfcheck(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from eqcheck import registry
+    from eqcheck import pair, registry
     from eqcheck.bench import report
     from eqcheck.bench.run import FULL, QUICK, bench
 
+    pair.check()
     decoders = [registry.load(spec) for spec in options.adapter or registry.self_contained()]
     out = options.out or Path("reports/bench-quick" if options.quick else "reports/bench")
     _writable(out, "")

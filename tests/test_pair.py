@@ -57,6 +57,21 @@ def test_training_lowers_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert pair.load().target.num_parameters() > 3_000_000
 
 
+@pytest.mark.parametrize("words", [["audit", "--pair"], ["bench", "--quick"]])
+def test_without_weights_nothing_is_begun(
+    words: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels leave them out; that is said before the audit and not behind it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pair, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "model.safetensors").touch()
+    assert cli.main(words) == 4
+    told = capsys.readouterr()
+    assert f"Copy draft from eqcheck/pair/ of eqcheck's repository into {tmp_path}" in told.err
+    assert (told.out, sorted(tmp_path.iterdir())) == ("", [tmp_path / "target"])
+
+
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged"])
 def test_right_decoders_are_right_on_it(name: str) -> None:
     found = on_pair(registry.load(name))

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eqcheck.errors import UsageError
+
 BYTES = 256
 CONTEXT = 512
 END = 0  # closes every file of the training text; the models' EOS
@@ -29,11 +31,27 @@ class Pair(NamedTuple):
     draft: Any
 
 
+def check() -> Path:
+    """The pair's folder; `UsageError` where the weights are missing, which wheels leave out for their size."""
+    folder = Path(__file__).parent
+    absent = [name for name in ("target", "draft") if not (folder / name / "model.safetensors").is_file()]
+    if absent:
+        raise UsageError(
+            f"the trained pair is not here; a wheel leaves its weights out. Copy {' and '.join(absent)} from "
+            f"eqcheck/pair/ of eqcheck's repository into {folder}, or run in a checkout, which has them; "
+            "`python -m eqcheck.pair.train` trains a pair there anew, in about an hour on two cores"
+        )
+    return folder
+
+
 def load(dtype: torch.dtype = torch.float32) -> Pair:
-    """The pair in a floating dtype; it is stored in float16, so other dtypes hold exactly those numbers."""
+    """The pair in a floating dtype; it is stored in float16, so other dtypes hold exactly those numbers.
+
+    Raises `UsageError` where the weights are missing (`check`).
+    """
     from transformers import LlamaForCausalLM
 
-    folder = Path(__file__).parent
+    folder = check()
     models = (LlamaForCausalLM.from_pretrained(folder / name, dtype=dtype) for name in ("target", "draft"))
     return Pair(*(model.eval() for model in models))
 
