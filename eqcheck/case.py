@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request
 from eqcheck.errors import CaseError, did_you_mean
@@ -22,7 +22,6 @@ from eqcheck.limits import (
     MOST_WORK_BEFORE,
 )
 
-CASE_FORMAT = "eqcheck-case/1"
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
 _LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "before")
 
@@ -48,6 +47,8 @@ class Case:
     Raises `CaseError` for a field of the wrong type or outside its range.
     """
 
+    format: ClassVar[str] = "eqcheck-case/1"
+    lane: ClassVar[str] = "transparent"
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int = 4
     num_draft_tokens: int = 1
@@ -120,6 +121,11 @@ class Case:
             raise CaseError(f"before: expected less work than {MOST_WORK_BEFORE} in all, got {work}")
 
     @property
+    def alone(self) -> Case:
+        """The case without earlier requests."""
+        return replace(self, before=()) if self.before else self
+
+    @property
     def _tokens(self) -> int:
         return sum(map(len, self.prompts)) + len(self.prompts) * self.max_new_tokens
 
@@ -185,7 +191,7 @@ class Case:
         said |= {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         if self.before:
             said["before"] = [earlier.to_dict() for earlier in self.before]
-        found: dict[str, Any] = json.loads(json.dumps({"format": CASE_FORMAT, **said}))
+        found: dict[str, Any] = json.loads(json.dumps({"format": Case.format, **said}))
         return found
 
     @classmethod
@@ -193,9 +199,9 @@ class Case:
         """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
         if not isinstance(data, Mapping):
             raise CaseError(f"case: expected an object, got {type(data).__name__}")
-        if data.get("format") != CASE_FORMAT:
+        if data.get("format") != Case.format:
             raise CaseError(
-                f"case: expected format {CASE_FORMAT!r}, got {data.get('format')!r}; "
+                f"case: expected format {Case.format!r}, got {data.get('format')!r}; "
                 "run it with the eqcheck that wrote it"
             )
         names = {f.name for f in fields(cls)}

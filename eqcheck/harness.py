@@ -23,7 +23,7 @@ from eqcheck.hashing import Words, continue_rows
 from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.plain import one_line, printable
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
-from eqcheck.verdict import Explanation, check_rows
+from eqcheck.verdict import Explanation, check_rows, crash
 
 
 @dataclass(frozen=True)
@@ -177,18 +177,17 @@ def run(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
-        failure = Explanation("crash", "exception", detail=f"{one_line(type(error).__name__)}: {_message(error)}")
+        failure = crash("exception", type(error).__name__, _message(error))
         text = printable("".join(traceback.format_exception(error)))
         return Run(case, truth, trace, None, failure, text)
     try:
         if request != untouched:
-            detail = f"mutated-request: expected {untouched}, got {request}"
-            return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=one_line(detail, 2000)))
+            changed = one_line(f"expected {untouched}, got {request}", 2000)
+            return Run(case, truth, trace, None, crash("invalid-output", "mutated-request", changed))
         return Run(case, truth, trace, check_rows(outputs, rows, case.known_ids))
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
-        detail = f"{one_line(what)}: {_message(error)}"
-        return Run(case, truth, trace, None, Explanation("crash", "invalid-output", detail=detail))
+        return Run(case, truth, trace, None, crash("invalid-output", what, _message(error)))
 
 
 def why(declined: Unsupported) -> str:

@@ -18,7 +18,6 @@ unattributed  unattributed                   (output wrong, no cause shown: neve
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -152,6 +151,7 @@ class Explanation:
 
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
+    ``subject`` says what is concerned, where a kind has several: what was raised, which option, which edit of a search.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
     is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
     (`eqcheck.attribution.witnesses`). ``permuted`` counts the cases with other ids that show the same cause, another
@@ -181,18 +181,27 @@ class Explanation:
     basis: str = ""
     given: Given | None = None
     drafted: tuple[int, ...] = ()
+    subject: str = ""
 
     @property
     def fingerprint(self) -> str:
-        """``component/kind``, for crashes what failed, for options which: two violations with one are one bug."""
+        """``component/kind``, and the subject where there is one: two violations with one fingerprint are one bug."""
         base = f"{self.component}/{self.kind}"
-        told = self.kind in ("exception", "invalid-output") or self.component == "options"
-        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if told else ""
-        return f"{base}:{what}" if what else base
+        return f"{base}:{self.subject}" if self.subject else base
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"fingerprint": self.fingerprint, **asdict(self)}
+
+
+def crash(kind: str, subject: str, message: str) -> Explanation:
+    """The explanation of a decoder that failed: what failed, and what it said.
+
+    >>> crash("exception", "KeyError", "'x'").fingerprint
+    'crash/exception:KeyError'
+    """
+    subject = one_line(subject, 80)
+    return Explanation("crash", kind, detail=f"{subject}: {message}", subject=subject)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from eqcheck import registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.case import Case
-from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report.text import render
 from eqcheck.report.transparent import percent
 

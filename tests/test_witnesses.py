@@ -18,7 +18,7 @@ from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
-from eqcheck.lanes.transparent.outcome import Outcome
+from eqcheck.campaign.outcome import Outcome
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge

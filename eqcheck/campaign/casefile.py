@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__, registry
-from eqcheck.case import CASE_FORMAT, Case
+from eqcheck.campaign.result import Audit, Finding
+from eqcheck.case import Case
 from eqcheck.errors import UsageError
-from eqcheck.lanes.checkpoint.case import ENGINE_CASE_FORMAT, EngineCase
+from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.plain import one_line, printable
+from eqcheck.report.text import render
 
 VIOLATION_FORMAT = "eqcheck-violation/1"
+AnyCase = Case | EngineCase
+_CASES: dict[str, type[Case] | type[EngineCase]] = {kind.format: kind for kind in (Case, EngineCase)}
 TEMPORARY = ".tmp"
 
 
@@ -34,7 +38,7 @@ class StoredViolation:
     audit ended before it could shrink the case.
     """
 
-    case: Case | EngineCase
+    case: AnyCase
     adapter: str | None = None
     fingerprint: str | None = None
     case_timeout: float = CASE_TIMEOUT
@@ -69,6 +73,21 @@ def read_case(path: Path) -> StoredViolation:
         return _stored(_json(path))
     except UsageError as error:
         raise UsageError(f"case file {path}: {one_line(str(error))}") from error
+
+
+def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolation:
+    """A finding as its case file tells it, under the fingerprint ``name``."""
+    decoder, options = audit.decoder, audit.options
+    return StoredViolation(
+        case=finding.case,
+        adapter=decoder.spec or decoder.name,
+        fingerprint=name,
+        case_timeout=options.case_timeout,
+        isolated=options.isolate or finding.case.lane == "checkpoint",
+        case_memory=options.case_memory if options.isolate else None,
+        minimised=finding.minimised,
+        explanation=render(finding.explanation),
+    )
 
 
 def command(path: Path, adapter: str = "") -> str:
@@ -131,11 +150,11 @@ def _is_text(text: str) -> bool:
 
 
 def _stored(data: Any) -> StoredViolation:
-    if isinstance(data, dict) and data.get("format") in (CASE_FORMAT, ENGINE_CASE_FORMAT):
+    if isinstance(data, dict) and data.get("format") in _CASES:
         return StoredViolation(_case(data))
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {CASE_FORMAT!r}, got {got!r}")
+        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r}")
     return StoredViolation(
         case=_case(data.get("case", {})),
         adapter=_line(data, "adapter"),
@@ -148,9 +167,9 @@ def _stored(data: Any) -> StoredViolation:
     )
 
 
-def _case(data: Any) -> Case | EngineCase:
-    engine = isinstance(data, dict) and data.get("format") == ENGINE_CASE_FORMAT
-    return EngineCase.from_dict(data) if engine else Case.from_dict(data)
+def _case(data: Any) -> AnyCase:
+    kind = _CASES.get(data.get("format", ""), Case) if isinstance(data, dict) else Case
+    return kind.from_dict(data)
 
 
 def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:

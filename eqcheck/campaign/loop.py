@@ -1,4 +1,4 @@
-"""The audit: replay, draw, decode, judge, gather by fingerprint, settle. It emits events and never prints."""
+"""The audit of a decoder, in any lane: replay, draw, decode, judge, gather, settle, store. It tells and never prints."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import islice
+from typing import Any
 
-from eqcheck.attribution.state import leaked
+from eqcheck.campaign.casefile import stored_violation
 from eqcheck.campaign.corpus import Corpus
-from eqcheck.campaign.result import Audit, Listener, Options, Progress, ViolationRecord, about_claims, stored_violation
-from eqcheck.case import Case
+from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign.lane import Lane, lane_of
+from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import Decoder
-from eqcheck.lanes.transparent.outcome import Outcome
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.lanes.transparent.sequences import Fresh, Sequences
-from eqcheck.lanes.transparent.settle import Sighting, confirmed, confirms, gather, minimise, of_state
-from eqcheck.requirements import unmet
-from eqcheck.workers.forked import Limits
-from eqcheck.workers.pool import HANG, HANGS_TO_GIVE_UP, Runner, runner
+
+HANGS_TO_GIVE_UP = 3
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
@@ -33,201 +31,194 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     'equivalent'
     """
     start = time.monotonic()
-    under_way = _UnderWay(decoder, options, listen)
-    under_way.run()
-    result = under_way.result
-    result.elapsed = time.monotonic() - start
-    return result
+    campaign = Campaign(lane_of(decoder, options), listen)
+    listen(Started(decoder.name, campaign.result.lane, options.cases))
+    campaign.run()
+    campaign.result.elapsed = time.monotonic() - start
+    listen(Finished(decoder.name, campaign.result))
+    return campaign.result
 
 
-_Sightings = dict[tuple[bool, str], Sighting]
+class Campaign:
+    """An audit while it runs. ``pending`` are the failing cases that belong to no finding yet."""
 
-
-class _UnderWay:
-    """An audit while it runs."""
-
-    def __init__(self, decoder: Decoder, options: Options, listen: Listener) -> None:
-        self.decoder, self.options, self.listen = decoder, options, listen
-        families = tuple(dict.fromkeys(options.families)) or decoder.families
-        self.result = Audit(decoder, options, families)
-        takes = decoder.padding_sides, decoder.cache_states, decoder.requires
-        self.source = Source(options.seed, families, *takes, options.bounds)
-        self.corpus = Corpus(options.corpus, decoder.name) if options.corpus else None
-        self.sightings: _Sightings = {}
+    def __init__(self, lane: Lane, listen: Listener) -> None:
+        self.lane, self.listen, self.result = lane, listen, lane.result
+        options, name = self.result.options, self.result.decoder.name
+        self.total = options.cases
+        self.corpus = Corpus(options.corpus, name) if options.corpus else None
+        self.source = islice(lane.cases(), options.cases)
+        self.pending: list[Outcome] = []
+        self.failing = 0  # drawn cases within the claim
+        self.groups_seen: set[Hashable] = set()
         self.notes: dict[str, None] = {}
+        self.hung: Counter[str] = Counter()
+        self.over = False
+        self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        """Replay, draw, settle; whatever happens, warnings are in order and nothing seen is lost."""
-        decoder, options, result = self.decoder, self.options, self.result
-        limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
-        unsettled = self.sightings
+        """Replay, then draw and settle by turns; whatever happens, nothing that was seen is lost."""
+        result = self.result
         try:
-            with _interruptible() as check:
-                with runner(decoder, limits, options.jobs, options.isolate, result.warnings) as running:
-                    self._replay(running, check)
-                    self._draw(running, check)
-                    unsettled = dict(self.sightings)
-                    if not decoder.spec:
-                        self._settle(running, None, unsettled, check)
-                if unsettled and decoder.spec:
-                    self._settle_apart(limits, unsettled, check)
+            with _interruptible() as self.check, self.lane.drawing():
+                self.replay()
+                while self.draw():
+                    self.settle()
+                self.settle()
+                if self.pending and not result.findings:  # better one without a cause than none
+                    self._look(self.pending, self.pending[:1], 1, eager=False)
         except KeyboardInterrupt:
             result.interrupted = True
-            for (claimed, _), sighting in unsettled.items():
-                (result.violations if claimed else result.discoveries).append(sighting.record())
-            result.warnings.append("interrupted; the cases below are not all minimised" if unsettled else "interrupted")
-        if result.doubtful and not result.keeps_state:
-            result.doubtful += result.violations + result.discoveries
-            result.violations, result.discoveries = [], []
-        for records in (result.violations, result.discoveries, result.doubtful):
-            records.sort(key=lambda record: -record.count)
-        result.warnings[:0] = [*([decoder.note] if decoder.note else []), *self.notes]
-        result.warnings += [*(dict.fromkeys(self.corpus.warnings) if self.corpus else ()), *about_claims(result)]
+            groups = self.groups()
+            for group in groups:
+                self.add(self.lane.unsettled(group[0]), sum(outcome.drawn for outcome in group))
+            self.pending = []
+            result.warnings.append("interrupted; the cases below are not all minimised" if groups else "interrupted")
+        result.unsettled = sum(outcome.drawn for outcome in self.pending)
+        result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
+        result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
+        self.lane.conclude()
+        result.findings.sort(key=lambda finding: -finding.count)
 
-    def _replay(self, running: Runner, check: Callable[[], None]) -> None:
-        """Run the stored cases that are within what was asked."""
+    def tell(self, event: type[Event], *values: Any) -> None:
+        self.listen(event(self.result.decoder.name, *values))
+
+    def replay(self) -> None:
+        """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            case = stored.case
-            if not (isinstance(case, Case) and self._asked(case)):
+            if not self.lane.asks(stored.case):
                 continue
-            outcome = running.try_case(case)
-            if case.before and outcome.explanation:  # for `Sequences` to confirm or deny
-                outcome = replace(outcome, explanation=leaked(case, outcome.explanation))
+            outcome = replace(self.lane.replay(stored.case), drawn=False)
+            same = self.lane.still(str(stored.fingerprint), outcome)
+            outcome = replace(outcome, minimal=stored.minimised and same)
             self.result.replayed.append(outcome)
-            if outcome.fingerprint != stored.fingerprint and self.corpus:
+            if not same and self.corpus:
                 self.corpus.retire(path)
-            if outcome.fingerprint:
-                minimised = stored.minimised and outcome.fingerprint == stored.fingerprint
-                self._sight(outcome, Sighting(outcome, stored=True, minimised=minimised))
-            self._tell("corpus")
-            check()
+            if outcome.failed:
+                self.gather(outcome)
+            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing, True)
+            self.check()
 
-    def _asked(self, case: Case) -> bool:
-        source = self.source
-        sides, states = source.padding_sides, source.cache_states
-        within = case.family in source.families and case.padding_side in sides and case.cache_state in states
-        return within and not unmet(case, source.requires) and all(map(self._asked, case.before))
-
-    def _draw(self, running: Runner, check: Callable[[], None]) -> None:
-        hung: Counter[bool | str] = Counter()
-        for outcome in running.outcomes(self._cases()):
-            family = outcome.case.family
-            if family in running.given_up:
+    def draw(self) -> bool:
+        """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
+        start, count = time.monotonic(), len(self.result.outcomes)
+        until = None if self.over else self.lane.draws_until(start)
+        if until is None:
+            return False
+        running = self.lane.running
+        for outcome in running.outcomes(self._cases(until)):
+            if outcome.case.family in running.given_up:
                 continue
             self.result.outcomes.append(outcome)
-            check()
+            self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))
-            if outcome.fingerprint:
-                self._sight(outcome, Sighting(outcome)).see(outcome)
-            self._tell()
-            if outcome.fingerprint == HANG:
-                claimed = family in self.decoder.families
-                hung[claimed or family] += 1
-                if hung[True] >= HANGS_TO_GIVE_UP:
-                    self.result.warnings.append(f"stopped after {HANGS_TO_GIVE_UP} cases that did not end")
-                    return
-                if hung[family] >= HANGS_TO_GIVE_UP:
-                    running.given_up.add(family)
-                    self.result.warnings.append(
-                        f"family {family}, not claimed: given up after {HANGS_TO_GIVE_UP} cases that did not end"
-                    )
+            if outcome.failed:
+                self.failing += self.result.claims(outcome.case)
+                self.gather(outcome)
+            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing)
+            if outcome.symptom == HANG and self._gives_up(outcome):
+                self.over = True
+                break
+        self.result.version = running.version or self.result.version
+        self.result.drawing_s += time.monotonic() - start
+        return len(self.result.outcomes) > count
 
-    def _cases(self) -> Iterator[Case]:
-        """The cases to decode, drawn as they are needed, while there is time."""
-        options = self.options
-        end = time.monotonic() + options.budget if options.budget else float("inf")
-        for index in count():
-            done = index * CHUNK
-            size = CHUNK if options.cases is None else min(CHUNK, options.cases - done)
-            for position in range(max(size, 0)):
-                if time.monotonic() > end:
-                    return
-                yield self.source.chunk(index, position + 1)[position]
-            if size < CHUNK:
+    def _cases(self, until: float) -> Iterator[Any]:
+        while time.monotonic() < until and (case := next(self.source, None)) is not None:
+            yield case
+
+    def _gives_up(self, outcome: Outcome) -> bool:
+        """Whether too many cases within the claim hung; a family beyond it is given up by itself."""
+        claimed, family = self.result.claims(outcome.case), outcome.case.family
+        key = "" if claimed else family
+        self.hung[key] += 1
+        if self.hung[key] != HANGS_TO_GIVE_UP:
+            return False
+        what = "stopped" if claimed else f"family {family}, not claimed: given up"
+        self.result.warnings.append(f"{what} after {HANGS_TO_GIVE_UP} cases that did not end")
+        self.lane.running.given_up |= set() if claimed else {family}
+        return claimed
+
+    def gather(self, outcome: Outcome) -> None:
+        """Keep a failing case for later, and store the first of its group before anything else can go wrong."""
+        self.pending.append(outcome)
+        group = self.lane.group(outcome)
+        if group not in self.groups_seen:
+            self.groups_seen.add(group)
+            self.tell(ViolationSeen, outcome, len(self.groups_seen))
+            if not outcome.minimal:
+                self.store(self.lane.unsettled(outcome))
+
+    def store(self, finding: Finding) -> None:
+        name = self.lane.filed(finding)
+        if self.corpus and name:
+            self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
+
+    def groups(self) -> list[list[Outcome]]:
+        groups: dict[Hashable, list[Outcome]] = {}
+        for outcome in self.pending:
+            groups.setdefault(self.lane.group(outcome), []).append(outcome)
+        return self.lane.order(list(groups.values()))
+
+    def settle(self) -> None:
+        """Look into failing cases, a finding from each group by turns, until each counts with a finding."""
+        if not self.pending:
+            return
+        with self.lane.settling(self.check):
+            groups = self.groups()
+            for group in groups:
+                self.tell(Settling, group[0].symptom)
+                self._look(group, self.lane.telling(group), len(groups), eager=True)
+            while any(groups) and not self._late():
+                for group in filter(None, groups):
+                    self.tell(Settling, group[0].symptom)
+                    self._look(group, list(group), sum(map(bool, groups)), eager=False)
+            for outcome in list(self.pending):  # no time for more findings: count with those there are
+                if not self._late(0) and self._counts(outcome):
+                    self.pending.remove(outcome)
+
+    def _late(self, left: int | None = None) -> bool:
+        return time.monotonic() > self.lane.settles_until(len(self.pending) if left is None else left)
+
+    def _look(self, group: list[Outcome], candidates: list[Outcome], groups: int, eager: bool) -> None:
+        """Look into the candidates of a group, one after the other, until there is a finding."""
+        for outcome in candidates:
+            if self._late():
                 return
-
-    def _sight(self, outcome: Outcome, sighting: Sighting) -> Sighting:
-        """Note a failing case, and store the first of its fingerprint before anything else can go wrong."""
-        key = outcome.case.family in self.decoder.families, str(outcome.fingerprint)
-        if key not in self.sightings:
-            self.sightings[key] = sighting
-            if not sighting.stored or not sighting.minimised:
-                self._store(key[0], sighting.record())
-        return self.sightings[key]
-
-    def _store(self, claimed: bool, record: ViolationRecord) -> None:
-        if self.corpus:
-            self.corpus.store(stored_violation(self.result, record), claimed)
-
-    def _settle_apart(self, limits: Limits, unsettled: _Sightings, check: Callable[[], None]) -> None:
-        """Settle in processes in which nothing was decoded before, so that what is found can be replayed."""
-        with Fresh(self.decoder.spec, limits) as fresh:
-            if fresh.usable:
-                self._settle(fresh.same, Sequences(fresh, check, self._asked), unsettled, check)
-                return
-        isolate = self.options.isolate
-        if not isolate:
-            self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
-        with runner(self.decoder, limits, 1, isolate, self.result.warnings) as running:
-            self._settle(running, None, unsettled, check)
-
-    def _settle(
-        self, running: Runner, sequences: Sequences | None, unsettled: _Sightings, check: Callable[[], None]
-    ) -> None:
-        """Confirm and minimise each sighting; what is dealt with leaves ``unsettled``."""
-        result = self.result
-        end = time.monotonic() + (self.options.budget or float("inf"))
-        slowest = max((o.seconds for o in result.outcomes if o.fingerprint != HANG), default=0.0)
-        unminimised = 0
-        for key, sighting in list(unsettled.items()):
-            claimed, fingerprint = key
-            self._tell(fingerprint)
-            left = max(0.0, end - time.monotonic()) / len(unsettled)
-            if not confirms(sighting, running, sequences, slowest, left):
-                self._doubt(sighting, sequences is not None)
-                del unsettled[key]
-                continue
-            records = result.violations if claimed else result.discoveries
-            if sequences and fingerprint != HANG and (found := of_state(sighting, running, sequences, left)):
-                leak = Sighting(found, minimised=True, drawn=Counter([found.case.family]))
-                self._store(claimed, leak.record())
-                gather(records, leak.record())
-            check()
-            left = max(0.0, end - time.monotonic()) / len(unsettled)
-            if not (sighting.stored or sighting.minimised) and left > 0:
-                families = [f for f in self.source.families if (f in self.decoder.families) == claimed]
-                smallest = minimise(sighting, self.source, running, families, left)
-                if smallest is None:
-                    self._doubt(sighting, sequences is not None)
-                    del unsettled[key]
+            self.check()
+            if not self._counts(outcome):
+                findings = self.lane.look(outcome, group, groups, eager)
+                if eager and not findings:
                     continue
-                sighting.outcome, sighting.minimised = smallest, True
-            unminimised += not sighting.minimised
-            self._store(claimed, sighting.record())
-            sighting.outcome = confirmed(sighting.outcome, running)
-            gather(records, sighting.record())
-            del unsettled[key]
-            check()
-        if unminimised:
-            result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
+                doubtful = [replace(self.lane.unsettled(outcome), standing="inconclusive")]
+                for finding in findings or doubtful:
+                    self.add(finding, int(outcome.drawn))
+            else:
+                findings = None
+            if group is not self.pending:
+                group.remove(outcome)
+            self.pending.remove(outcome)
+            if findings:
+                return
 
-    def _doubt(self, sighting: Sighting, apart: bool) -> None:
-        record = sighting.record()
-        self.result.doubtful.append(record)
-        why = (
-            "in fresh processes, neither the request alone nor after those before it fails time and again; the decoder "
-            "is not deterministic, or keeps state that no sequence was found for"
-            if apart
-            else "two runs of the same request gave different answers; the decoder is not deterministic or keeps state "
-            "between requests, and has no spec: no fresh process can tell which"
-        )
-        self.result.warnings.append(
-            f"INCONCLUSIVE: {record.fingerprint} on case {record.case.id}: {why}; so it does not count as a violation"
-        )
+    def _counts(self, outcome: Outcome) -> bool:
+        """Count a failing case with the finding that it belongs to, if there is one."""
+        number = self.lane.counted(outcome)
+        if number is not None:
+            finding = self.result.findings[number]
+            self.result.findings[number] = replace(finding, count=finding.count + outcome.drawn)
+        return number is not None
 
-    def _tell(self, stage: str = "cases") -> None:
-        failing = sum(sighting.drawn.total() for (claimed, _), sighting in self.sightings.items() if claimed)
-        self.listen(Progress(self.decoder.name, len(self.result.outcomes), self.options.cases, failing, stage))
+    def add(self, finding: Finding, count: int) -> None:
+        """Add a finding, or count it with an earlier one that it is not distinct from."""
+        finding, findings = replace(finding, count=count), self.result.findings
+        self.store(finding)
+        for number, earlier in enumerate(findings):
+            if earlier.standing == finding.standing and (joined := self.lane.joined(earlier, finding)):
+                findings[number] = replace(joined, count=earlier.count + count)
+                return
+        findings.append(finding)
+        self.tell(Settled, finding)
 
 
 @contextmanager

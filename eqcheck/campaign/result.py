@@ -1,35 +1,29 @@
-"""What an audit is asked, and what comes out of it, as data."""
+"""What an audit is asked, and what comes out of it, as data of every lane."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from eqcheck.attribution.rounds import draft_warnings
-from eqcheck.campaign.casefile import StoredViolation
-from eqcheck.case import Case
-from eqcheck.contract import CACHE_STATES, Decoder
-from eqcheck.lanes.transparent import declining
-from eqcheck.lanes.transparent.coverage import vacuous
-from eqcheck.lanes.transparent.on_pair import OnPair
-from eqcheck.lanes.transparent.outcome import Outcome
-from eqcheck.report.text import render
+from eqcheck.campaign.outcome import Outcome
+from eqcheck.contract import Decoder
+from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.sizes import WIDE, Bounds
 from eqcheck.verdict import Explanation, merge
-from eqcheck.workers.forked import GIB
 
-ENOUGH_TO_CALL_STALE = 300
+STANDINGS = ("violation", "discovery", "inconclusive")
 
 
 @dataclass(frozen=True)
 class Options:
     """What an audit is asked: so many cases, or a time budget in seconds, or both (whichever ends first).
 
-    Minimising what was found may take the budget once more. ``families`` stands in for those the decoder claims.
-    ``isolate`` runs the decoder in a worker process, where a case may take ``case_memory`` bytes (None: no limit).
-    ``corpus`` is the folder of cases to run first and to add to; None for none. ``bounds`` is how large cases get.
+    ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
+    may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
+    for none. ``bounds`` is how large cases get. ``python`` is the Python to decode with, on checkpoints.
     """
 
     cases: int | None = 300
@@ -37,96 +31,132 @@ class Options:
     seed: int = 0
     jobs: int = 1
     families: tuple[str, ...] = ()
-    case_timeout: float = 60.0
+    case_timeout: float = CASE_TIMEOUT
     isolate: bool = False
-    case_memory: int | None = 2 * GIB
+    case_memory: int | None = CASE_MEMORY
     corpus: Path | None = None
     bounds: Bounds = WIDE
+    python: str = ""
 
 
 @dataclass(frozen=True)
-class ViolationRecord:
-    """One fingerprint: how many drawn cases show it, and the smallest case that does.
+class Finding:
+    """One cause under one condition: how many drawn cases show it, and the smallest that does.
 
-    ``stored``: the case is one that an earlier audit left in the corpus. ``minimised`` is False where time ran out.
-    ``read`` are the fingerprints under which drawn cases count with it.
+    ``standing`` is one of `STANDINGS`: a discovery is made beyond what the decoder claims, and what is inconclusive did
+    not fail time and again. ``needs`` are the options without which the case is right, ``plain`` what the decoder does
+    without speculation (``right``, ``wrong too``, or nothing where that is not known). ``seen`` are the symptoms under
+    which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus. ``minimised``
+    is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the finding without eqcheck, where there is such a script.
     """
 
-    fingerprint: str
-    count: int
-    case: Case
+    outcome: Outcome
     explanation: Explanation
-    traceback: str = ""
+    count: int = 1
+    standing: str = "violation"
+    needs: tuple[str, ...] = ()
+    plain: str = ""
+    seen: tuple[str, ...] = ()
     stored: bool = False
     minimised: bool = True
-    read: tuple[str, ...] = ()
+    axes: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    script: str | None = None
 
     @property
-    def text(self) -> str:
-        return render(self.explanation)
+    def fingerprint(self) -> str:
+        return self.explanation.fingerprint
+
+    @property
+    def case(self) -> Any:
+        return self.outcome.case
+
+    @property
+    def id(self) -> str:
+        """The fingerprint, and the condition: what the finding's files are named after."""
+        return ":".join([self.fingerprint, *self.needs])
 
 
 @dataclass
 class Audit:
-    """The result of one decoder's audit.
+    """The result of one decoder's audit in one ``lane``.
 
-    ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``violations`` are of families the
-    decoder claims, ``discoveries`` of others; ``doubtful`` are those of both when answers prove not to repeat.
-    ``on_pair`` is what the decoder did on trained models, where that was asked.
+    ``families`` are those that cases were drawn of, ``claimed_families`` those on which a failure is a violation.
+    ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
+    nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
+    ``facts`` are what only this lane has to say, by the names of the report.
     """
 
     decoder: Decoder
     options: Options
-    families: tuple[str, ...]
+    lane: str = "transparent"
+    families: tuple[str, ...] = ()
+    claimed_families: tuple[str, ...] = ()
+    version: str = ""
     outcomes: list[Outcome] = field(default_factory=list)
     replayed: list[Outcome] = field(default_factory=list)
-    violations: list[ViolationRecord] = field(default_factory=list)
-    discoveries: list[ViolationRecord] = field(default_factory=list)
-    doubtful: list[ViolationRecord] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unsettled: int = 0
+    vacuous: bool = False
     warnings: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False
-    on_pair: OnPair | None = None
+
+    def of(self, standing: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.standing == standing]
+
+    @property
+    def violations(self) -> list[Finding]:
+        return self.of("violation")
+
+    @property
+    def discoveries(self) -> list[Finding]:
+        return self.of("discovery")
+
+    @property
+    def doubtful(self) -> list[Finding]:
+        return self.of("inconclusive")
 
     @property
     def claimed(self) -> list[Outcome]:
-        """The drawn cases of families that the decoder claims, as far as it decoded them: what the verdict is about."""
+        """The drawn cases within the decoder's claim, as far as it decoded them: what the verdict is about."""
         return [outcome for outcome in self._within_claim if not outcome.declined]
 
     @property
     def declined(self) -> list[Outcome]:
-        """The drawn cases of claimed families that the decoder declined."""
+        """The drawn cases within the claim that the decoder declined."""
         return [outcome for outcome in self._within_claim if outcome.declined]
 
     @property
     def _within_claim(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.case.family in self.decoder.families]
+        return [outcome for outcome in self.outcomes if self.claims(outcome.case)]
 
-    @property
-    def inconclusive(self) -> int:
-        """How many drawn cases of claimed families failed without being a violation, because answers do not repeat."""
-        return sum(self.in_doubt(outcome) for outcome in self.claimed)
+    def claims(self, case: Any) -> bool:
+        """Whether the decoder claims to be right on the case."""
+        return case.family in self.claimed_families
 
     def in_doubt(self, outcome: Outcome) -> bool:
-        """Whether a failing case is no violation: with one doubtful all are, if not state is proven."""
-        doubted = {record.fingerprint for record in self.doubtful}
-        return (
-            outcome.status == "violation" and bool(doubted) and (not self.keeps_state or outcome.fingerprint in doubted)
+        """Whether a failing case is no violation, because its answers do not repeat."""
+        claimed = self.claims(outcome.case)
+        return outcome.failed and any(
+            outcome.symptom in finding.seen and self.claims(finding.case) == claimed for finding in self.doubtful
         )
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether it is proven that answers depend on earlier requests; then what is doubtful may do so, too."""
-        return any(v.explanation.component == "state" for v in (*self.violations, *self.discoveries))
+    def inconclusive(self) -> int:
+        """How many drawn cases within the claim failed without being a violation."""
+        return sum(finding.count for finding in self.doubtful if self.claims(finding.case)) + self.unsettled
 
     @property
     def verdict(self) -> str:
         """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
-        if self.violations or (self.on_pair and self.on_pair.wrong):
+        pair = self.facts.get("real_pair")
+        if self.violations or (pair and pair.wrong):
             return "violation"
-        unasked = self.claimed and not self.coverage.get("target_called")
-        statuses = ["inconclusive"] if self.doubtful or self.interrupted or unasked else []
-        return merge([*statuses, *(o.status for o in self.claimed if o.status != "violation")])
+        unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous)
+        return merge([*["inconclusive"] * unclear, *(o.status for o in self.claimed if not o.failed)])
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -135,89 +165,35 @@ class Audit:
         return dict(sorted(counts.items()))
 
     @property
-    def losses(self) -> Counter[str]:
-        """What the draft side lost in all."""
-        total: Counter[str] = Counter()
-        for outcome in self.claimed:
-            total.update(dict(outcome.losses))
-        return total
+    def causes(self) -> Mapping[str, list[Finding]]:
+        """The violations by cause, the most frequent first; of each cause the conditions, likewise."""
+        return by_cause(self.violations)
 
     @property
-    def cache_states(self) -> dict[str, int | str]:
-        """How many cases were of each cache state, or why none was."""
-        counts = Counter(outcome.case.cache_state for outcome in self.claimed)
-        states: dict[str, int | str] = {}
-        for state in CACHE_STATES:
-            if state not in self.decoder.cache_states:
-                states[state] = "not taken"
-            else:
-                idle = state == "wrapped" and "window" not in self.families
-                states[state] = "not applicable" if idle else counts[state]
-        return states
-
-    @property
-    def unknown(self) -> list[ViolationRecord]:
+    def unknown(self) -> list[Finding]:
         """Violations that the adapter does not declare as known."""
-        return [v for v in self.violations if v.fingerprint not in self.decoder.known]
+        return [finding for finding in self.violations if finding.fingerprint not in self.decoder.known]
 
     @property
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
         seen = {outcome.fingerprint for outcome in (*self.claimed, *self.replayed)}
-        seen |= {record.fingerprint for record in (*self.violations, *self.doubtful)}
+        seen |= {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
         return [fingerprint for fingerprint in self.decoder.known if fingerprint not in seen]
 
     @property
     def stale(self) -> list[str]:
         """`unseen` ones, where enough cases of all claimed families ran to say that they are no more."""
-        enough = len(self.claimed) >= ENOUGH_TO_CALL_STALE and set(self.decoder.families) <= set(self.families)
+        enough = len(self.claimed) >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
         return self.unseen if enough else []
 
 
-@dataclass(frozen=True)
-class Progress:
-    """``done`` of ``total`` cases (``total`` None under a time budget) of one decoder, so many in violation."""
-
-    decoder: str
-    done: int
-    total: int | None
-    violations: int
-    stage: str = "cases"
+ENOUGH_TO_CALL_STALE = 300
 
 
-Listener = Callable[[Progress], None]
-
-
-def stored_violation(audit: Audit, record: ViolationRecord) -> StoredViolation:
-    """A violation as its case file tells it."""
-    options = audit.options
-    return StoredViolation(
-        case=record.case,
-        adapter=audit.decoder.spec or audit.decoder.name,
-        fingerprint=record.fingerprint,
-        case_timeout=options.case_timeout,
-        isolated=options.isolate,
-        case_memory=options.case_memory if options.isolate else None,
-        minimised=record.minimised,
-        explanation=record.text,
-    )
-
-
-def about_claims(result: Audit) -> list[str]:
-    """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
-    warnings = vacuous(result.coverage) if result.claimed else []
-    warnings += declining.warnings_of(result.decoder, [*result.claimed, *result.declined])
-    warnings += draft_warnings(result.losses)
-    if result.outcomes and not (result.claimed or result.declined):
-        warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
-    if result.stale:
-        warnings += [
-            f"STALE: {fingerprint} is declared as known but not seen in {len(result.claimed)} cases; remove it"
-            for fingerprint in result.stale
-        ]
-    elif result.unseen and result.claimed:
-        warnings.append(
-            f"declared as known but not seen: {', '.join(result.unseen)}; {len(result.claimed)} cases are too few to "
-            f"tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
-        )
-    return warnings
+def by_cause(findings: list[Finding]) -> dict[str, list[Finding]]:
+    """Findings by fingerprint, in order of their number of cases."""
+    causes: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: -finding.count):
+        causes.setdefault(finding.fingerprint, []).append(finding)
+    return dict(sorted(causes.items(), key=lambda item: -sum(finding.count for finding in item[1])))

@@ -1,1 +1,38 @@
-"""What is told of an audit: data for programs, and text for readers."""
+"""What is told of an audit: data for programs, and text for readers.
+
+    eqcheck.report.load(path).verdict
+
+schema: the data; build: from an audit to the data; text: an explanation in words; markdown, terminal: a report in words
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eqcheck.report.schema import Report
+
+
+def load(path: str | Path) -> Report:
+    """Read a ``report.json``, or that of a folder.
+
+    Raises `eqcheck.UsageError` for a file that is no report of this version.
+    """
+    import msgspec
+
+    from eqcheck.campaign.casefile import read_json
+    from eqcheck.errors import UsageError
+    from eqcheck.plain import one_line
+    from eqcheck.report.schema import FORMAT, from_builtins
+
+    file = Path(path)
+    file = file / "report.json" if file.is_dir() else file
+    try:
+        data = read_json(file)
+        got = data.get("format") if isinstance(data, dict) else None
+        if got != FORMAT:
+            raise UsageError(f"expected format {FORMAT!r}, got {got!r}; audit the decoder again with this eqcheck")
+        return from_builtins(data)
+    except (UsageError, msgspec.ValidationError) as error:
+        raise UsageError(f"report {file}: {one_line(str(error))}") from error

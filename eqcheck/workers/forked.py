@@ -26,16 +26,17 @@ import numpy as np
 import torch
 
 from eqcheck import registry
-from eqcheck.case import Case
+from eqcheck.campaign.outcome import HANG, Outcome
 from eqcheck.contract import Generate, Request
-from eqcheck.lanes.transparent.outcome import Outcome, noted, set_up, try_case
+from eqcheck.limits import CASE_TIMEOUT
+from eqcheck.workers.local import TryCase, set_up
+from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group
 
 try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-GIB = 2**30
 _SET_UP_S = 600.0  # for an engine to start, or to stop
 _OURS_S = 120.0  # for eqcheck's own part of a case
 _GRACE_S = 1.0  # the worker's own alarm comes first and leaves a cleaner process
@@ -46,7 +47,7 @@ _starting = threading.Lock()
 class Limits:
     """What one case may take: seconds, and bytes beyond what the worker has after its imports (None: no limit)."""
 
-    timeout: float = 60.0
+    timeout: float = CASE_TIMEOUT
     memory: int | None = None
 
 
@@ -54,76 +55,56 @@ class MemoryLimit(Exception):
     """The decoder asked for more memory than a case may take."""
 
 
-class Worker:
-    """A decoder in a process of its own, which is replaced whenever it is lost.
+class Forked(ProcessWorker):
+    """A decoder in a process forked from one that has imported all it needs; ``task`` decodes and judges a case there.
 
-    ``log`` are the cases that the process has decoded. ``scattered``: global random generators begin elsewhere in each
-    process, so that a decoder that draws from them does not look deterministic.
+    ``scattered``: global random generators begin elsewhere in each process, so that a decoder that draws from them does
+    not look deterministic.
 
-    >>> with Worker("eqspec", Limits()) as worker:
+    >>> from eqcheck.campaign.outcome import HANG, Outcome
+    >>> from eqcheck.lanes.transparent.judge import try_case
+    >>> with Forked("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status
     'equivalent'
     """
 
-    def __init__(self, spec: str, limits: Limits, *, scattered: bool = False) -> None:
-        self.spec, self.limits, self.scattered = spec, limits, scattered
-        self.log: list[Case] = []
-        self.note = ""
-        self.warnings: list[str] = []
+    def __init__(self, spec: str, limits: Limits, task: TryCase, *, scattered: bool = False) -> None:
+        super().__init__(limits.timeout)
+        self._asked = (spec, limits, task, scattered)
         self._process: BaseProcess | None = None
         self._pipe: Connection
 
-    def __enter__(self) -> Worker:
-        return self
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
-    def __exit__(self, failure: object, *_: object) -> None:
-        if failure is None:
-            self.stop()
-        self.kill()
-
-    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        """Decode and judge one case; a lost worker is the decoder's failure and is described as such.
-
-        ``timeout`` counts instead of the limit where it is shorter. With ``opinion`` the case is decoded again
-        under each repair.
-        """
-        try:
-            outcome = self._answer(case, min(timeout or self.limits.timeout, self.limits.timeout), opinion)
-        except _Lost as lost:
-            self.kill()
-            outcome = Outcome.crashed(case, lost.kind, lost.detail)
-        return noted(self.log, outcome)
-
-    def ready(self) -> bool:
-        """Whether a process with the decoder can be started, as `try_case` does."""
-        try:
-            self._start()
-        except _Lost:
-            self.kill()
-            return False
-        return True
+    def start(self) -> None:
+        with _starting, _main_left_alone():
+            begin = context(self._asked[2].__module__)
+            self._pipe, theirs = begin.Pipe()
+            process = begin.Process(target=_serve, args=(theirs, *self._asked), daemon=True)
+            process.start()
+            self._process = process
+            theirs.close()
+        self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
 
     def stop(self) -> None:
-        """Shut the decoder down in good order if it lets us, and end the process in any case."""
-        if self._process is not None:
-            with suppress(_Lost):
+        if self.running:
+            with suppress(Lost):
                 self._send(None)
-                self.warnings += self._receive(self.limits.timeout, "close() did not end within {:g} s")[1]
+                self.warnings += self._receive(self.timeout, "close() did not end within {:g} s")[1]
         self.kill()
 
     def kill(self) -> None:
-        """End the process and its children at once; also from another thread than the one that awaits its answer."""
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(OSError):
-            os.killpg(process.pid or 0, signal.SIGKILL)
+        kill_group(process.pid)
         process.kill()
         process.join()
         self._pipe.close()
 
-    def _answer(self, case: Case, timeout: float, opinion: bool) -> Outcome:
-        self._start()
+    def exchange(self, case: Any, timeout: float, opinion: bool) -> Outcome:
         self._send((case, timeout, opinion))
         message = self._receive(_OURS_S, "eqcheck did not hand over the case within {:g} s")
         while message[0] == "begun":
@@ -133,24 +114,11 @@ class Worker:
         if isinstance(outcome, BaseException):
             raise outcome
         assert isinstance(outcome, Outcome)
-        if outcome.fingerprint in ("crash/hang", f"crash/exception:{MemoryLimit.__name__}"):
+        if outcome.fingerprint in (HANG, f"crash/exception:{MemoryLimit.__name__}"):
             self.kill()  # whatever it still holds
         return outcome
 
-    def _start(self) -> None:
-        if self._process is not None:
-            return
-        with _starting, _main_left_alone():
-            start = context()
-            self._pipe, theirs = start.Pipe()
-            asked = (theirs, self.spec, self.limits, self.scattered)
-            process = start.Process(target=_serve, args=asked, daemon=True)
-            process.start()
-            self._process, self.log = process, []
-            theirs.close()
-        self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
-
-    def _send(self, message: tuple[Case, float, bool] | None) -> None:
+    def _send(self, message: tuple[Any, float, bool] | None) -> None:
         try:
             self._pipe.send(message)
         except OSError:
@@ -159,38 +127,25 @@ class Worker:
     def _receive(self, seconds: float, late: str, grace: float = 0.0) -> Any:
         try:
             if not self._pipe.poll(seconds + grace):
-                raise _Lost("hang", late.format(seconds))
+                raise Lost("hang", "", late.format(seconds))
             return self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
 
-    def _lost(self) -> _Lost:
+    def _lost(self) -> Lost:
         process = self._process
         if process is None:
-            return _Lost("exception", "ProcessExit: ended by the audit")
+            return Lost("exception", "ProcessExit", "ended by the audit")
         process.join(_GRACE_S)
-        code = process.exitcode
-        if code is None:
-            return _Lost("exception", "ProcessExit: the decoder closed the pipe of its worker process")
-        if code >= 0:
-            return _Lost("exception", f"ProcessExit-{code}: the decoder ended its process with exit code {code}")
-        name = signal.Signals(-code).name
-        return _Lost("exception", f"ProcessExit-{name}: the decoder's process was ended by {name}")
+        return ended(process.exitcode)
 
 
-class _Lost(Exception):
-    """The worker is gone, or has to go."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        self.kind, self.detail = kind, detail
-
-
-def context() -> Any:
-    """How workers are started: forked from a server with everything imported, else afresh."""
+def context(*modules: str) -> Any:
+    """How workers are started: forked from a server that has imported these modules and models, else afresh."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload([__name__, "eqcheck.hashlm", "transformers.generation.utils"])
+    forking.set_forkserver_preload([__name__, *modules, "eqcheck.hashlm", "transformers.generation.utils"])
     return forking
 
 
@@ -206,7 +161,7 @@ def _main_left_alone() -> Iterator[None]:
         vars(main).update(named)
 
 
-def _serve(pipe: Connection, spec: str, limits: Limits, scattered: bool) -> None:
+def _serve(pipe: Connection, spec: str, limits: Limits, task: TryCase, scattered: bool) -> None:
     """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -224,7 +179,7 @@ def _serve(pipe: Connection, spec: str, limits: Limits, scattered: bool) -> None
             case, timeout, opinion = asked
             outcome: Outcome | BaseException
             try:
-                outcome = try_case(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)
+                outcome = task(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)
             except Exception as error:
                 outcome = error
             pipe.send(("outcome", outcome, getattr(generate, "note", "")))

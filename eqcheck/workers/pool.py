@@ -1,121 +1,63 @@
-"""Where the cases of an audit are decoded: in this process, or in worker processes."""
+"""A decoder in one or more worker processes."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from queue import SimpleQueue
 from threading import Event
-from typing import Protocol
+from typing import Any
 
 import torch
 
-from eqcheck.case import Case
-from eqcheck.contract import Decoder, Generate
-from eqcheck.errors import UsageError
-from eqcheck.lanes.transparent.outcome import Outcome, noted, set_up, try_case
-from eqcheck.workers.forked import Limits, Worker
+from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.workers.process import ProcessWorker
 
-_BATCH = 10
-HANG = "crash/hang"
-HANGS_TO_GIVE_UP = 3
+_HANGS = 3  # of a family in one batch, after which the rest of it is left out
 
 
-class Runner(Protocol):
-    """Decodes cases; ``note`` is what the decoder says of itself. Families in ``given_up`` are passed over."""
-
-    given_up: set[str]
-
-    @property
-    def note(self) -> str: ...
-
-    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        """One outcome; ``timeout`` instead of the time limit where it is shorter; ``opinion``: with repair."""
-
-    def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
-        """The outcomes of the cases, in order."""
-
-    def renew(self) -> bool:
-        """Have the next case decoded by a decoder that has decoded nothing yet; False where that cannot be."""
-
-
-@contextmanager
-def runner(decoder: Decoder, limits: Limits, jobs: int, isolate: bool, warnings: list[str]) -> Iterator[Runner]:
-    """What runs the decoder; a decoder that no spec names runs in this process and cannot be isolated."""
-    if isolate and not decoder.spec:
-        raise UsageError(f"decoder {decoder.name!r}: only one that a spec names can be isolated")
-    if not decoder.spec or (jobs <= 1 and not isolate):
-        torch.set_num_threads(1)
-        with set_up(decoder, warnings) as generate:
-            yield InProcess(generate, limits.timeout)
-        return
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(decoder.spec, limits)) for _ in range(jobs)]
-        yield Workers(workers)
-    warnings += dict.fromkeys(warning for worker in workers for warning in worker.warnings)
-
-
-@dataclass
-class InProcess:
-    """A decoder set up in this process."""
-
-    generate: Generate
-    timeout: float
-    given_up: set[str] = field(default_factory=set)
-    log: list[Case] = field(default_factory=list)
-
-    @property
-    def note(self) -> str:
-        return str(getattr(self.generate, "note", ""))
-
-    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        tried = try_case(self.generate, case, min(timeout or self.timeout, self.timeout), opinion=opinion)
-        return noted(self.log, tried)
-
-    def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
-        return (self.try_case(case) for case in cases if case.family not in self.given_up)
-
-    def renew(self) -> bool:
-        return False
-
-
-@dataclass
 class Workers:
-    """A decoder in one or more worker processes, each driven by a thread of its own when there are several."""
+    """A decoder in worker processes. ``batch`` cases are handed to one at a time.
 
-    workers: list[Worker]
-    given_up: set[str] = field(default_factory=set)
+    ``ahead``: while a process decodes, what it decoded before is judged here, and what comes next is drawn.
+    """
+
+    def __init__(self, workers: Sequence[ProcessWorker], *, batch: int = 10, ahead: bool = False) -> None:
+        self.workers, self.given_up = list(workers), set[str]()
+        self._batch, self._threads = batch, len(self.workers) + ahead
 
     @property
     def note(self) -> str:
         return next((worker.note for worker in self.workers if worker.note), "")
 
-    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+    @property
+    def version(self) -> str:
+        return next((worker.version for worker in self.workers if worker.version), "")
+
+    def try_case(self, case: Any, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
         return self.workers[0].try_case(case, timeout, opinion=opinion)
 
     def renew(self) -> bool:
         self.workers[0].stop()
         return True
 
-    def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
-        if len(self.workers) == 1:
+    def outcomes(self, cases: Iterable[Any]) -> Iterator[Outcome]:
+        if self._threads == 1:
             yield from (self.try_case(case) for case in cases if case.family not in self.given_up)
             return
-        idle: SimpleQueue[Worker] = SimpleQueue()
+        idle: SimpleQueue[ProcessWorker] = SimpleQueue()
         for worker in self.workers:
             idle.put(worker)
         source = iter(cases)
         waiting: deque[Future[list[Outcome]]] = deque()
         over = Event()
-        pool = ThreadPoolExecutor(len(self.workers))
+        pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            while batch := list(islice(source, _BATCH)):
-                waiting.append(pool.submit(self._batch, idle, batch, over))
-                if len(waiting) == 2 * len(self.workers):
+            while batch := list(islice(source, self._batch)):
+                waiting.append(pool.submit(self._decode, idle, batch, over))
+                if len(waiting) == 2 * self._threads:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
@@ -127,17 +69,19 @@ class Workers:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _batch(self, idle: SimpleQueue[Worker], batch: list[Case], over: Event) -> list[Outcome]:
+    def _decode(self, idle: SimpleQueue[ProcessWorker], batch: list[Any], over: Event) -> list[Outcome]:
         worker = idle.get()
-        done: list[Outcome] = []
+        done: list[Callable[[], Outcome]] = []
         hung: Counter[str] = Counter()
         try:
             for case in batch:
                 if over.is_set():
                     break
-                if case.family not in self.given_up and hung[case.family] < HANGS_TO_GIVE_UP:
-                    done.append(worker.try_case(case))
-                    hung[case.family] += done[-1].fingerprint == HANG
-            return done
+                if case.family not in self.given_up and hung[case.family] < _HANGS:
+                    decoded = worker.decode(case)
+                    done.append(lambda decoded=decoded: worker.judged(decoded))  # type: ignore[misc]
+                    answer = decoded.answer
+                    hung[case.family] += isinstance(answer, Outcome) and answer.fingerprint == HANG
         finally:
             idle.put(worker)
+        return [judged() for judged in done]

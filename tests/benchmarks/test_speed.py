@@ -14,7 +14,7 @@ from eqcheck import hashing, registry
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
 from eqcheck.harness import models, truth_of
-from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 
 ROUNDS = 10

@@ -24,7 +24,7 @@ from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
-from eqcheck.lanes.transparent.outcome import try_case
+from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.report.text import render
 from mutation import real

@@ -7,14 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from eqcheck.contract import DRAFTING, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
-from eqcheck.lanes.checkpoint.checkpoints import POSITIONS, VOCAB_SIZE
 from eqcheck.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
 
-ENGINE_CASE_FORMAT = "eqcheck-engine-case/1"
+VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
 PAD = 0
 
 
@@ -58,6 +57,10 @@ class EngineCase:
         True
     """
 
+    format: ClassVar[str] = "eqcheck-engine-case/1"
+    lane: ClassVar[str] = "checkpoint"
+    family: ClassVar[str] = "rotary"  # a Llama
+    before: ClassVar[tuple[EngineCase, ...]] = ()
     rows: tuple[Row, ...]
     num_draft_tokens: int = 1
     drafting: str = "model"
@@ -84,6 +87,11 @@ class EngineCase:
                 _whole(name, getattr(self, name), 1, 10**6)
         if self.drafting not in DRAFTING:
             raise CaseError(f"drafting: expected one of {DRAFTING}, got {self.drafting!r}")
+
+    @property
+    def alone(self) -> EngineCase:
+        """The case without earlier requests: it has none."""
+        return self
 
     def request(self) -> Request:
         """What the decoder is asked; those that know no options per row find the first row's in the request."""
@@ -115,13 +123,13 @@ class EngineCase:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without what is at its default; the inverse of `from_dict`."""
-        return {"format": ENGINE_CASE_FORMAT, **_set(self), "rows": [row.to_dict() for row in self.rows]}
+        return {"format": EngineCase.format, **_set(self), "rows": [row.to_dict() for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineCase:
         """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
-        if data.get("format") != ENGINE_CASE_FORMAT:
-            raise CaseError(f"case: expected format {ENGINE_CASE_FORMAT!r}, got {data.get('format')!r}")
+        if data.get("format") != EngineCase.format:
+            raise CaseError(f"case: expected format {EngineCase.format!r}, got {data.get('format')!r}")
         values = {name: value for name, value in data.items() if name != "format"}
         _known(values, {field.name for field in fields(cls)}, "case")
         rows = values.get("rows")

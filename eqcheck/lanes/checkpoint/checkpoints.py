@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-VOCAB_SIZE = 256
-POSITIONS = 2048
+from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
+
 _SEED, _SPREAD, _NOISE = 1, 0.3, 0.013
 
 

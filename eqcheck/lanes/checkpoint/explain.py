@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.campaign.outcome import Outcome
 from eqcheck.lanes.checkpoint.abduction import Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
@@ -18,13 +19,14 @@ UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: EngineOutcome, found: Abduced | None, basis: str = "") -> Explanation:
+def explain(outcome: Outcome, found: Abduced | None, basis: str = "") -> Explanation:
     """The explanation of a failing case by what abduction found.
 
     ``basis`` says in which cases it was found, if not in this one; or, if nothing was, why.
     """
-    if outcome.answer.failure is not None:
-        return outcome.answer.failure
+    if not isinstance(outcome, EngineOutcome) or outcome.explanation is not None:
+        assert outcome.explanation is not None
+        return outcome.explanation
     detail = _words(found, basis) if found else basis or UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     row = outcome.wrong[0]
@@ -65,9 +67,9 @@ def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, str] | None:
     return prompt_returned([row.prompt for row in asked], wrong, [row.options.max_new_tokens for row in asked], PAD)
 
 
-def abduced(outcome: EngineOutcome) -> Abduced | None:
+def abduced(outcome: Outcome) -> Abduced | None:
     """What abduction says, where it is of one mind about the component."""
-    if outcome.answer.outputs is None:
+    if outcome.outputs is None:
         return None
     found = abduce(*_models(outcome), *_decoded(outcome))
     if found is None or _open(found):
@@ -78,19 +80,19 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     return found
 
 
-def fitting(outcome: EngineOutcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
+def fitting(outcome: Outcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
     """Of what was found in other cases, the first that explains every wrong token of this one."""
     fit = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
     return next((one for found in elsewhere for one in (found, *found.also) if one.edit in fit), None)
 
 
-def common(outcomes: Sequence[EngineOutcome]) -> Abduced | None:
+def common(outcomes: Sequence[Outcome]) -> Abduced | None:
     """What explains the first of some wrong cases that are alike, and is sure enough by all of them."""
     found = abduce_alike(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
     return None if found is None or _open(found) else found
 
 
-def misused(outcomes: Sequence[EngineOutcome]) -> Abduced | None:
+def misused(outcomes: Sequence[Outcome]) -> Abduced | None:
     """The wrong use of an option that explains the wrong tokens of cases that need it; the first one is wrong."""
     found = abduce_options(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
     return None if found is None or _open(found) else found
@@ -100,11 +102,11 @@ def _open(found: Abduced) -> bool:
     return any(rival.partition("/")[0] != found.component for rival in found.rivals)
 
 
-def _decoded(outcome: EngineOutcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
-    return outcome.case, outcome.answer.outputs or ()
+def _decoded(outcome: Outcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
+    return outcome.case, outcome.outputs or ()
 
 
-def _models(outcome: EngineOutcome) -> tuple[Any, Any]:
+def _models(outcome: Outcome) -> tuple[Any, Any]:
     target, draft = checkpoint().models()
     return target, draft if outcome.case.drafting == "model" else None
 

@@ -1,66 +1,64 @@
-"""One engine case decoded and judged."""
+"""One engine case decoded and judged by its tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.campaign.outcome import Outcome
+from eqcheck.errors import OutputError
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
-from eqcheck.workers.spawned import Answer
+from eqcheck.plain import one_line
+from eqcheck.verdict import Explanation, check_rows
 
 WRONG_TOKEN = "wrong token"
 HELD_BACK, TOO_EARLY = "EOS held back", "EOS too early"  # where the row has a minimum of new tokens
 
 
 @dataclass(frozen=True)
-class EngineOutcome:
+class EngineOutcome(Outcome):
     """A case's result. ``rows`` is empty when the engine failed or cannot do what the case asks."""
 
-    case: EngineCase
-    answer: Answer
     rows: tuple[RowJudgement, ...] = ()
-    coverage: frozenset[str] = frozenset()
-    drawn: bool = True  # not of the corpus
 
     @property
     def wrong(self) -> list[RowJudgement]:
         return [row for row in self.rows if row.first is not None]
 
     @property
-    def status(self) -> str:
-        if self.answer.unsupported:
-            return "skipped"
-        if self.answer.failure or self.wrong:
-            return "violation"
-        return "tie" if any(row.ties for row in self.rows) else "equivalent"
-
-    @property
     def symptom(self) -> str:
         """What is seen from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
-        if self.answer.failure is not None:
-            return self.answer.failure.fingerprint
+        if self.explanation is not None:
+            return self.explanation.fingerprint
         kinds = [_symptom(self.case.rows[row.row], row) for row in self.wrong]
         return WRONG_TOKEN if WRONG_TOKEN in kinds else next(iter(kinds), "")
 
-    @property
-    def exact_match(self) -> float:
-        """Rows that are right, as a share."""
-        return sum(row.first is None for row in self.rows) / len(self.rows) if self.rows else 0.0
 
-    @property
-    def prefix_match(self) -> float:
-        """Leading right tokens as a share of the row, the mean over rows."""
-        shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in self.rows]
-        return sum(shares) / len(shares) if shares else 0.0
-
-
-def judged(judge: Judge, case: EngineCase, answer: Answer) -> EngineOutcome:
-    """The outcome of an answer."""
-    if answer.outputs is None:
-        return EngineOutcome(case, answer)
-    covered = frozenset(exercised(case, answer.outputs, answer.observed))
-    return EngineOutcome(case, answer, tuple(judge.rows(case, answer.outputs)), covered)
+def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome:
+    """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
+    try:
+        outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
+    except OutputError as error:
+        detail = one_line(str(error))
+        failure = Explanation("crash", "invalid-output", detail=detail, subject=detail.partition(":")[0].partition("[")[0])
+        return EngineOutcome(case, "violation", explanation=failure)
+    observed = answer.get("observed") or {}
+    rows = tuple(judge.rows(case, outputs))
+    wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
+    shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
+    return EngineOutcome(
+        case,
+        "violation" if wrong else "tie" if ties else "equivalent",
+        exact_match=1 - len(wrong) / len(rows),
+        prefix_match=sum(shares) / len(rows),
+        coverage=frozenset(exercised(case, outputs, observed)),
+        outputs=outputs,
+        observed=observed,
+        rows=rows,
+    )
 
 
 def _symptom(row: Row, seen: RowJudgement) -> str:

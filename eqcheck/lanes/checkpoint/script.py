@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -19,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
+from eqcheck.campaign.result import Finding
+from eqcheck.contract import Decoder
 from eqcheck.lanes.checkpoint import checkpoints
+from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
 from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.plain import one_line
 from eqcheck.report.text import meaning
 
@@ -113,21 +114,21 @@ if __name__ == "__main__":
 '''
 
 
-def scripted(audit: EngineAudit, finding: Finding) -> bool:
+def scripted(decoder: Decoder, finding: Finding) -> bool:
     """Whether there may be a script: the adapter has what it takes, and it would end."""
-    return hasattr(audit.decoder.function, "script") and finding.outcome.symptom != "crash/hang"
+    return hasattr(decoder.function, "script") and finding.outcome.symptom != "crash/hang"
 
 
-def checked_script(audit: EngineAudit, finding: Finding) -> str | None:
+def checked_script(decoder: Decoder, version: str, python: str, finding: Finding) -> str | None:
     """The script of a finding, or None where there is none or it does not fail as the finding says."""
-    if not scripted(audit, finding):
+    if not scripted(decoder, finding):
         return None
-    text = script(audit, finding)
+    text = script(decoder, version, finding)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(text)
         process = subprocess.Popen(
-            [audit.python, str(path)],
+            [python, str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -142,30 +143,31 @@ def checked_script(audit: EngineAudit, finding: Finding) -> str | None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too
             process.wait()
-    failure = finding.outcome.answer.failure
+    failure = finding.outcome.explanation
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
     shown = "WRONG" in printed and failed == ("rows are wrong" not in printed)
     return text if process.returncode == 1 and shown else None
 
 
-def script(audit: EngineAudit, finding: Finding) -> str:
+def script(decoder: Decoder, version: str, finding: Finding) -> str:
     """The text of the script."""
     e, case = finding.explanation, finding.case
     settings = {name: getattr(case, name) for name in _SETTINGS}
     what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {meaning(e.kind)}. {e.detail}"
     head = _HEAD.format(
-        title=_in_docstring(f"{audit.decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
-        version=_in_docstring(f"{audit.decoder.name} {audit.version}"),
+        title=_in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
+        version=_in_docstring(f"{decoder.name} {version}"),
         needs=", ".join(finding.needs) or "no option",
         plain=finding.plain,
         explanation=textwrap.fill(_in_docstring(what), 110),
         name="<this file>",
-        requirements=_in_docstring(getattr(audit.decoder.function, "requirements", "the engine")),
+        requirements=_in_docstring(getattr(decoder.function, "requirements", "the engine")),
         rows="\n".join(_row(row.to_dict()) for row in case.rows),
         settings=settings,
         expected=json.dumps([truth().row(row) for row in case.rows]),
     )
-    constants = re.findall(r"^(?:VOCAB_SIZE|POSITIONS|_SEED).* = .*$", inspect.getsource(checkpoints), re.MULTILINE)
+    constants = [f"VOCAB_SIZE, POSITIONS = {VOCAB_SIZE}, {POSITIONS}"]
+    constants += [f"{name} = {getattr(checkpoints, name)}" for name in ("_SEED", "_SPREAD", "_NOISE")]
     builders = [
         checkpoints.build,
         checkpoints.config,
@@ -174,7 +176,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
         checkpoints.normal,
         checkpoints.tokenizer,
     ]
-    parts = [_source(part) for part in (*builders, *audit.decoder.function.script)]
+    parts = [_source(part) for part in (*builders, *decoder.function.script)]
     return "\n\n\n".join([head.rstrip() + "\n\n" + "\n".join(constants), *parts]) + "\n" + _TAIL
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from eqcheck.contract import REQUIREMENTS, Decoder
-from eqcheck.lanes.transparent.outcome import Outcome
+from eqcheck.campaign.outcome import Outcome
 
 MOST_DECLINED = 0.5
 _SHOWN = 3  # reasons

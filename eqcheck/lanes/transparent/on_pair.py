@@ -16,7 +16,7 @@ from eqcheck import pair
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import Unsupported
 from eqcheck.harness import why
-from eqcheck.lanes.transparent.outcome import set_up
+from eqcheck.workers.local import set_up
 from eqcheck.oracle import Oracle
 from eqcheck.report.text import render
 

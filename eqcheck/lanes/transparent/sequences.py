@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from eqcheck.attribution.state import leaked
+from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
-from eqcheck.lanes.transparent.outcome import Outcome
+from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.limits import MOST_BEFORE
-from eqcheck.workers.forked import Limits, Worker
+from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.pool import Workers
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class Fresh:
     """
 
     def __init__(self, spec: str, limits: Limits) -> None:
-        self._worker = Worker(spec, limits, scattered=True)
+        self._worker = Forked(spec, limits, try_case, scattered=True)
         self.same = Workers([self._worker])
 
     def __enter__(self) -> Fresh:
@@ -60,7 +61,7 @@ def verdict(fresh: Fresh, case: Case, timeout: float | None = None) -> Outcome:
     after = fresh.try_case(case, timeout)
     if after.explanation is None:
         return after
-    alone = fresh.try_case(replace(case, before=()), timeout)
+    alone = fresh.try_case(case.alone, timeout)
     return alone if alone.explanation else replace(after, explanation=leaked(case, after.explanation))
 
 
@@ -129,7 +130,7 @@ class Sequences:
         return self.fresh.try_case(case, timeout).explanation is not None
 
     def _right_alone(self, case: Case, times: int, timeout: float | None) -> bool:
-        return not any(self._fails(replace(case, before=()), timeout) for _ in range(times))
+        return not any(self._fails(case.alone, timeout) for _ in range(times))
 
     def _agree(self, case: Case, first: Outcome, times: int, timeout: float | None) -> bool:
         for _ in range(times):
@@ -148,7 +149,7 @@ class Sequences:
                 tries -= 1
                 if not tries or time.monotonic() > end:
                     return case
-                same_last = replace(candidate, before=()) == replace(case, before=())
+                same_last = candidate.alone == case.alone
                 if self._fails(candidate, timeout) and (same_last or self._right_alone(candidate, 1, timeout)):
                     case, went_on = candidate, True
                     break
@@ -159,7 +160,7 @@ class Sequences:
         for number, earlier in enumerate(case.before):
             for one in filter(self.asked, simpler(earlier)):
                 yield replace(case, before=(*case.before[:number], one, *case.before[number + 1 :]))
-        for last in filter(self.asked, simpler(replace(case, before=()))):
+        for last in filter(self.asked, simpler(case.alone)):
             yield replace(last, before=case.before)
 
     def _proof(self, case: Case, timeout: float | None) -> Outcome | None:

@@ -1,0 +1,102 @@
+"""What a lane is: one kind of evidence about a decoder, behind one protocol; and which lane is asked for what.
+
+A new lane is a folder in `eqcheck.lanes` and a line in `LANES`. The campaign imports it when it is needed, so that
+reading a case or a report imports no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Protocol
+
+from eqcheck.campaign.outcome import Outcome
+from eqcheck.campaign.result import Audit, Finding, Options
+from eqcheck.contract import Decoder
+from eqcheck.workers.runner import Runner
+
+LANES = {
+    "transparent": "eqcheck.lanes.transparent.lane:Transparent",
+    "checkpoint": "eqcheck.lanes.checkpoint.lane:Checkpoint",
+}
+
+
+class Lane(Protocol):
+    """One kind of evidence, for one audit.
+
+    ``result`` is where the campaign keeps what it finds; ``running`` decodes and judges cases.
+    """
+
+    result: Audit
+    running: Runner
+
+    def __init__(self, decoder: Decoder, options: Options) -> None: ...
+
+    def drawing(self) -> AbstractContextManager[object]:
+        """Set the decoder up, for cases to be drawn and decoded."""
+
+    def cases(self) -> Iterator[Any]:
+        """The cases to decode, drawn as they are asked for; the same for the same options."""
+
+    def asks(self, case: Any) -> bool:
+        """Whether a stored case is one of this lane that the options allow."""
+
+    def draws_until(self, started: float) -> float | None:
+        """When to look into what fails so far, on the monotonic clock; None: draw no more cases."""
+
+    def replay(self, case: Any) -> Outcome:
+        """The outcome of a stored case."""
+
+    def settling(self, check: Callable[[], None]) -> AbstractContextManager[object]:
+        """Set up what confirms failures; ``check`` raises ``KeyboardInterrupt`` where the user wants an end."""
+
+    def settles_until(self, left: int) -> float:
+        """When to stop looking into failing cases, of which so many are ``left``, on the monotonic clock."""
+
+    def group(self, outcome: Outcome) -> Hashable:
+        """What failing cases have in common of which one stands for all, until more is known."""
+
+    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
+        """The groups, and the cases of each, in the order in which they are looked into."""
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        """The cases of a group to look into before all others, as long as none of them says why it fails."""
+
+    def counted(self, outcome: Outcome) -> int | None:
+        """The number of the finding that a failing case counts with; None: it has to be looked into."""
+
+    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
+        """What is found in a failing case; None if it does not fail time and again.
+
+        ``group`` are those like it; so many ``groups`` still wait for their turn, and share the time. ``eager``: an empty
+        list says that it does not tell why it fails.
+        """
+
+    def unsettled(self, outcome: Outcome) -> Finding:
+        """The finding of a failing case that was not looked into, or that did not fail again."""
+
+    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
+        """Two findings of one standing as one, where they are one; else None."""
+
+    def filed(self, finding: Finding) -> str:
+        """The fingerprint under which the corpus keeps a finding; empty where it is not worth keeping yet."""
+
+    def still(self, stored: str, outcome: Outcome) -> bool:
+        """Whether a stored case fails as it did when it was ``stored`` under this fingerprint."""
+
+    def conclude(self) -> None:
+        """Draw conclusions from all outcomes into ``result``: facts, warnings, what becomes of doubtful findings."""
+
+
+def lane_of(decoder: Decoder, options: Options) -> Lane:
+    """The lane in which a decoder is audited: on checkpoints where it loads them or another Python runs it."""
+    name = "checkpoint" if decoder.checkpoints or options.python else "transparent"
+    return lane_named(name)(decoder, options)
+
+
+def lane_named(name: str) -> Callable[[Decoder, Options], Lane]:
+    """The class of a lane."""
+    module, _, attribute = LANES[name].partition(":")
+    lane: Callable[[Decoder, Options], Lane] = getattr(import_module(module), attribute)
+    return lane

@@ -1,0 +1,115 @@
+"""From a failing case of an engine to a finding: the smallest case, what it needs, and what explains its tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
+
+from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.campaign.result import Finding
+from eqcheck.contract import Decoder
+from eqcheck.lanes.checkpoint.abduction import Abduced
+from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, common, explain, fitting, misused
+from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
+from eqcheck.lanes.checkpoint.shrink import minimise, needs
+
+MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
+ENDS = (HELD_BACK, TOO_EARLY)
+_OPTIONS = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
+# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them.
+_ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
+
+
+class Investigation:
+    """What is found in failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` is how many seconds there are.
+
+    ``causes`` are what explains findings, by their id.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        decode: Callable[[EngineCase], Outcome],
+        repeats: Callable[[Outcome], bool],
+        left: Callable[[], float],
+    ) -> None:
+        self.decoder, self.decode, self.repeats, self.left = decoder, decode, repeats, left
+        self.causes: dict[str, Abduced] = {}
+
+    def finding(self, outcome: Outcome, cause: Abduced | None) -> Finding:
+        """The finding of a case that is known to fail again; ``cause`` is what explains it, where that is known."""
+        smallest, minimised = self._minimised(outcome)
+        elsewhere = cause if smallest is not outcome else None
+        found, basis = None, UNTRIED
+        if outcome.symptom != WRONG_TOKEN or self.left() > 0:
+            found, basis = self._cause(smallest, minimised, elsewhere)
+        named = needs(smallest.case)
+        explanation = explain(smallest, found, basis)
+        finding = Finding(
+            smallest, explanation, needs=named, plain=self._plain(smallest.case), minimised=minimised
+        )
+        if found is not None:
+            self.causes.setdefault(finding.id, found)
+        return finding
+
+    def _minimised(self, outcome: Outcome) -> tuple[Outcome, bool]:
+        """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""
+        if outcome.symptom == HANG:  # every try would take the whole time limit
+            return outcome, False
+        until = time.monotonic() + min(MINIMISE_S, self.left() / 2)
+        smaller = [outcome]
+
+        def fails(case: EngineCase) -> bool:
+            tried = self.decode(case)
+            if tried.symptom == outcome.symptom:
+                smaller.append(replace(tried, drawn=outcome.drawn))
+            return tried.symptom == outcome.symptom
+
+        minimise(outcome.case, fails, until - time.monotonic(), self.decoder.capabilities)
+        ended = time.monotonic() < until
+        if len(smaller) == 1 or self.repeats(smaller[-1]):
+            return smaller[-1], ended
+        known, beyond = 0, len(smaller) - 1  # what was decoded before them made the last ones fail
+        while beyond - known > 1:
+            middle = (known + beyond) // 2
+            known, beyond = (middle, beyond) if self.repeats(smaller[middle]) else (known, middle)
+        return smaller[known], False
+
+    def _plain(self, case: EngineCase) -> str:
+        """What the engine does without speculation; a decoder that is no engine cannot do without."""
+        if not self.decoder.checkpoints:
+            return ""
+        status = self.decode(replace(case, drafting="none")).status
+        return {"violation": "wrong too", "skipped": ""}.get(status, "right")
+
+    def _alike(self, case: EngineCase, most: int) -> list[Outcome]:
+        """What the engine makes of the same case with other prompts."""
+        end = time.monotonic() + min(EXPLAIN_S, self.left())
+        some = range(min(most, _ALIKE_ROWS // len(case.rows)))
+        return [self.decode(alike(case, number)) for number in takewhile(lambda _: time.monotonic() < end, some)]
+
+    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
+        """What explains a small failing case, by itself or by others, and by which others."""
+        found = abduced(outcome)
+        others: list[Outcome] = []
+        option = bool(set(needs(outcome.case)) & _OPTIONS and outcome.outputs is not None)
+        if option and elsewhere is not None and elsewhere.component == "options":
+            elsewhere = None
+        if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
+            option, found = False, found if found and found.component != "options" else None
+        if option and (found is None or found.component == "options"):  # one token says little
+            others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *ENDS, "")]
+            found = misused([outcome, *others])
+        if elsewhere is not None:
+            larger = fitting(outcome, [elsewhere])
+            if larger is not None and (found is None or larger.chance < found.chance):
+                return larger, " of a larger case"
+        if found is None and not option and outcome.symptom == WRONG_TOKEN:
+            others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
+            found = common([outcome, *others])
+        wrong = sum(one.failed for one in others) + 1
+        return found, f" of {len(others) + 1} cases like this one, {wrong} of them wrong" if found and others else ""

@@ -1,0 +1,268 @@
+"""The lane of checkpoints: engines are judged by their tokens, and causes are searched for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from eqcheck.campaign.outcome import Outcome
+from eqcheck.campaign.result import Audit, Finding, Options
+from eqcheck.contract import CAPABILITIES, Decoder
+from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.drawing import COUNTERS, Axes
+from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, explain, fitting
+from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
+from eqcheck.lanes.checkpoint.script import checked_script, scripted
+from eqcheck.lanes.checkpoint.shrink import needs, without
+from eqcheck.lanes.transparent import declining
+from eqcheck.requirements import unmet
+from eqcheck.workers.pool import Workers
+from eqcheck.workers.spawned import Spawned, environment
+
+REPEATS = 3
+LOOKING = 0.9  # of a time budget; then scripts are finished
+DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
+VERDICT = 1000  # cases
+LEAST_ROUND = 0.08  # of the budget
+_LAST_RESORT_S = 3600.0
+_TELLING = 3  # cases of a group that abduction is asked about first
+_ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
+
+
+def worker(decoder: Decoder, python: str, timeout: float = 60.0) -> Spawned:
+    """What runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
+    pair = checkpoint()
+    ask = partial(_request, decoder.padding_sides[0])
+    return Spawned(decoder, python, (pair.target, pair.draft), ask, partial(judged, Judge(decoder.dtype)), timeout)
+
+
+def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
+    request = asdict(replace(case.request(), padding_side=padding_side))  # type: ignore[arg-type]
+    return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
+
+
+class Checkpoint:
+    """One audit on checkpoints; see `eqcheck.campaign.lane.Lane`."""
+
+    running: Workers
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        self.decoder, self.options = decoder, options
+        self.python = environment(decoder, options.python)
+        families = (EngineCase.family,)
+        self.result = Audit(decoder, options, "checkpoint", families, families)
+        self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
+        self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
+        self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self.investigation = Investigation(decoder, self._decode, self.repeats, self.left)
+        self.begun = time.monotonic()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        with worker(self.decoder, self.python, self.options.case_timeout) as self.worker:
+            self.worker.open()
+            self.running = Workers([self.worker], batch=1, ahead=True)
+            self.result.version = self.worker.version
+            yield
+
+    def cases(self) -> Iterator[EngineCase]:
+        return filter(self._allows, Axes(self.options.seed, self.decoder.capabilities).cases())
+
+    def _allows(self, case: EngineCase) -> bool:
+        return not unmet(case.strictest(), self.decoder.requires)
+
+    def asks(self, case: object) -> bool:
+        """Cases of other checkpoints cannot be decoded; with a budget, stored cases may take half of it."""
+        if self.options.budget and time.monotonic() > self.begun + self.options.budget * DRAWING_AT_MOST:
+            return False
+        return isinstance(case, EngineCase) and case.checkpoint in ("", checkpoint().name) and self._allows(case)
+
+    @property
+    def end(self) -> float:
+        """When to stop looking."""
+        return self.begun + (self.options.budget * LOOKING if self.options.budget else _LAST_RESORT_S)
+
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def draws_until(self, started: float) -> float | None:
+        budget = self.options.budget
+        if not budget:
+            return self.end
+        if self.end - started < budget * LEAST_ROUND:
+            return None
+        share = DRAWING if len(self.result.outcomes) >= VERDICT else DRAWING_AT_MOST
+        return started + (self.end - started) * share
+
+    def replay(self, case: EngineCase) -> Outcome:
+        return self._decode(case)
+
+    @contextmanager
+    def settling(self, check: Callable[[], None]) -> Iterator[None]:
+        yield
+
+    def settles_until(self, left: int) -> float:
+        """Time is kept for counting so many cases with the findings there are: some are decoded several times."""
+        expected = 3 * left * self.result.drawing_s / max(1, len(self.result.outcomes))
+        return self.end - min(expected, self.left() / 2)
+
+    def group(self, outcome: Outcome) -> Hashable:
+        """Cases of one symptom under the same options of the engine."""
+        return outcome.symptom, needs(without(outcome.case, _ROW_OPTIONS))
+
+    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
+        """The fewest options first, then what is frequent; in each group what is small."""
+        ranked = sorted(groups, key=lambda group: (len(needs(without(group[0].case, _ROW_OPTIONS))), -len(group)))
+        return [sorted(group, key=_size) for group in ranked]
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        """The cases that say most in little time: several wrong rows, few others.
+
+        None of those that an option makes wrong: one of them alone says little.
+        """
+        wrong = [one for one in group if isinstance(one, EngineOutcome) and one.wrong and one.symptom not in ENDS]
+        return sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING]
+
+    def counted(self, outcome: Outcome) -> int | None:
+        number = self._belongs(outcome)
+        if number is None and outcome.symptom in ENDS:  # an EOS may be out of place because all is
+            bare = self._decode(without(outcome.case, ("min-new-tokens",)))
+            if bare.failed:
+                self.bare[outcome.case.id] = replace(bare, drawn=outcome.drawn)
+                return self._belongs(bare)
+        return number
+
+    def _belongs(self, outcome: Outcome) -> int | None:
+        """The finding with which a case fails even without its other options, or whose cause explains its tokens."""
+        named = needs(outcome.case)
+        near = [
+            number
+            for number, finding in enumerate(self.result.findings)
+            if finding.standing == "violation"
+            and finding.outcome.symptom == outcome.symptom
+            and set(finding.needs) <= set(named)
+        ]
+        for number in near:
+            others = tuple(name for name in named if name not in self.result.findings[number].needs)
+            if not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom:
+                return number
+        causes = self.investigation.causes
+        known = {number: causes[id] for number in near if (id := self.result.findings[number].id) in causes}
+        wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
+        fit = fitting(outcome, list(known.values())) if wrong and known else None
+        return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
+
+    def _decode(self, case: EngineCase) -> Outcome:
+        return self.worker.try_case(case)
+
+    def repeats(self, outcome: Outcome) -> bool:
+        """Whether a new process, and that one again, give the same answer to this case alone."""
+        self.worker.kill()
+        return all(self._decode(outcome.case).repeats(outcome) for _ in range(REPEATS))
+
+    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
+        outcome = self.bare.get(outcome.case.id, outcome)
+        cause = abduced(outcome) if eager else None
+        if eager and cause is None:
+            return []
+        if not self.repeats(outcome):
+            return None
+        finding = self.investigation.finding(outcome, cause)
+        self._script(finding)
+        return [finding]
+
+    def _script(self, finding: Finding) -> Future[str | None]:
+        """The script of a finding, checked while the audit goes on."""
+        if finding.id not in self.scripts:
+            task = partial(checked_script, self.decoder, self.result.version, self.python)
+            self.scripts[finding.id] = self.scripting.submit(task, finding)
+        return self.scripts[finding.id]
+
+    def unsettled(self, outcome: Outcome) -> Finding:
+        return Finding(outcome, explain(outcome, None, UNTRIED), needs=needs(outcome.case), minimised=False)
+
+    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
+        """One of the two, where they look alike and need the same options; the explained one stands."""
+        components = {earlier.explanation.component, later.explanation.component}
+        alike = (earlier.outcome.symptom, earlier.needs) == (later.outcome.symptom, later.needs)
+        if len(components - {"unattributed"}) > 1 or not alike:
+            return None
+        return later if earlier.explanation.component == "unattributed" != later.explanation.component else earlier
+
+    def filed(self, finding: Finding) -> str:
+        """What was looked into; before that, nobody knows what a case needs."""
+        return finding.id if finding.id in self.scripts else ""
+
+    def still(self, stored: str, outcome: Outcome) -> bool:
+        return outcome.failed
+
+    def conclude(self) -> None:
+        result = self.result
+        if result.unsettled:
+            result.warnings.append(
+                f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
+            )
+        result.findings = [self._with_script(finding) for finding in result.findings]
+        self.scripting.shutdown(wait=False, cancel_futures=True)
+        observed = [outcome.observed for outcome in result.claimed]
+        drafted, accepted = (sum(counts.get(name, 0) for counts in observed) for name in ("drafted", "accepted"))
+        rows = [row for outcome in result.claimed if isinstance(outcome, EngineOutcome) for row in outcome.rows]
+        result.facts |= {
+            "coverage_names": COUNTERS,
+            "capabilities": list(self.decoder.capabilities),
+            "acceptance": round(accepted / drafted, 3) if drafted else None,
+            "ties": sum(len(row.ties) for row in rows),
+        }
+        result.warnings += self._warnings()
+
+    def _with_script(self, finding: Finding) -> Finding:
+        """The finding with its script, if it was seen to show it."""
+        if finding.standing != "violation" or not scripted(self.decoder, finding):
+            return finding
+        future = self._script(finding)
+        try:
+            text = future.result() if future.done() or not self.result.interrupted else None
+        except KeyboardInterrupt:
+            self.result.interrupted, text = True, None
+        if text is None and not self.result.interrupted:
+            self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+        return replace(finding, script=text)
+
+    def _warnings(self) -> list[str]:
+        """What the audit cannot say."""
+        result, found = self.result, list[str]()
+        lacking = [name for name in CAPABILITIES if name not in self.decoder.capabilities]
+        if lacking:
+            found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+        essential = ["several_rows", "ragged_prompts"]
+        if any("drafted" in outcome.observed for outcome in result.claimed):
+            essential += ["accepted", "rejected"]
+        elif result.claimed:
+            found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
+        missing = [name for name in essential if not result.coverage.get(name)]
+        if missing and result.claimed:
+            found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+        found += declining.of_requirements(self.decoder)
+        found += declining.too_many(declining.reasons_of(result.declined), len(result.outcomes))
+        if result.doubtful:
+            ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
+            found.append(
+                f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by "
+                f"a new process ({ids}); they may need what was decoded before them, and are no violations"
+            )
+        return found
+
+
+def _size(outcome: Outcome) -> tuple[int, int]:
+    rows = outcome.case.rows
+    return len(needs(outcome.case)), sum(len(row.prompt) + row.options.max_new_tokens for row in rows)

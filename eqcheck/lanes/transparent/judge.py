@@ -1,0 +1,38 @@
+"""One case on the transparent target, decoded and judged."""
+
+from __future__ import annotations
+
+import time
+
+from eqcheck.attribution.rounds import draft_losses
+from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.campaign.outcome import Outcome
+from eqcheck.case import Case
+from eqcheck.contract import Generate
+from eqcheck.harness import run
+from eqcheck.lanes.transparent.coverage import exercised
+from eqcheck.lanes.transparent.ids import variants
+from eqcheck.oracle import judge
+
+
+def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Decode and judge one case; with ``opinion``, try by repair whether its explanation holds."""
+    start = time.monotonic()
+    done = run(generate, case, timeout)
+    verdict = judge(done)
+    explanation = verdict.explanation
+    if opinion and explanation is not None:
+        explanation = second_opinion(generate, done, explanation, timeout, variants(case))
+    return Outcome(
+        case,
+        verdict.status,
+        verdict.exact_match,
+        verdict.prefix_match,
+        frozenset() if done.declined else frozenset(exercised(done)),
+        done.outputs,
+        explanation,
+        done.failure_text,
+        tuple(draft_losses(done).items()) if verdict else (),
+        done.declined,
+        seconds=time.monotonic() - start,
+    )

@@ -1,0 +1,280 @@
+"""The lane of the transparent target: causes are read from what every query saw, and checked by repair."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+
+import torch
+
+from eqcheck.attribution.rounds import draft_warnings, settled
+from eqcheck.attribution.state import leaked
+from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE, Audit, Finding, Options
+from eqcheck.case import Case
+from eqcheck.contract import CACHE_STATES, Decoder
+from eqcheck.errors import UsageError
+from eqcheck.lanes.transparent import declining
+from eqcheck.lanes.transparent.conditions import conditions, only
+from eqcheck.lanes.transparent.coverage import COUNTERS, reached, vacuous
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.lanes.transparent.sequences import Fresh, Sequences
+from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
+from eqcheck.requirements import unmet
+from eqcheck.workers.forked import Forked, Limits
+from eqcheck.workers.local import InProcess, set_up
+from eqcheck.workers.pool import Workers
+from eqcheck.workers.runner import Runner
+
+
+class Transparent:
+    """One audit on the transparent target; see `eqcheck.campaign.lane.Lane`."""
+
+    running: Runner
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        families = tuple(dict.fromkeys(options.families)) or decoder.families
+        takes = decoder.padding_sides, decoder.cache_states, decoder.requires
+        self.source = Source(options.seed, families, *takes, options.bounds)
+        self.result = Audit(decoder, options, "transparent", families, decoder.families)
+        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
+        self.sequences: Sequences | None = None
+        self._drawing = ExitStack()
+        self._rounds = 0
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        with self._drawing:
+            self.running = self._drawing.enter_context(self.runner(self.result.options.jobs))
+            yield
+
+    @contextmanager
+    def runner(self, jobs: int) -> Iterator[Runner]:
+        """What runs the decoder; one that no spec names runs in this process and cannot be isolated."""
+        decoder, isolate, warnings = self.result.decoder, self.result.options.isolate, self.result.warnings
+        if isolate and not decoder.spec:
+            raise UsageError(f"decoder {decoder.name!r}: only one that a spec names can be isolated")
+        if not decoder.spec or (jobs <= 1 and not isolate):
+            torch.set_num_threads(1)
+            with set_up(decoder, warnings) as generate:
+                yield InProcess(generate, try_case, self.limits.timeout)
+            return
+        with ExitStack() as stack:
+            workers = [stack.enter_context(Forked(decoder.spec, self.limits, try_case)) for _ in range(jobs)]
+            yield Workers(workers)
+        warnings += dict.fromkeys(warning for worker in workers for warning in worker.warnings)
+
+    def cases(self) -> Iterator[Case]:
+        return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
+
+    def asks(self, case: object) -> bool:
+        source = self.source
+        if not isinstance(case, Case):
+            return False
+        sides, states = source.padding_sides, source.cache_states
+        within = case.family in source.families and case.padding_side in sides and case.cache_state in states
+        return within and not unmet(case, source.requires) and all(map(self.asks, case.before))
+
+    def draws_until(self, started: float) -> float | None:
+        """All cases are drawn before any is looked into: the first of a fingerprint stands for all."""
+        self._rounds += 1
+        return started + (self.result.options.budget or float("inf")) if self._rounds == 1 else None
+
+    @contextmanager
+    def settling(self, check: Callable[[], None]) -> Iterator[None]:
+        """Settle in processes in which nothing was decoded before, so that what is found can be replayed."""
+        self._until = time.monotonic() + (self.result.options.budget or float("inf"))
+        decoder = self.result.decoder
+        if not decoder.spec:
+            yield
+            return
+        self._drawing.close()
+        with Fresh(decoder.spec, self.limits) as fresh:
+            if fresh.usable:
+                self.running, self.sequences = fresh.same, Sequences(fresh, check, self.asks)
+                yield
+                return
+        if not self.result.options.isolate:
+            self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
+        with self.runner(1) as self.running:
+            yield
+
+    def settles_until(self, left: int) -> float:
+        """Every group is looked into: once its share of the time is over, its case is not made smaller."""
+        return float("inf")
+
+    def group(self, outcome: Outcome) -> Hashable:
+        return self.result.claims(outcome.case), outcome.symptom
+
+    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
+        """In each group a stored case comes first if it is small, and last if it is not."""
+        return [sorted(group, key=lambda one: (not one.minimal, not one.drawn)) for group in groups]
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        return []
+
+    def counted(self, outcome: Outcome) -> int | None:
+        claimed = self.result.claims(outcome.case)
+        for number, finding in enumerate(self.result.findings):
+            if outcome.symptom in finding.seen and self.result.claims(finding.case) == claimed:
+                return number
+        return None
+
+    def replay(self, case: Case) -> Outcome:
+        outcome = self.running.try_case(case)
+        if case.before and outcome.explanation:  # for `Sequences` to confirm or deny
+            outcome = replace(outcome, explanation=leaked(case, outcome.explanation))
+        return outcome
+
+    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
+        def left() -> float:
+            return max(0.0, self._until - time.monotonic()) / groups
+
+        slowest = max((o.seconds for o in self.result.outcomes if o.symptom != HANG), default=0.0)
+        found = confirms(outcome, self.running, self.sequences, slowest, left())
+        if found is None:
+            return None
+        leaks: list[Finding] = []
+        if self.sequences and outcome.symptom != HANG and not found.case.before:
+            others = [other for other in group if other is not outcome and other.drawn]
+            leak = of_state(others, self.running, self.sequences, left())
+            leaks = [replace(self.unsettled(leak), minimised=True)] if leak else []
+        minimal = outcome.minimal or bool(found.case.before)
+        if not minimal and outcome.drawn and left() > 0:
+            claimed = self.result.claims(outcome.case)
+            families = [family for family in self.source.families if (family in self.decoder.families) == claimed]
+            smallest = minimise(found, self.source, self.running, families, left())
+            if smallest is None:
+                return None
+            found, minimal = smallest, True
+        shown = confirmed(found, self.running)
+        assert shown.explanation is not None
+        read = found if shown.case == found.case else shown  # what replays compare with: as it was read
+        finding = self.unsettled(replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback))
+        finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
+        return [replace(finding, seen=(outcome.symptom,)), *leaks]
+
+    def unsettled(self, outcome: Outcome) -> Finding:
+        assert outcome.explanation is not None
+        standing = "violation" if self.result.claims(outcome.case) else "discovery"
+        return Finding(
+            outcome,
+            outcome.explanation,
+            standing=standing,
+            seen=(outcome.symptom,),
+            stored=not outcome.drawn,
+            minimised=outcome.minimal,
+        )
+
+    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
+        """Several fingerprints that were read can prove to be one, or `unattributed`."""
+        return replace(earlier, seen=earlier.seen + later.seen) if earlier.fingerprint == later.fingerprint else None
+
+    def filed(self, finding: Finding) -> str:
+        return finding.outcome.symptom
+
+    def still(self, stored: str, outcome: Outcome) -> bool:
+        return outcome.symptom == stored
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.result.decoder
+
+    def conclude(self) -> None:
+        result = self.result
+        unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
+        if unminimised and not result.interrupted:
+            result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
+        result.warnings += [self._in_doubt(finding) for finding in result.doubtful]
+        keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
+        if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
+            result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]
+        result.findings = [self._with_conditions(finding) for finding in result.findings]
+        result.vacuous = bool(result.claimed) and not result.coverage.get("target_called")
+        losses: Counter[str] = Counter()
+        for outcome in result.claimed:
+            losses.update(dict(outcome.losses))
+        result.facts |= {
+            "coverage_names": COUNTERS,
+            "reached": reached([outcome.case for outcome in result.claimed]),
+            "matrix": self._matrix(),
+            "cache_states": self._cache_states(),
+            "draft_losses": dict(sorted(settled(losses).items())),
+        }
+        result.warnings += self._about_claims(losses)
+
+    def _in_doubt(self, finding: Finding) -> str:
+        why = (
+            "in fresh processes, neither the request alone nor after those before it fails time and again; the decoder "
+            "is not deterministic, or keeps state that no sequence was found for"
+            if self.sequences
+            else "two runs of the same request gave different answers; the decoder is not deterministic or keeps state "
+            "between requests, and has no spec: no fresh process can tell which"
+        )
+        case = finding.case.id
+        return f"INCONCLUSIVE: {finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
+
+    def _with_conditions(self, finding: Finding) -> Finding:
+        """The finding with the axes on which the cases lie that show it, beside those that are right."""
+        failing, right, hidden = list[Case](), list[Case](), list[Case]()
+        claimed = self.result.claims(finding.case)
+        for outcome in self.result.outcomes:
+            if self.result.claims(outcome.case) == claimed and not outcome.declined:
+                kind = hidden if outcome.failed else right
+                (failing if outcome.failed and outcome.symptom in finding.seen else kind).append(outcome.case)
+        axes = conditions(failing, [*failing, *right, *hidden])
+        return replace(finding, axes=axes, only=tuple(only(failing, right, len(hidden))))
+
+    def _matrix(self) -> dict[str, dict[str, object]]:
+        """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+        matrix: dict[str, dict[str, object]] = {}
+        for family in self.result.families:
+            drawn = [outcome for outcome in self.result.outcomes if outcome.case.family == family]
+            outcomes = [outcome for outcome in drawn if not outcome.declined]
+            failing = Counter(outcome.symptom for outcome in outcomes if outcome.failed)
+            in_doubt = sum(map(self.result.in_doubt, outcomes))
+            matrix[family] = {
+                "claimed": family in self.decoder.families,
+                "cases": len(outcomes),
+                "declined": len(drawn) - len(outcomes),
+                "violations": failing.total() - in_doubt,
+                "inconclusive": in_doubt,
+                "fingerprints": dict(failing.most_common()),
+            }
+        return matrix
+
+    def _cache_states(self) -> dict[str, int | str]:
+        """How many cases were of each cache state, or why none was."""
+        counts = Counter(outcome.case.cache_state for outcome in self.result.claimed)
+        states: dict[str, int | str] = {}
+        for state in CACHE_STATES:
+            idle = state == "wrapped" and "window" not in self.result.families
+            states[state] = "not applicable" if idle else counts[state]
+            if state not in self.decoder.cache_states:
+                states[state] = "not taken"
+        return states
+
+    def _about_claims(self, losses: Counter[str]) -> list[str]:
+        """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
+        result = self.result
+        warnings = vacuous(result.coverage) if result.claimed else []
+        warnings += declining.warnings_of(self.decoder, [*result.claimed, *result.declined])
+        warnings += draft_warnings(losses)
+        if result.outcomes and not (result.claimed or result.declined):
+            warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
+        if result.stale:
+            warnings += [
+                f"STALE: {fingerprint} is declared as known but not seen in {len(result.claimed)} cases; remove it"
+                for fingerprint in result.stale
+            ]
+        elif result.unseen and result.claimed:
+            warnings.append(
+                f"declared as known but not seen: {', '.join(result.unseen)}; {len(result.claimed)} cases are too few "
+                f"to tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
+            )
+        return warnings

@@ -1,0 +1,192 @@
+"""From an audit to its report, and to the files in which it is kept."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from eqcheck import __version__
+from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, write_whole
+from eqcheck.campaign.result import Audit, Finding, by_cause
+from eqcheck.errors import UsageError
+from eqcheck.kinds import meaning
+from eqcheck.plain import cleaned, one_line
+from eqcheck.report.markdown import to_markdown
+from eqcheck.report.schema import (
+    FORMAT,
+    Cases,
+    Cause,
+    Condition,
+    CorpusCases,
+    DecoderInfo,
+    Equivalence,
+    FamilyCases,
+    First,
+    Report,
+    Violation,
+    from_builtins,
+    to_builtins,
+)
+from eqcheck.report.text import about_condition, render
+
+_FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
+_PACKAGES = ("torch", "transformers", "hypothesis")
+
+
+def write(audit: Audit, folder: Path) -> Report:
+    """Write ``report.json``, ``report.md``, and a case file (and script) per finding into ``folder``.
+
+    Files of earlier audits that the report does not name are removed. On a full disk what is there stays, and the
+    report has a warning.
+    """
+    report = report_of(audit, folder)
+    files = {_case_file(folder, finding): stored_violation(audit, finding, finding.id).to_json() for finding in audit.findings}
+    files |= {_script_file(folder, finding): finding.script for finding in audit.findings if finding.script}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        write_whole(folder / "report.json", json.dumps(to_builtins(report), indent=1) + "\n")
+        write_whole(folder / "report.md", to_markdown(report))
+        for path in {*folder.glob("*.py"), *(file for name in _FOLDERS.values() for file in folder.glob(f"{name}/*.json"))}:
+            if path not in files and _is_ours(path):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        warning = f"the report could not be written to {one_line(str(folder))}: {why}; older files stay"
+        data = to_builtins(report)
+        report = from_builtins({**data, "warnings": [*data["warnings"], warning]})
+    return report
+
+
+def report_of(audit: Audit, folder: Path) -> Report:
+    """The report of an audit whose files lie in ``folder``; its texts can be printed, whatever the decoder says."""
+    decoder, facts, count = audit.decoder, audit.facts, len(audit.claimed)
+    statuses = Counter(outcome.status for outcome in audit.claimed)
+    shares = [
+        round(sum(getattr(outcome, name) for outcome in audit.claimed) / count, 4) if count else None
+        for name in ("exact_match", "prefix_match")
+    ]
+    report = Report(
+        format=FORMAT,
+        lane=audit.lane,
+        decoder=DecoderInfo(decoder.name, decoder.origin, audit.version or decoder.version),
+        versions=_versions(audit),
+        verdict=audit.verdict,  # type: ignore[arg-type]
+        cases=Cases(
+            count,
+            statuses["equivalent"],
+            statuses["tie"],
+            statuses["violation"] - audit.inconclusive,
+            audit.inconclusive,
+            len(audit.declined),
+        ),
+        equivalence=Equivalence(*shares),
+        coverage=audit.coverage,
+        violations=_violations(audit, "violation", folder),
+        discoveries=_violations(audit, "discovery", folder),
+        inconclusive=_violations(audit, "inconclusive", folder),
+        warnings=tuple(one_line(warning, 2000) for warning in audit.warnings),
+        declined=dict(Counter(outcome.declined for outcome in audit.declined).most_common()),
+        requires=decoder.requires,
+        capabilities=decoder.capabilities if decoder.checkpoints else (),
+        families=audit.families,
+        matrix={family: FamilyCases(**cells) for family, cells in facts.get("matrix", {}).items()},
+        cache_states=facts.get("cache_states", {}),
+        reached=facts.get("reached", {}),
+        draft_losses=facts.get("draft_losses", {}),
+        acceptance=facts.get("acceptance"),
+        ties=facts.get("ties", 0),
+        corpus=CorpusCases(len(audit.replayed), sum(outcome.failed for outcome in audit.replayed)),
+        real_pair=facts.get("real_pair"),
+        stale=tuple(audit.stale),
+        interrupted=audit.interrupted,
+        isolated=audit.options.isolate or audit.lane == "checkpoint",
+        seed=audit.options.seed,
+        cases_per_second=round(len(audit.outcomes) / audit.drawing_s, 2) if audit.drawing_s else None,
+        elapsed_s=round(audit.elapsed, 1),
+    )
+    return from_builtins(cleaned(to_builtins(report)))
+
+
+def _versions(audit: Audit) -> dict[str, str]:
+    found = {"eqcheck": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    engine = audit.version or audit.decoder.version
+    return found | ({audit.decoder.name: engine} if engine else {})
+
+
+def _violations(audit: Audit, standing: str, folder: Path) -> tuple[Violation, ...]:
+    """The findings of one standing by cause; of each the condition with the fewest needs first."""
+    found = []
+    for findings in by_cause(audit.of(standing)).values():
+        ordered = sorted(findings, key=lambda finding: (len(finding.needs), -finding.count))
+        found.append(_violation(audit, ordered, folder))
+    return tuple(found)
+
+
+def _violation(audit: Audit, findings: list[Finding], folder: Path) -> Violation:
+    shown, e = findings[0], findings[0].explanation
+    known = audit.decoder.known.get(e.fingerprint)
+    conditions = tuple(_condition(audit, finding, folder) for finding in findings)
+    text = render(e)
+    return Violation(
+        fingerprint=e.fingerprint,
+        component=e.component,
+        kind=e.kind,
+        count=sum(finding.count for finding in findings),
+        first=First(e.row, e.token_index, e.round, e.expected, e.observed),
+        cause=Cause(e.component, e.kind, e.subject, meaning(e.kind)),
+        conditions=conditions,
+        evidence=e,
+        explanation=f"{text}\n  {about_condition(shown.needs, shown.plain)}" if audit.lane == "checkpoint" else text,
+        case=conditions[0].case,
+        minimised=shown.minimised,
+        from_corpus=shown.stored,
+        known=None if known is None else one_line(known),
+        axes={axis: {value: (counts[0], counts[1]) for value, counts in values.items()} for axis, values in shown.axes.items()},
+        only=shown.only,
+        traceback=shown.outcome.traceback,
+        reproduce=conditions[0].reproduce,
+    )
+
+
+def _condition(audit: Audit, finding: Finding, folder: Path) -> Condition:
+    return Condition(
+        needs=finding.needs,
+        count=finding.count,
+        case=finding.case.to_dict(),
+        minimised=finding.minimised,
+        from_corpus=finding.stored,
+        without_speculation=finding.plain,
+        script=str(_script_file(folder, finding)) if finding.script else None,
+        reproduce=command(_case_file(folder, finding), audit.decoder.spec),
+    )
+
+
+def _case_file(folder: Path, finding: Finding) -> Path:
+    return folder / _FOLDERS[finding.standing] / f"{file_stem(finding.id)}.json"
+
+
+def _script_file(folder: Path, finding: Finding) -> Path:
+    return folder / f"{file_stem(finding.id)}.py"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether an audit wrote a file: nothing else is removed."""
+    try:
+        if path.suffix == ".py":
+            return "found by eqcheck" in path.read_text(errors="replace")[:400]
+        return read_case(path).adapter is not None
+    except (OSError, UsageError):
+        return False
+
+
+

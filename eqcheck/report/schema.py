@@ -1,0 +1,209 @@
+"""The report of an audit as data, `eqcheck-report/2`: one shape for every lane.
+
+``report.schema.json`` beside this file is its JSON Schema (``python -m eqcheck.report.schema`` writes it again).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from eqcheck.verdict import Explanation
+
+FORMAT = "eqcheck-report/2"
+SCHEMA = Path(__file__).with_name("report.schema.json")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class DecoderInfo:
+    """The decoder: its name, where it comes from, and what its engine calls its version."""
+
+    name: str
+    origin: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Cases:
+    """How many drawn cases ran, by verdict; ``skipped`` were declined and are not among those that ran."""
+
+    run: Count
+    equivalent: Count
+    tie: Count
+    violation: Count
+    inconclusive: Count
+    skipped: Count
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Means over rows: rows equal in full; leading equal tokens as a share of the row. None where nothing ran."""
+
+    exact_match: Share | None
+    prefix_match: Share | None
+
+
+@dataclass(frozen=True)
+class First:
+    """The first wrong token: its row, its index in the output, the round, and the ids expected and observed."""
+
+    row: int | None
+    token_index: int | None
+    round: int | None
+    expected: int | None
+    observed: int | None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong, by its declared fields; violations of one cause are one bug."""
+
+    component: str
+    kind: str
+    subject: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Options under which a cause shows: how many cases, and the smallest.
+
+    ``needs`` are the options without which the case is right. ``without_speculation`` is ``right`` or ``wrong too``, or
+    empty where that is not known.
+    """
+
+    needs: tuple[str, ...]
+    count: Count
+    case: dict[str, Any]
+    minimised: bool
+    from_corpus: bool
+    without_speculation: str
+    script: str | None
+    reproduce: str
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A cause, with the condition under which it shows first; ``conditions`` are all, this one the first of them.
+
+    ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
+    ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it.
+    """
+
+    fingerprint: str
+    component: str
+    kind: str
+    count: Count
+    first: First
+    cause: Cause
+    conditions: tuple[Condition, ...]
+    evidence: Explanation
+    explanation: str
+    case: dict[str, Any]
+    minimised: bool
+    from_corpus: bool
+    known: str | None
+    axes: dict[str, dict[str, tuple[int, int]]]
+    only: tuple[str, ...]
+    traceback: str
+    reproduce: str
+
+
+@dataclass(frozen=True)
+class FamilyCases:
+    """What the drawn cases of one family showed."""
+
+    claimed: bool
+    cases: Count
+    declined: Count
+    violations: Count
+    inconclusive: Count
+    fingerprints: dict[str, Count]
+
+
+@dataclass(frozen=True)
+class CorpusCases:
+    """How many stored cases were decoded again, and how many of them fail."""
+
+    replayed: Count
+    failing: Count
+
+
+@dataclass(frozen=True)
+class RealPair:
+    """What the decoder did on the trained models: rows, those equal to the target's, and the first that is not."""
+
+    rows: Count
+    equivalent: Count
+    first: str
+    seconds: float
+
+    @property
+    def wrong(self) -> bool:
+        return self.equivalent < self.rows
+
+
+@dataclass(frozen=True)
+class Report:
+    """One audit. What a lane does not have is empty or null there.
+
+    ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
+    what each family showed, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
+    """
+
+    format: Literal["eqcheck-report/2"]
+    lane: str
+    decoder: DecoderInfo
+    versions: dict[str, str]
+    verdict: Literal["equivalent", "tie", "inconclusive", "violation"]
+    cases: Cases
+    equivalence: Equivalence
+    coverage: dict[str, Count]
+    violations: tuple[Violation, ...]
+    discoveries: tuple[Violation, ...]
+    inconclusive: tuple[Violation, ...]
+    warnings: tuple[str, ...]
+    declined: dict[str, Count]
+    requires: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    families: tuple[str, ...]
+    matrix: dict[str, FamilyCases]
+    cache_states: dict[str, int | str]
+    reached: dict[str, Count]
+    draft_losses: dict[str, int]
+    acceptance: Share | None
+    ties: Count
+    corpus: CorpusCases
+    real_pair: RealPair | None
+    stale: tuple[str, ...]
+    interrupted: bool
+    isolated: bool
+    seed: int
+    cases_per_second: float | None
+    elapsed_s: float
+
+
+def to_builtins(report: Report) -> dict[str, Any]:
+    """A report as plain data for JSON."""
+    data: dict[str, Any] = msgspec.to_builtins(report)
+    return data
+
+
+def from_builtins(data: Any) -> Report:
+    """The inverse of `to_builtins`; raises `msgspec.ValidationError` for data of another shape."""
+    return msgspec.convert(data, Report)
+
+
+def schema() -> str:
+    """The JSON Schema of a report, as text."""
+    return json.dumps(msgspec.json.schema(Report), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema())
