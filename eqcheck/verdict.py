@@ -2,17 +2,7 @@
 
 equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
 
-position      query-position  key-position
-mask          pad-visible  token-hidden  future-visible  window
-cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
-bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
-              pad-in-output  row-swap  unverified  prompt-in-output
-sampling      ignored-option               (a penalty or a minimum is not applied as asked)
-options       ignored-option               (a cache state that the decoder declares is not used as asked)
-state         leaks-from-earlier-request     (the answer depends on what was decoded before)
-draft         desync  lost-bonus             (speed, not correctness: reported as a warning)
-crash         exception  hang  invalid-output
-unattributed  unattributed                   (output wrong, no cause shown: never a guess)
+`eqcheck.kinds` has the components and kinds of violations.
 """
 
 from __future__ import annotations
@@ -26,38 +16,6 @@ from eqcheck.errors import OutputError
 from eqcheck.plain import one_line
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
-KINDS = {
-    "position": ("query-position", "key-position"),
-    "mask": ("pad-visible", "token-hidden", "future-visible", "window"),
-    "cache": (
-        "stale-entry",
-        "missing-entry",
-        "duplicate-entry",
-        "wrong-row",
-        "misaligned",
-        "torn-entry",
-        "poisoned-entry",
-    ),
-    "bookkeeping": (
-        "over-accept",
-        "wrong-correction",
-        "lost-token",
-        "repeated-token",
-        "past-eos",
-        "premature-stop",
-        "over-length",
-        "pad-in-output",
-        "row-swap",
-        "unverified",
-        "prompt-in-output",
-    ),
-    "sampling": ("ignored-option",),
-    "options": ("ignored-option",),
-    "state": ("leaks-from-earlier-request",),
-    "draft": ("desync", "lost-bonus"),
-    "crash": ("exception", "hang", "invalid-output"),
-    "unattributed": ("unattributed",),
-}
 
 
 def merge(verdicts: Iterable[str]) -> str:
@@ -146,6 +104,29 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Search:
+    """What a search for the cause found: the edit of what a reference saw or did that yields an engine's wrong tokens.
+
+    ``edit`` is its id, ``words`` says what is wrong if it is the cause. ``surprising`` counts the wrong tokens,
+    ``explained`` those of them that the reference emits under the edit, both 0 where rows only end wrongly. ``chance``
+    is the probability that any of the ``tried`` edits does so by accident; 0 where options forbid a token that was
+    emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; that many ``cases``, of which
+    ``wrong_cases`` are wrong. ``rivals`` are fingerprints of which another edit explains as much.
+    """
+
+    edit: str
+    words: str
+    explained: int = 0
+    surprising: int = 0
+    chance: float = 0.0
+    tried: int = 0
+    cases: int = 1
+    wrong_cases: int = 1
+    rivals: tuple[str, ...] = ()
+    of: str = "this case"
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
@@ -154,9 +135,9 @@ class Explanation:
     ``subject`` says what is concerned, where a kind has several: what was raised, which option, which edit of a search.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
     is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
-    (`eqcheck.attribution.witnesses`). ``permuted`` counts the cases with other ids that show the same cause, another
-    one, and nothing wrong. ``drafted`` are the ids that a draft which saw its row proposed
-    at ``token_index``.
+    (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read.
+    ``permuted`` counts the cases with other ids that show the same cause, another one, and nothing wrong. ``drafted``
+    are the ids that a draft which saw its row proposed at ``token_index``.
     """
 
     component: str
@@ -182,6 +163,7 @@ class Explanation:
     given: Given | None = None
     drafted: tuple[int, ...] = ()
     subject: str = ""
+    search: Search | None = None
 
     @property
     def fingerprint(self) -> str:

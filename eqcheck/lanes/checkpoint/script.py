@@ -20,11 +20,12 @@ from typing import Any
 from eqcheck import __version__
 from eqcheck.campaign.result import Finding
 from eqcheck.contract import Decoder
+from eqcheck.kinds import KINDS
 from eqcheck.lanes.checkpoint import checkpoints
 from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.plain import one_line
-from eqcheck.report.text import meaning
+from eqcheck.report.text import reason
 
 _RUN_S = 300.0
 _SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
@@ -153,7 +154,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     """The text of the script."""
     e, case = finding.explanation, finding.case
     settings = {name: getattr(case, name) for name in _SETTINGS}
-    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {meaning(e.kind)}. {e.detail}"
+    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {reason(e)}"
     head = _HEAD.format(
         title=_in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=_in_docstring(f"{decoder.name} {version}"),
