@@ -23,7 +23,6 @@ from eqcheck.sizes import WIDE
 if TYPE_CHECKING:
     from eqcheck.bench.run import Results
     from eqcheck.campaign.result import Audit
-    from eqcheck.lanes.checkpoint.result import EngineAudit
 
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
@@ -143,31 +142,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from eqcheck import pair, registry
+    from eqcheck import registry
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
     from eqcheck.campaign.result import Options
-    from eqcheck.lanes.transparent.on_pair import on_pair
-    from eqcheck.report import transparent as report
+    from eqcheck.report.build import write
+    from eqcheck.report.schema import to_builtins
     from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck import short
+    from eqcheck.workers.spawned import environment
 
-    if options.pair:
-        pair.check()
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = _stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
         decoders = apart.load_all(options.adapter or registry.self_contained())
-    pythons = [_python(decoder, options.python) for decoder in decoders]
-    if any(pythons) and bounds_of(options) != WIDE:
+    engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
+    if engines and bounds_of(options) != WIDE:
         raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
     failures = short().failures
     if failures:
         return _broken(failures)
     folders = _folders(options.out, decoders)
-    cases = options.cases or (None if options.budget else 300)
     asked = Options(
-        cases=cases,
+        cases=options.cases or (None if options.budget else 300),
         budget=options.budget,
         seed=options.seed,
         jobs=options.jobs,
@@ -177,28 +174,26 @@ def _audit(options: argparse.Namespace) -> int:
         case_memory=options.case_memory,
         corpus=None if options.no_corpus else _CORPUS,
         bounds=bounds_of(options),
+        python=options.python or "",
     )
-    results: list[Audit | EngineAudit] = []
+    results: list[Audit] = []
     reports = []
     with quiet(), progress(quiet=options.json) as listen:
-        for decoder, folder, python in zip(decoders, folders, pythons, strict=True):
-            if python:
-                from eqcheck.lanes.checkpoint import loop as engines
-                from eqcheck.lanes.checkpoint import report as engine_report
-
-                found = engines.audit(decoder, asked, python, listen)
-                results.append(found)
-                reports.append(engine_report.write(found, folder))
-            else:
-                result = audit(decoder, apart.options(decoder, asked), listen)
-                results.append(result)
-                if options.pair and "rotary" in decoder.families and not result.interrupted:
-                    result.on_pair = apart.pair(decoder) if apart.described(decoder) else on_pair(decoder)
-                reports.append(report.write(result, folder))
-            if results[-1].interrupted:
+        for decoder, folder in zip(decoders, folders, strict=True):
+            result = audit(decoder, apart.options(decoder, asked), listen)
+            if (
+                options.pair
+                and result.lane == "transparent"
+                and "rotary" in decoder.families
+                and not result.interrupted
+            ):
+                result.real_pair = apart.pair(decoder)
+            results.append(result)
+            reports.append(write(result, folder))
+            if result.interrupted:
                 break
     if options.json:
-        _say(json.dumps({"reports": reports}))
+        _say(json.dumps({"reports": [to_builtins(report) for report in reports]}))
     else:
         _say(printable(summary(reports, [str(folder) for folder in folders[: len(reports)]])))
     return _exit_code(results, options.allow_known)
@@ -215,24 +210,14 @@ def _say(text: str) -> None:
         print(f"eqcheck: standard output: {error.strerror}\n{text}", file=sys.stderr)
 
 
-def _python(decoder: Decoder, python: str | None) -> str:
-    """The Python of the worker that a decoder needs; empty for one that is audited on transparent models."""
-    if not (decoder.checkpoints or python):
-        return ""
-    from eqcheck.workers.spawned import environment
-
-    return environment(decoder, python)
-
-
-def _exit_code(results: Sequence[Audit | EngineAudit], allow_known: bool) -> int:
+def _exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
     if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
         return VIOLATION
-    allowed = [allow_known and bool(result.violations) for result in results]
-    pairs = [getattr(result, "on_pair", None) for result in results]
-    if any(pair and pair.wrong and not known for pair, known in zip(pairs, allowed, strict=True)):
-        return VIOLATION
+    for result in results:  # on trained models a known violation shows, too
+        if result.real_pair and result.real_pair.wrong and not (allow_known and result.violations):
+            return VIOLATION
     if not any(result.claimed for result in results):
         return NOTHING
     return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT

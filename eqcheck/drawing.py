@@ -14,11 +14,10 @@ import numpy as np
 
 from eqcheck.case import Case
 from eqcheck.hashing import WINDOW, continue_rows, continued, mix
-from eqcheck.sizes import Bounds
+from eqcheck.sizes import BLOCKS, Bounds
 
 VOCAB_SIZE = 128
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
-BLOCKS = (8, 16, 32, 64)  # how many tokens usual blocks of a KV cache hold
 T = TypeVar("T")
 Prompt = tuple[int, ...]
 

@@ -19,7 +19,7 @@ import torch
 
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.campaign.result import Listener, Progress
+from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engine import Rows
@@ -151,7 +151,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
     for result in in_processes(work, jobs):
         results.append(result)
         wrong = len(_gathered(results).missed)
-        listen(Progress("selfcheck", len(results), len(work), wrong))
+        listen(CaseDone("selfcheck", len(results), len(work), wrong))
     return _gathered(results)
 
 

@@ -16,3 +16,4 @@ class Bounds:
 
 
 WIDE = Bounds()
+BLOCKS = (8, 16, 32, 64)  # how many tokens usual blocks of a KV cache hold

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eqcheck.report.transparent import to_dict
 
 from eqcheck import registry
 from eqcheck.campaign.loop import audit
@@ -26,7 +27,6 @@ from eqcheck.lanes.transparent import search
 from eqcheck.lanes.transparent.coverage import ESSENTIAL
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
-from eqcheck.report.transparent import to_dict
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

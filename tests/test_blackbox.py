@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from eqcheck.lanes.checkpoint.loop import audit
 
 from eqcheck import registry
 from eqcheck.campaign.result import Options
@@ -20,7 +21,6 @@ from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
 from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised
 from eqcheck.lanes.checkpoint.judge import Judge
-from eqcheck.lanes.checkpoint.loop import audit
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.lanes.checkpoint.truth import Truth
 from eqcheck.workers.spawned import EngineWorker, environment

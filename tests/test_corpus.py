@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eqcheck.report.transparent import to_dict
 
 from eqcheck.campaign.casefile import StoredViolation, read_case
 from eqcheck.campaign.corpus import Corpus
@@ -19,7 +20,6 @@ from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
-from eqcheck.report.transparent import to_dict
 from eqcheck.workers.forked import context
 
 Rows = list[list[int]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from eqcheck.report.transparent import to_dict
 
 import eqcheck
 from eqcheck import cli, registry
@@ -22,7 +23,6 @@ from eqcheck.errors import UsageError
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.oracle import judge
-from eqcheck.report.transparent import to_dict
 from eqcheck.requirements import unmet
 from eqcheck.workers.forked import Limits, Worker
 

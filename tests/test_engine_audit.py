@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from eqcheck.lanes.checkpoint.loop import _UnderWay, audit
+from eqcheck.lanes.checkpoint.report import write
+from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from test_blackbox import ENGINE
 
 from eqcheck import registry
@@ -15,10 +18,7 @@ from eqcheck.campaign.result import Options
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.judge import RowJudgement
-from eqcheck.lanes.checkpoint.loop import _UnderWay, audit
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
-from eqcheck.lanes.checkpoint.report import write
-from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.verdict import Explanation
 from eqcheck.workers.spawned import Answer, EngineWorker
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from markdown_it import MarkdownIt
 
 from eqcheck import cli, registry
@@ -22,7 +23,6 @@ from eqcheck.errors import UsageError
 from eqcheck.lanes.checkpoint import report as engine_report
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
-from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.checkpoint.truth import Truth
 from eqcheck.plain import cleaned, code, fenced, inline, one_line, printable

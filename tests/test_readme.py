@@ -10,13 +10,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from eqcheck.report.transparent import percent
 
 from eqcheck import registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report.text import render
-from eqcheck.report.transparent import percent
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from eqcheck.report.transparent import to_dict, write
 
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
@@ -25,7 +26,6 @@ from eqcheck.harness import run
 from eqcheck.lanes.transparent.sequences import Fresh, shrunk, simpler
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
-from eqcheck.report.transparent import to_dict, write
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"

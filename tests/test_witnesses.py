@@ -13,12 +13,12 @@ import torch
 from eqcheck.attribution import witnesses
 from eqcheck.attribution.repair import Opinion
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
+from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge

@@ -43,7 +43,9 @@ def ignored(run: Run) -> Explanation | None:
 
 
 def _seen(run: Run, row: int | None, text: str) -> Explanation:
-    return Explanation("options", "ignored-option", row=row, detail=f"{run.case.cache_state}: {text}", subject=run.case.cache_state)
+    return Explanation(
+        "options", "ignored-option", row=row, detail=f"{run.case.cache_state}: {text}", subject=run.case.cache_state
+    )
 
 
 def _chunks(run: Run) -> Explanation | None:

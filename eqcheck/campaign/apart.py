@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from eqcheck import registry
-from eqcheck.campaign.result import Options
+from eqcheck.campaign.result import Options, RealPair
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
-from eqcheck.lanes.transparent.on_pair import OnPair, on_pair
 from eqcheck.workers.forked import context
 
 T = TypeVar("T")
@@ -47,9 +46,9 @@ def options(decoder: Decoder, asked: Options) -> Options:
     return replace(asked, isolate=True, case_memory=None) if described(decoder) and not asked.isolate else asked
 
 
-def pair(decoder: Decoder) -> OnPair:
-    """What a described decoder does on the pair of trained models."""
-    return _in_a_process(_on_pair, decoder.spec)
+def pair(decoder: Decoder) -> RealPair:
+    """What a decoder does on the pair of trained models; one that is only described, in a process of its own."""
+    return _in_a_process(_on_pair, decoder.spec) if described(decoder) else _decoded(decoder)
 
 
 def _in_a_process(function: Callable[[str], T], spec: str) -> T:
@@ -64,8 +63,14 @@ def _description(spec: str) -> Decoder:
     return replace(registry.load(spec), function=_elsewhere, engine=None, inside=nullcontext)
 
 
-def _on_pair(spec: str) -> OnPair:
-    return on_pair(registry.load(spec))
+def _on_pair(spec: str) -> RealPair:
+    return _decoded(registry.load(spec))
+
+
+def _decoded(decoder: Decoder) -> RealPair:
+    from eqcheck.lanes.transparent.on_pair import on_pair
+
+    return on_pair(decoder)
 
 
 def _elsewhere(*_: Any) -> Any:

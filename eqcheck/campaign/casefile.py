@@ -70,7 +70,7 @@ def read_case(path: Path) -> StoredViolation:
     A file may come from anyone: what is read is small, names fields that exist, and holds numbers that a case may have.
     """
     try:
-        return _stored(_json(path))
+        return _stored(read_json(path))
     except UsageError as error:
         raise UsageError(f"case file {path}: {one_line(str(error))}") from error
 
@@ -100,7 +100,8 @@ def command(path: Path, adapter: str = "") -> str:
     return shlex.join([*words, "--adapter", adapter] if registry.names_code(adapter) else words)
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, if it is small and plain; `UsageError` says what is wrong with it."""
     try:
         if not path.is_file():
             raise UsageError("expected a file" if path.exists() else "there is no such file")

@@ -69,8 +69,8 @@ class Lane(Protocol):
     def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
         """What is found in a failing case; None if it does not fail time and again.
 
-        ``group`` are those like it; so many ``groups`` still wait for their turn, and share the time. ``eager``: an empty
-        list says that it does not tell why it fails.
+        ``group`` are those like it; so many ``groups`` still wait for their turn, and share the time. ``eager``: an
+        empty list says that it does not tell why it fails.
         """
 
     def unsettled(self, outcome: Outcome) -> Finding:
@@ -84,6 +84,12 @@ class Lane(Protocol):
 
     def still(self, stored: str, outcome: Outcome) -> bool:
         """Whether a stored case fails as it did when it was ``stored`` under this fingerprint."""
+
+    def again(self, case: Any, calls: bool) -> tuple[Outcome, str]:
+        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call as text.
+
+        Declined is what the decoder does not take, too; raises `UsageError` where the lane cannot decode the case.
+        """
 
     def conclude(self) -> None:
         """Draw conclusions from all outcomes into ``result``: facts, warnings, what becomes of doubtful findings."""

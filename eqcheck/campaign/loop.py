@@ -1,4 +1,4 @@
-"""The audit of a decoder, in any lane: replay, draw, decode, judge, gather, settle, store. It tells and never prints."""
+"""The audit of a decoder, in any lane: replay, draw, decode, judge, gather, settle, store. It never prints."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ class Finding:
     ``standing`` is one of `STANDINGS`: a discovery is made beyond what the decoder claims, and what is inconclusive did
     not fail time and again. ``needs`` are the options without which the case is right, ``plain`` what the decoder does
     without speculation (``right``, ``wrong too``, or nothing where that is not known). ``seen`` are the symptoms under
-    which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus. ``minimised``
-    is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the finding without eqcheck, where there is such a script.
+    which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus.
+    ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
+    finding without eqcheck, where there is such a script.
     """
 
     outcome: Outcome
@@ -77,6 +78,20 @@ class Finding:
         return ":".join([self.fingerprint, *self.needs])
 
 
+@dataclass(frozen=True)
+class RealPair:
+    """What the decoder did on the trained models: rows, those equal to the target's, and the first that is not."""
+
+    rows: int
+    equivalent: int
+    first: str
+    seconds: float
+
+    @property
+    def wrong(self) -> bool:
+        return self.equivalent < self.rows
+
+
 @dataclass
 class Audit:
     """The result of one decoder's audit in one ``lane``.
@@ -84,7 +99,8 @@ class Audit:
     ``families`` are those that cases were drawn of, ``claimed_families`` those on which a failure is a violation.
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
-    ``facts`` are what only this lane has to say, by the names of the report.
+    ``real_pair`` is what the decoder did on trained models, where that was asked. ``facts`` are what only this lane has
+    to say, by the names of the report.
     """
 
     decoder: Decoder
@@ -99,6 +115,7 @@ class Audit:
     unsettled: int = 0
     vacuous: bool = False
     warnings: list[str] = field(default_factory=list)
+    real_pair: RealPair | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     drawing_s: float = 0.0
     elapsed: float = 0.0
@@ -152,8 +169,7 @@ class Audit:
     @property
     def verdict(self) -> str:
         """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
-        pair = self.facts.get("real_pair")
-        if self.violations or (pair and pair.wrong):
+        if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
         unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous)
         return merge([*["inconclusive"] * unclear, *(o.status for o in self.claimed if not o.failed)])

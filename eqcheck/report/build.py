@@ -12,7 +12,7 @@ from eqcheck import __version__
 from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, write_whole
 from eqcheck.campaign.result import Audit, Finding, by_cause
 from eqcheck.errors import UsageError
-from eqcheck.kinds import meaning
+from eqcheck.kinds import KINDS
 from eqcheck.plain import cleaned, one_line
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
@@ -43,7 +43,10 @@ def write(audit: Audit, folder: Path) -> Report:
     report has a warning.
     """
     report = report_of(audit, folder)
-    files = {_case_file(folder, finding): stored_violation(audit, finding, finding.id).to_json() for finding in audit.findings}
+    files = {
+        _case_file(folder, finding): stored_violation(audit, finding, finding.id).to_json()
+        for finding in audit.findings
+    }
     files |= {_script_file(folder, finding): finding.script for finding in audit.findings if finding.script}
     try:
         for path, text in files.items():
@@ -51,7 +54,10 @@ def write(audit: Audit, folder: Path) -> Report:
             write_whole(path, text)
         write_whole(folder / "report.json", json.dumps(to_builtins(report), indent=1) + "\n")
         write_whole(folder / "report.md", to_markdown(report))
-        for path in {*folder.glob("*.py"), *(file for name in _FOLDERS.values() for file in folder.glob(f"{name}/*.json"))}:
+        for path in {
+            *folder.glob("*.py"),
+            *(file for name in _FOLDERS.values() for file in folder.glob(f"{name}/*.json")),
+        }:
             if path not in files and _is_ours(path):
                 path.unlink(missing_ok=True)
     except OSError as error:
@@ -101,7 +107,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         acceptance=facts.get("acceptance"),
         ties=facts.get("ties", 0),
         corpus=CorpusCases(len(audit.replayed), sum(outcome.failed for outcome in audit.replayed)),
-        real_pair=facts.get("real_pair"),
+        real_pair=audit.real_pair,
         stale=tuple(audit.stale),
         interrupted=audit.interrupted,
         isolated=audit.options.isolate or audit.lane == "checkpoint",
@@ -143,7 +149,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> Violation
         kind=e.kind,
         count=sum(finding.count for finding in findings),
         first=First(e.row, e.token_index, e.round, e.expected, e.observed),
-        cause=Cause(e.component, e.kind, e.subject, meaning(e.kind)),
+        cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
         conditions=conditions,
         evidence=e,
         explanation=f"{text}\n  {about_condition(shown.needs, shown.plain)}" if audit.lane == "checkpoint" else text,
@@ -151,7 +157,10 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> Violation
         minimised=shown.minimised,
         from_corpus=shown.stored,
         known=None if known is None else one_line(known),
-        axes={axis: {value: (counts[0], counts[1]) for value, counts in values.items()} for axis, values in shown.axes.items()},
+        axes={
+            axis: {value: (counts[0], counts[1]) for value, counts in values.items()}
+            for axis, values in shown.axes.items()
+        },
         only=shown.only,
         traceback=shown.outcome.traceback,
         reproduce=conditions[0].reproduce,
@@ -187,6 +196,3 @@ def _is_ours(path: Path) -> bool:
         return read_case(path).adapter is not None
     except (OSError, UsageError):
         return False
-
-
-

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from eqcheck.campaign.result import RealPair
 from eqcheck.verdict import Explanation
 
-FORMAT = "eqcheck-report/2"
+FORMAT: Final = "eqcheck-report/2"
 SCHEMA = Path(__file__).with_name("report.schema.json")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -133,20 +134,6 @@ class CorpusCases:
 
     replayed: Count
     failing: Count
-
-
-@dataclass(frozen=True)
-class RealPair:
-    """What the decoder did on the trained models: rows, those equal to the target's, and the first that is not."""
-
-    rows: Count
-    equivalent: Count
-    first: str
-    seconds: float
-
-    @property
-    def wrong(self) -> bool:
-        return self.equivalent < self.rows
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.campaign.result import Listener, Progress
-from eqcheck.report.transparent import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
+from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
+from eqcheck.plain import printable
+from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
+from eqcheck.report.schema import Report, Violation
+from eqcheck.report.text import render
 from eqcheck.selfcheck import SelfCheck
 
 _PLAIN_EVERY_S = 5.0
@@ -31,8 +34,14 @@ def progress(quiet: bool = False) -> Iterator[Listener]:
 
 def _bar() -> Iterator[Listener]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -43,12 +52,18 @@ def _bar() -> Iterator[Listener]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     tasks: dict[str, Any] = {}
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=Console(stderr=True)) as bars:
 
-        def listen(event: Progress) -> None:
-            if event.decoder not in tasks:
-                tasks[event.decoder] = bars.add_task(event.decoder, total=event.total, note="")
-            bars.update(tasks[event.decoder], completed=event.done, note=_note(event))
+        def listen(event: Event) -> None:
+            if isinstance(event, ViolationSeen):
+                for line in _seen(event):
+                    bars.console.print(line, markup=False, highlight=False)
+            elif note := _note(event):
+                if event.decoder not in tasks:
+                    tasks[event.decoder] = bars.add_task(event.decoder, total=None, note="")
+                bars.update(tasks[event.decoder], note=note.strip())
+                if isinstance(event, CaseDone):
+                    bars.update(tasks[event.decoder], completed=event.done, total=event.total)
 
         yield listen
 
@@ -56,55 +71,63 @@ def _bar() -> Iterator[Listener]:
 def _plain() -> Listener:
     decoder, started, printed = "", 0.0, 0.0
 
-    def listen(event: Progress) -> None:
+    def listen(event: Event) -> None:
         nonlocal decoder, started, printed
         now = time.monotonic()
         if event.decoder != decoder:
             decoder, started, printed = event.decoder, now, now
-        if now - printed < _PLAIN_EVERY_S:
+        if isinstance(event, ViolationSeen):
+            print("\n".join(_seen(event)), file=sys.stderr, flush=True)
+        note = _note(event)
+        if not note or now - printed < _PLAIN_EVERY_S:
             return
         printed = now
-        of = f" of {event.total}" if event.total else ""
-        left = ""
-        if event.total and event.done and event.stage == "cases":
-            left = f", about {(now - started) / event.done * (event.total - event.done):.0f} s left"
-        print(f"{decoder}: {event.done}{of} cases{left} {_note(event)}".rstrip(), file=sys.stderr, flush=True)
+        head = ""
+        if isinstance(event, CaseDone) and not event.stored:
+            head = f"{event.done}{f' of {event.total}' if event.total else ''} cases"
+            if event.total and event.done:
+                head += f", about {(now - started) / event.done * (event.total - event.done):.0f} s left"
+        print(f"{decoder}: {head} {note}".rstrip().replace(":  ", ": "), file=sys.stderr, flush=True)
 
     return listen
 
 
-def _note(event: Progress) -> str:
-    if event.stage == "corpus":
-        return "replaying stored cases"
-    if event.stage != "cases":
-        return f"minimising {event.stage}"
-    return f"({event.violations} in violation)" if event.violations else ""
+def _note(event: Event) -> str:
+    """What to say of an event beside counts; empty for one that is not shown."""
+    if isinstance(event, Settling):
+        return f"minimising {printable(event.symptom)}"
+    if isinstance(event, CaseDone):
+        return "replaying stored cases" if event.stored else f"({event.failing} in violation)" if event.failing else " "
+    return ""
 
 
-def summary(reports: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> str:
+def _seen(event: ViolationSeen) -> list[str]:
+    """The first violation with its explanation; of later ones what they look like."""
+    outcome = event.outcome
+    if event.number > 1:
+        return [printable(f"{event.decoder}: another violation: {outcome.symptom}")]
+    explanation = outcome.opinion or outcome.explanation
+    head = f"{event.decoder}: first violation, in case {outcome.case.id}; it will be confirmed and made smaller"
+    return printable("\n".join(["", head, *([render(explanation)] if explanation else [outcome.symptom]), ""])).split(
+        "\n"
+    )
+
+
+def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
     """The table, then per decoder its warnings and per violation the explanation and the reproduce command."""
     rows = []
     for report in reports:
         by_component: Counter[str] = Counter()
-        for violation in report["violations"]:
-            by_component[violation["component"]] += violation["count"]
-        equivalence = report["equivalence"]
-        rows.append(
-            [
-                report["decoder"]["name"],
-                report["verdict"],
-                report["cases"]["run"],
-                percent(equivalence["exact_match"]),
-                percent(equivalence["prefix_match"]),
-                ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-",
-            ]
-        )
+        for violation in report.violations:
+            by_component[violation.component] += violation.count
+        row = [report.decoder.name, report.verdict, report.cases.run]
+        row += [percent(report.equivalence.exact_match), percent(report.equivalence.prefix_match)]
+        rows.append([*row, ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-"])
     headers = ["decoder", "verdict", "cases", "exact match", "prefix match", "violations by component"]
-    lines = [
-        tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))
-    ]
+    aligned = ("left", "left", "right", "right", "right")
+    lines = [tabulate(rows, headers=headers, disable_numparse=True, colalign=aligned)]
     if any(beyond_claim(report) for report in reports):
-        lines += ["", matrix_table(list(reports)), UNCLAIMED_NOTE]
+        lines += ["", matrix_table(reports), UNCLAIMED_NOTE]
     for report, folder in zip(reports, folders, strict=True):
         lines += ["", *_details(report, folder)]
     return "\n".join(lines)
@@ -115,40 +138,37 @@ def _last_frames(traceback: str) -> list[str]:
     return [f"    {line}" for line in traceback.rstrip().splitlines()[-7:-1]]
 
 
-def _details(report: Mapping[str, Any], folder: str) -> list[str]:
-    name = report["decoder"]["name"]
+def _details(report: Report, folder: str) -> list[str]:
+    name, run = report.decoder.name, report.cases.run
     lines = [f"{name}: report in {folder}"]
-    corpus = report["corpus"]
-    if corpus["replayed"]:
-        lines.append(f"{name}: {corpus['replayed']} stored cases replayed, {corpus['failing']} fail")
-    if declined := declined_of(report):
-        lines.append(f"{name}: {declined}")
-    if not_taken(report):
-        lines.append(f"{name}: {not_taken(report)}")
-    if on_pair := report["real_pair"]:
-        lines.append(f"{name}: on trained models {on_pair['equivalent']} of {on_pair['rows']} rows are the target's")
-        lines += ["", on_pair["first"]] if on_pair["first"] and not report["violations"] else []
-    lines += [f"{name}: WARNING {warning}" for warning in report["warnings"]]
-    run = report["cases"]["run"]
-    for violation in report["violations"]:
-        known = f", declared as known: {violation['known']}" if violation["known"] else ""
-        lines += _finding(violation, f"{name}: {violation['count']} of {run} cases{known}")
-    for discovery in report["discoveries"]:
-        families = [f for f, entry in report["matrix"].items() if discovery["fingerprint"] in entry["fingerprints"]]
-        where = [f for f in families if not report["matrix"][f]["claimed"]] or [discovery["case"]["family"]]
-        lines += _finding(
-            discovery, f"{name}: DISCOVERY, {discovery['count']} cases in families not claimed ({', '.join(where)})"
-        )
-    for doubtful in report["inconclusive"]:
-        lines += _finding(doubtful, f"{name}: INCONCLUSIVE, {doubtful['count']} of {run} cases; answers do not repeat")
+    if report.corpus.replayed:
+        lines.append(f"{name}: {report.corpus.replayed} stored cases replayed, {report.corpus.failing} fail")
+    lines += [f"{name}: {line}" for line in (declined_of(report), not_taken(report)) if line]
+    if pair := report.real_pair:
+        lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")
+        lines += ["", pair.first] if pair.first and not report.violations else []
+    lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
+    for violation in report.violations:
+        known = f", declared as known: {violation.known}" if violation.known else ""
+        lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}")
+    for discovery in report.discoveries:
+        families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]
+        where = [f for f in families if not report.matrix[f].claimed] or [discovery.case["family"]]
+        title = f"{name}: DISCOVERY, {discovery.count} cases in families not claimed ({', '.join(where)})"
+        lines += _finding(discovery, title)
+    for doubtful in report.inconclusive:
+        lines += _finding(doubtful, f"{name}: INCONCLUSIVE, {doubtful.count} of {run} cases; answers do not repeat")
     return lines
 
 
-def _finding(finding: Mapping[str, Any], title: str) -> list[str]:
-    title += " and a stored one of an earlier audit" if finding["from_corpus"] else ""
-    explained = [finding["explanation"], *_last_frames(finding["traceback"])]
-    where = [f"  Where: {statement}." for statement in finding.get("only", ())]
-    return ["", title, *explained, *where, f"  Reproduce: {finding['reproduce']}"]
+def _finding(finding: Violation, title: str) -> list[str]:
+    title += " and a stored one of an earlier audit" if finding.from_corpus else ""
+    lines = ["", title, finding.explanation, *_last_frames(finding.traceback)]
+    lines += [f"  Where: {statement}." for statement in finding.only]
+    for condition in finding.conditions[1:]:
+        needs = ", ".join(condition.needs) or "the defaults"
+        lines.append(f"  Also with {needs}: {condition.count} cases. {condition.reproduce}")
+    return [*lines, f"  Reproduce: {finding.reproduce}"]
 
 
 def _rare_table(check: SelfCheck) -> list[str]:

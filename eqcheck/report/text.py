@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
@@ -122,6 +122,20 @@ def searched(search: Search) -> list[str]:
     else:
         found.append("the options forbid a token that was emitted, so this is no chance")
     return found + [f"as much is explained by {rival}" for rival in search.rivals]
+
+
+def about_condition(needs: Sequence[str], plain: str) -> str:
+    """What a case needs in order to fail, and whether the fault is the speculation's.
+
+    >>> about_condition(("token-budget",), "right")
+    'Needs token-budget. Without speculation the engine is right on this case.'
+    """
+    needed = f"Needs {', '.join(needs)}." if needs else "Needs no option: it fails at the defaults."
+    if plain == "right":
+        return f"{needed} Without speculation the engine is right on this case."
+    if not plain:
+        return needed
+    return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
 
 
 def reason(e: Explanation) -> str:

@@ -93,7 +93,8 @@ class Spawned(ProcessWorker):
             text = self.told()
             self.kill()
             raise UsageError(
-                f"adapter {self.decoder.name!r} cannot be set up by {self.python}: {lost.explanation.detail}\n{text}".rstrip()
+                f"adapter {self.decoder.name!r} cannot be set up by {self.python}: "
+                f"{lost.explanation.detail}\n{text}".rstrip()
             ) from None
 
     def start(self) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
+from eqcheck.lanes.checkpoint.loop import audit
 
 from eqcheck import registry
 from eqcheck.campaign.result import Options
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import Axes
 from eqcheck.lanes.checkpoint.judge import Judge
-from eqcheck.lanes.checkpoint.loop import audit
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.workers.spawned import EngineWorker, environment
 

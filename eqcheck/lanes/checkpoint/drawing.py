@@ -1,7 +1,7 @@
 """Cases as an engine meets them in service, drawn within what it can do.
 
 An engine takes seconds to start under new settings, so cases come in blocks: settings are drawn for a block, rows for
-each case. `COUNTERS` says what a case exercises, and where the engine counts, whether that really happened.
+each case. `eqcheck.lanes.checkpoint.about` names what a case exercises; where the engine counts, whether it happened.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
-from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.truth import row_with, with_options
 
@@ -168,31 +168,6 @@ def ending_like(row: Row, other: Row) -> Row:
     ends = [endless.index(token) for token in row.options.eos_token_ids if token in endless]
     found = tuple(dict.fromkeys(others[end] for end in ends if end < len(others)))
     return row_with(other, eos_token_ids=found) if found else other
-
-
-COUNTERS = {
-    "several_rows": "more than one row",
-    "many_rows": "32 rows or more",
-    "ragged_prompts": "prompts of different lengths",
-    "drafted": "the engine says that draft tokens were proposed",
-    "accepted": "the engine says that some were accepted",
-    "rejected": "the engine says that some were rejected",
-    "ngram": "draft tokens are looked up in the row",
-    "ngram_silent": "the engine says that fewer draft tokens were proposed than there were steps to propose in",
-    "row_limits": "rows with limits of their own",
-    "ended_by_eos": "a row ended by an EOS before its limit",
-    "row_eos": "rows with EOS ids of their own",
-    "min_new_tokens": "an EOS held back by a minimum of new tokens",
-    "penalty": "a penalty changed a token",
-    "token_budget": "a token budget per step",
-    "budget_below_round": "the budget is smaller than one round of the batch",
-    "prompt_beyond_budget": "a prompt longer than the budget",
-    "prefix_caching": "prefix caching with shared beginnings",
-    "prefix_hits": "the engine says that a cached beginning was used",
-    "kv_blocks": "fewer KV blocks than the batch needs",
-    "preemptions": "the engine says that rows were preempted",
-    "late_rows": "rows handed over while others ran",
-}
 
 
 def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:

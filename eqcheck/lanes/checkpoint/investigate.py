@@ -25,7 +25,7 @@ _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 
 
 class Investigation:
-    """What is found in failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` is how many seconds there are.
+    """What is found in failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` says how long there is.
 
     ``causes`` are what explains findings, by their id.
     """
@@ -49,9 +49,7 @@ class Investigation:
             found, basis = self._cause(smallest, minimised, elsewhere)
         named = needs(smallest.case)
         explanation = explain(smallest, found, basis)
-        finding = Finding(
-            smallest, explanation, needs=named, plain=self._plain(smallest.case), minimised=minimised
-        )
+        finding = Finding(smallest, explanation, needs=named, plain=self._plain(smallest.case), minimised=minimised)
         if found is not None:
             self.causes.setdefault(finding.id, found)
         return finding

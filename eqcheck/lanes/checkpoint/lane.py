@@ -12,19 +12,21 @@ from typing import Any
 
 import torch
 
+from eqcheck.campaign import declining
 from eqcheck.campaign.outcome import Outcome
 from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import CAPABILITIES, Decoder
+from eqcheck.errors import UsageError
+from eqcheck.lanes.checkpoint.about import COUNTERS
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.drawing import COUNTERS, Axes
+from eqcheck.lanes.checkpoint.drawing import Axes
 from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import checked_script, scripted
 from eqcheck.lanes.checkpoint.shrink import needs, without
-from eqcheck.lanes.transparent import declining
 from eqcheck.requirements import unmet
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import Spawned, environment
@@ -131,7 +133,7 @@ class Checkpoint:
         None of those that an option makes wrong: one of them alone says little.
         """
         wrong = [one for one in group if isinstance(one, EngineOutcome) and one.wrong and one.symptom not in ENDS]
-        return sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING]
+        return list(sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING])
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
@@ -163,7 +165,8 @@ class Checkpoint:
         return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
 
     def _decode(self, case: EngineCase) -> Outcome:
-        return self.worker.try_case(case)
+        outcome: Outcome = self.worker.try_case(case)
+        return outcome
 
     def repeats(self, outcome: Outcome) -> bool:
         """Whether a new process, and that one again, give the same answer to this case alone."""
@@ -206,6 +209,16 @@ class Checkpoint:
     def still(self, stored: str, outcome: Outcome) -> bool:
         return outcome.failed
 
+    def again(self, case: EngineCase, calls: bool) -> tuple[Outcome, str]:
+        if case.checkpoint not in ("", checkpoint().name):
+            raise UsageError(f"the case is for the checkpoint {case.checkpoint}, this torch makes {checkpoint().name}")
+        with self.drawing():
+            outcome = self._decode(case)
+        if outcome.failed:
+            outcome = replace(outcome, explanation=explain(outcome, abduced(outcome)))
+        shown = "An engine that loads a checkpoint calls models of its own: there are no calls to show."
+        return outcome, shown if calls else ""
+
     def conclude(self) -> None:
         result = self.result
         if result.unsettled:
@@ -218,7 +231,6 @@ class Checkpoint:
         drafted, accepted = (sum(counts.get(name, 0) for counts in observed) for name in ("drafted", "accepted"))
         rows = [row for outcome in result.claimed if isinstance(outcome, EngineOutcome) for row in outcome.rows]
         result.facts |= {
-            "coverage_names": COUNTERS,
             "capabilities": list(self.decoder.capabilities),
             "acceptance": round(accepted / drafted, 3) if drafted else None,
             "ties": sum(len(row.ties) for row in rows),
@@ -257,8 +269,8 @@ class Checkpoint:
         if result.doubtful:
             ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
             found.append(
-                f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone by "
-                f"a new process ({ids}); they may need what was decoded before them, and are no violations"
+                f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone "
+                f"by a new process ({ids}); they may need what was decoded before them, and are no violations"
             )
         return found
 

@@ -43,7 +43,9 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
     except OutputError as error:
         detail = one_line(str(error))
-        failure = Explanation("crash", "invalid-output", detail=detail, subject=detail.partition(":")[0].partition("[")[0])
+        failure = Explanation(
+            "crash", "invalid-output", detail=detail, subject=detail.partition(":")[0].partition("[")[0]
+        )
         return EngineOutcome(case, "violation", explanation=failure)
     observed = answer.get("observed") or {}
     rows = tuple(judge.rows(case, outputs))

@@ -19,8 +19,8 @@ from tabulate import tabulate
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.contract import Decoder, RowOptions
 from eqcheck.lanes.checkpoint.abduction import abduce
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
-from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import Truth
 from eqcheck.selfcheck import in_processes
 

@@ -7,15 +7,9 @@ from collections.abc import Collection, Iterable
 from math import comb
 
 from eqcheck.case import Case
+from eqcheck.lanes.transparent.about import AXES
 
 Conditions = dict[str, dict[str, list[int]]]
-AXES = {
-    "family": "family",
-    "padding_side": "padding side",
-    "rows": "rows",
-    "cache_state": "cache state",
-    "num_draft_tokens": "K",
-}
 _BY_CHANCE = 0.001
 
 

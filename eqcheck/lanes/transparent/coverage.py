@@ -7,39 +7,12 @@ from collections.abc import Sequence
 
 from eqcheck.attribution.parts import parts
 from eqcheck.case import Case
-from eqcheck.drawing import BLOCKS
 from eqcheck.harness import Run
+from eqcheck.lanes.transparent.about import COUNTERS, REACHED
 from eqcheck.lanes.transparent.features import alike
+from eqcheck.sizes import BLOCKS
 from eqcheck.trace import DRAFT, TARGET
 
-COUNTERS = {
-    "several_rows": "more than one row",
-    "ragged_prompts": "prompts of different lengths, so one is padded",
-    "batched_call": "one target call over more than one row",
-    "target_called": "the target was called",
-    "draft_called": "the draft was called",
-    "ragged_round": "rows of one target call accepted different counts",
-    "all_rejected": "a row's drafts were all rejected",
-    "all_accepted": "K drafts of a row were accepted",
-    "eos_inside_block": "an EOS among accepted drafts",
-    "eos_not_drafted": "an EOS as correction or bonus",
-    "eos_first": "an EOS as the first new token",
-    "eos_at_limit": "an EOS as the last token the limit allows",
-    "eos_absent": "a row that ends at its limit",
-    "eos_in_prompt": "an EOS occurs in a prompt",
-    "several_eos": "more than one EOS id",
-    "pad_is_eos": "the pad id is an EOS",
-    "pad_in_prompt": "the pad id occurs in a prompt",
-    "pad_emitted": "the pad id is a token to emit",
-    "pad_outside": "the pad id is one that the target never emits",
-    "zero_in_prompt": "the id 0 occurs in a prompt",
-    "zero_emitted": "the id 0 is a token to emit",
-    "last_id_in_prompt": "the last id of the vocabulary occurs in a prompt",
-    "last_id_emitted": "the last id of the vocabulary is a token to emit",
-    "equal_prompts": "two prompts are equal",
-    "prompt_begins_another": "a prompt is the beginning of another",
-    **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
-}
 ESSENTIAL = (
     "target_called",
     "ragged_prompts",
@@ -106,14 +79,6 @@ def _rounds(run: Run) -> set[str]:
     found |= {"eos_inside_block"} if drafted_eos else set()
     ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
     return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
-
-
-REACHED = {
-    "rows": "rows of a batch",
-    "prompt": "tokens of a prompt",
-    "new_tokens": "new tokens asked for",
-    "draft_tokens": "draft tokens a round (K)",
-}
 
 
 def reached(cases: Sequence[Case]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from eqcheck.case import Case
-from eqcheck.drawing import BLOCKS
 from eqcheck.harness import Truth, agrees
+from eqcheck.sizes import BLOCKS
 
 _SIZES = (*BLOCKS, 128)  # that a row may grow past
 Feature = str | tuple[str, str]

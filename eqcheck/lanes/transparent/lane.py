@@ -13,19 +13,21 @@ import torch
 
 from eqcheck.attribution.rounds import draft_warnings, settled
 from eqcheck.attribution.state import leaked
+from eqcheck.callview import view
+from eqcheck.campaign import declining
 from eqcheck.campaign.outcome import HANG, Outcome
 from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE, Audit, Finding, Options
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
 from eqcheck.errors import UsageError
-from eqcheck.lanes.transparent import declining
+from eqcheck.harness import run
 from eqcheck.lanes.transparent.conditions import conditions, only
-from eqcheck.lanes.transparent.coverage import COUNTERS, reached, vacuous
+from eqcheck.lanes.transparent.coverage import reached, vacuous
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.lanes.transparent.sequences import Fresh, Sequences
+from eqcheck.lanes.transparent.sequences import Fresh, Sequences, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
-from eqcheck.requirements import unmet
+from eqcheck.requirements import refused, unmet
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, set_up
 from eqcheck.workers.pool import Workers
@@ -155,7 +157,9 @@ class Transparent:
         shown = confirmed(found, self.running)
         assert shown.explanation is not None
         read = found if shown.case == found.case else shown  # what replays compare with: as it was read
-        finding = self.unsettled(replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback))
+        finding = self.unsettled(
+            replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback)
+        )
         finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
         return [replace(finding, seen=(outcome.symptom,)), *leaks]
 
@@ -181,6 +185,31 @@ class Transparent:
     def still(self, stored: str, outcome: Outcome) -> bool:
         return outcome.symptom == stored
 
+    def again(self, case: Case, calls: bool) -> tuple[Outcome, str]:
+        decoder = self.decoder
+        for asked in (*case.before, case):
+            if declined := refused(asked, decoder.requires) or _not_taken(decoder, asked):
+                return Outcome(case, "skipped", declined=declined), ""
+        outcome = self._again(case)
+        return outcome, "" if outcome.declined or not calls else self._calls(outcome)
+
+    def _again(self, case: Case) -> Outcome:
+        """A case decoded again; one with earlier requests also without them, each time in a process of its own."""
+        if case.before:
+            with Fresh(self.decoder.spec, self.limits) as fresh:
+                if fresh.usable:
+                    return verdict(fresh, case)
+        with self.runner(1) as running:
+            return running.try_case(case, opinion=True)
+
+    def _calls(self, outcome: Outcome) -> str:
+        if self.result.options.isolate and outcome.outputs is None:
+            return "The decoder failed in a process of its own: its calls are not shown."
+        with set_up(self.decoder, []) as generate:
+            done = run(generate, outcome.case, self.limits.timeout)
+        differs = "\n\nThe decoder answered differently when its calls were recorded."
+        return view(done) + (differs if done.outputs != outcome.outputs else "")
+
     @property
     def decoder(self) -> Decoder:
         return self.result.decoder
@@ -200,7 +229,6 @@ class Transparent:
         for outcome in result.claimed:
             losses.update(dict(outcome.losses))
         result.facts |= {
-            "coverage_names": COUNTERS,
             "reached": reached([outcome.case for outcome in result.claimed]),
             "matrix": self._matrix(),
             "cache_states": self._cache_states(),
@@ -278,3 +306,14 @@ class Transparent:
                 f"to tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
             )
         return warnings
+
+
+def _not_taken(decoder: Decoder, case: Case) -> str:
+    """What the case asks that the decoder does not take; a file may ask anything of it."""
+    for what, asked, taken in (
+        ("padding side", case.padding_side, decoder.padding_sides),
+        ("cache state", case.cache_state, decoder.cache_states),
+    ):
+        if asked not in taken:
+            return f"it does not take the {what} {asked}, only {', '.join(taken)}"
+    return ""

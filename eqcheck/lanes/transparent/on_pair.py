@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from eqcheck import pair
+from eqcheck.campaign.result import RealPair
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import Unsupported
 from eqcheck.harness import why
-from eqcheck.workers.local import set_up
 from eqcheck.oracle import Oracle
 from eqcheck.report.text import render
+from eqcheck.workers.local import set_up
 
 TEXTS = (
     "import os\nimport sys\n\n\ndef main(",
@@ -36,28 +36,11 @@ SPACE = 32  # a pad that prompts contain
 _EQUAL = 15  # what prompts are cut to where they are to be of one length
 
 
-@dataclass(frozen=True)
-class OnPair:
-    """How many rows were decoded, how many are what the target emits alone, and what is wrong with the first other.
+def on_pair(decoder: Decoder) -> RealPair:
+    """Decode the texts with the pair: to the limit, and to a stop token, each on a padding side that is claimed.
 
     Where the decoder declined, no row was decoded, and ``first`` says why.
     """
-
-    rows: int
-    equivalent: int
-    first: str
-    seconds: float
-
-    @property
-    def wrong(self) -> bool:
-        return self.equivalent < self.rows
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def on_pair(decoder: Decoder) -> OnPair:
-    """Decode the texts with the pair: to the limit, and to a stop token, each on a padding side that is claimed."""
     began = time.perf_counter()
     target, draft = pair.load(torch.float64)
     oracle = Oracle(target)
@@ -80,7 +63,7 @@ def on_pair(decoder: Decoder) -> OnPair:
             equivalent += sum(row.first is None for row in verdict.rows)
             if verdict.explanation is not None:
                 wrong = wrong or render(verdict.explanation)
-    return OnPair(rows, equivalent, wrong or declined, round(time.perf_counter() - began, 2))
+    return RealPair(rows, equivalent, wrong or declined, round(time.perf_counter() - began, 2))
 
 
 def _requests(decoder: Decoder) -> list[Request]:

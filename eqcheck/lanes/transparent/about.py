@@ -1,0 +1,53 @@
+"""What this lane exercises, and what it cannot show, in words; it imports no model, so that reports can say it."""
+
+from __future__ import annotations
+
+from eqcheck.sizes import BLOCKS
+
+COUNTERS = {
+    "several_rows": "more than one row",
+    "ragged_prompts": "prompts of different lengths, so one is padded",
+    "batched_call": "one target call over more than one row",
+    "target_called": "the target was called",
+    "draft_called": "the draft was called",
+    "ragged_round": "rows of one target call accepted different counts",
+    "all_rejected": "a row's drafts were all rejected",
+    "all_accepted": "K drafts of a row were accepted",
+    "eos_inside_block": "an EOS among accepted drafts",
+    "eos_not_drafted": "an EOS as correction or bonus",
+    "eos_first": "an EOS as the first new token",
+    "eos_at_limit": "an EOS as the last token the limit allows",
+    "eos_absent": "a row that ends at its limit",
+    "eos_in_prompt": "an EOS occurs in a prompt",
+    "several_eos": "more than one EOS id",
+    "pad_is_eos": "the pad id is an EOS",
+    "pad_in_prompt": "the pad id occurs in a prompt",
+    "pad_emitted": "the pad id is a token to emit",
+    "pad_outside": "the pad id is one that the target never emits",
+    "zero_in_prompt": "the id 0 occurs in a prompt",
+    "zero_emitted": "the id 0 is a token to emit",
+    "last_id_in_prompt": "the last id of the vocabulary occurs in a prompt",
+    "last_id_emitted": "the last id of the vocabulary is a token to emit",
+    "equal_prompts": "two prompts are equal",
+    "prompt_begins_another": "a prompt is the beginning of another",
+    **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
+}
+REACHED = {
+    "rows": "rows of a batch",
+    "prompt": "tokens of a prompt",
+    "new_tokens": "new tokens asked for",
+    "draft_tokens": "draft tokens a round (K)",
+}
+AXES = {
+    "family": "family",
+    "padding_side": "padding side",
+    "rows": "rows",
+    "cache_state": "cache state",
+    "num_draft_tokens": "K",
+}
+CLEAN_SHOWS = (
+    "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "
+    "show: sampling (greedy only), numerical near-ties of low-precision kernels (arithmetic here is exact), speed "
+    "or acceptance, other families, longer rows or larger batches than were drawn, or code paths of real models "
+    "that the transparent target does not have."
+)
