@@ -11,13 +11,12 @@ from test_abduction import PROMPTS, case_of, named
 
 from eqcheck.lanes.checkpoint.abduction import abduce, abduce_alike
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
-from eqcheck.lanes.checkpoint.case import PAD, EngineCase
-from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.explain import explain
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.checkpoint.truth import Truth, row_with
-from eqcheck.workers.spawned import Answer
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +47,12 @@ def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]
     case = case_of(max_new_tokens=6)
     right = [Truth(models[0]).row(row) for row in case.rows]
     whole = tuple((*row.prompt, *new) for row, new in zip(case.rows, right, strict=True))
-    outcome = judged(Judge("float32"), case, Answer(whole))
+    outcome = judged(Judge("float32"), case, {"outputs": whole})
     explanation = explain(outcome, None)
     assert explanation.fingerprint == "bookkeeping/prompt-in-output"
     assert explanation.detail.endswith("return row[len(prompt):]")
     wrong = (*whole[:-1], (*whole[-1][:-1], (whole[-1][-1] + 1) % VOCAB_SIZE))
-    assert explain(judged(Judge("float32"), case, Answer(wrong)), None).component == "unattributed"
+    assert explain(judged(Judge("float32"), case, {"outputs": wrong}), None).component == "unattributed"
 
 
 def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.abduction import Abduced, abduce
-from eqcheck.lanes.checkpoint.case import PAD, EngineCase, Row
-from eqcheck.lanes.checkpoint.checkpoints import VOCAB_SIZE, checkpoint
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import Truth
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from eqcheck.report.transparent import to_dict
+from as_data import to_dict
 
 from eqcheck import registry
+from eqcheck.campaign.events import CaseDone, Event, Finished, Started
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Audit, Options, Progress
+from eqcheck.campaign.result import Audit, Options
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.harness import run
@@ -27,6 +28,7 @@ from eqcheck.lanes.transparent import search
 from eqcheck.lanes.transparent.coverage import ESSENTIAL
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
+from eqcheck.report.text import render
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]
@@ -56,7 +58,7 @@ def found(result: Audit) -> dict[str, int]:
 
 def plain(result: Audit, folder: Path) -> dict[str, Any]:
     """The report without what depends on the machine's speed."""
-    return {**to_dict(result, folder), "elapsed_s": None}
+    return {**to_dict(result, folder), "elapsed_s": None, "cases_per_second": None}
 
 
 def raising(target: Any, draft: Any, request: Request) -> Rows:
@@ -93,9 +95,9 @@ def test_misbehaviour_is_reported_and_the_audit_goes_on(name: str) -> None:
     assert (len(result.outcomes), result.verdict) == (8, "violation")
     assert all(outcome.exact_match == 0 for outcome in result.outcomes)
     assert len(result.violations[0].case.prompts) == 1
-    assert ("KeyError" in result.violations[0].traceback) == (name == "raises")
-    assert ("call list(...) on it" in result.violations[0].text) == name.startswith("generator")
-    assert ("call .tolist() on it" in result.violations[0].text) == (
+    assert ("KeyError" in result.violations[0].outcome.traceback) == (name == "raises")
+    assert ("call list(...) on it" in render(result.violations[0].explanation)) == name.startswith("generator")
+    assert ("call .tolist() on it" in render(result.violations[0].explanation)) == (
         name in ("tensor", "tensors", "array", "array-tokens")
     )
 
@@ -319,8 +321,11 @@ def test_class_is_opened_and_closed_once_and_its_note_is_a_warning() -> None:
 
 
 def test_decoder_without_spec_runs_in_one_process_and_reports_progress() -> None:
-    events: list[Progress] = []
+    events: list[Event] = []
     result = audit(made(one_row), Options(cases=CHUNK + 10, jobs=2), events.append)
     assert len(result.outcomes) == CHUNK + 10
-    assert [event.done for event in events] == sorted(event.done for event in events)
-    assert events[-1] == Progress("mine", CHUNK + 10, CHUNK + 10, 0)
+    done = [event.done for event in events if isinstance(event, CaseDone)]
+    assert done == list(range(1, CHUNK + 11))
+    assert events[0] == Started("mine", "transparent", CHUNK + 10)
+    assert events[-2] == CaseDone("mine", CHUNK + 10, CHUNK + 10, 0)
+    assert isinstance(events[-1], Finished)

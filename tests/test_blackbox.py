@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from eqcheck.lanes.checkpoint.loop import audit
 
 from eqcheck import registry
+from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.contract import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.errors import CaseError, UsageError
@@ -21,9 +21,10 @@ from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
 from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised
 from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.lanes.checkpoint.truth import Truth
-from eqcheck.workers.spawned import EngineWorker, environment
+from eqcheck.workers.spawned import environment
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """
@@ -70,49 +71,49 @@ def _asking(token: int) -> EngineCase:
 
 
 def test_a_worker_survives_many_cases_and_what_the_decoder_prints(engine: Decoder) -> None:
-    with EngineWorker(engine, sys.executable) as worker:
-        answers = [worker.decode(_asking(token)) for token in (1, 1, 8)]
+    with worker_of(engine, sys.executable) as worker:
+        answers = [worker.try_case(_asking(token)) for token in (1, 1, 8)]
     assert [answer.outputs for answer in answers] == [((8,),)] * 3
     assert len({answer.observed["pid"] for answer in answers}) == 1
     assert worker.version == "7.1"
 
 
 def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_replaced(engine: Decoder) -> None:
-    with EngineWorker(engine, sys.executable, timeout=1.0) as worker:
+    with worker_of(engine, sys.executable, timeout=1.0) as worker:
         found = {}
         for token in (2, 3, 4, 5):
-            answer = worker.decode(_asking(token))
+            answer = worker.try_case(_asking(token))
             assert answer.outputs is None
-            assert answer.failure is not None
-            found[token] = answer.failure.fingerprint
+            assert answer.explanation is not None
+            found[token] = answer.explanation.fingerprint
             assert token != 4 or 'File "eqcheck/workers/serve.py"' in answer.traceback
-            assert worker.decode(_asking(8)).outputs == ((8,),)
-        refused = worker.decode(_asking(6))
+            assert worker.try_case(_asking(8)).outputs == ((8,),)
+        refused = worker.try_case(_asking(6))
     assert found[2] == "crash/exception:ProcessExit-SIGKILL"
     assert found[3] == "crash/hang"
     assert found[4] == "crash/exception:KeyError"
     assert found[5].startswith("crash/invalid-output")
-    assert (refused.failure, refused.unsupported) == (None, "six is too much")
+    assert (refused.explanation, refused.declined) == (None, "six is too much")
 
 
 def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None:
-    with EngineWorker(engine, sys.executable, timeout=1.0) as worker:
-        worker.decode(_asking(8))
+    with worker_of(engine, sys.executable, timeout=1.0) as worker:
+        worker.try_case(_asking(8))
         assert worker._process is not None
         group = worker._process.pid
         assert _alive(group)
-        worker.decode(_asking(7))
+        worker.try_case(_asking(7))
     assert not _alive(group)
 
 
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eqcheck import registry\nfrom eqcheck.workers.spawned import EngineWorker\n"
+        "import sys\nfrom eqcheck import registry\nfrom eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
         "from eqcheck.lanes.checkpoint.case import EngineCase, Row\nfrom eqcheck.contract import RowOptions\n"
-        "worker = EngineWorker(registry.load(sys.argv[1]), sys.executable)\n"
-        "worker.decode(EngineCase((Row((8,), RowOptions(1)),)))\n"
+        "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
+        "worker.try_case(EngineCase((Row((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"
-        "worker.decode(EngineCase((Row((3,), RowOptions(1)),)))\n"
+        "worker.try_case(EngineCase((Row((3,), RowOptions(1)),)))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, engine.spec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -143,7 +144,7 @@ def test_a_decoder_that_cannot_be_set_up_is_no_violation_but_an_error(tmp_path: 
     (tmp_path / "broken.py").write_text(ENGINE.replace("print(", "raise RuntimeError('no engine here') #("))
     broken = registry.load(str(tmp_path / "broken.py"))
     with pytest.raises(UsageError, match="no engine here"):
-        audit(broken, Options(cases=3), sys.executable)
+        audit(broken, Options(cases=3, python=sys.executable))
 
 
 def test_an_environment_is_named_given_or_this_one(

@@ -16,13 +16,14 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from eqcheck import registry
-from eqcheck.case import CASE_FORMAT, Case
+from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, FAMILIES
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import CaseError, UsageError
 from eqcheck.harness import models, run, truth_of
 from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.lanes.transparent.coverage import COUNTERS, exercised
+from eqcheck.lanes.transparent.about import COUNTERS
+from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.oracle import judge
 from eqcheck.strategies import cases
 
@@ -44,7 +45,7 @@ OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in data
 OTHER["agreement"] = 0.5
 OTHER |= {"cache_state": "pads-nan", "prefill_chunk": 3, "prefix_length": 1, "arrivals": (2,), "before": (FULL,)}
 STATES = {"prefill_chunk": "chunked", "prefix_length": "prefix", "arrivals": "late-rows"}
-MINIMAL: dict[str, Any] = {"format": CASE_FORMAT, "prompts": [[1]]}
+MINIMAL: dict[str, Any] = {"format": Case.format, "prompts": [[1]]}
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
@@ -110,8 +111,8 @@ def test_every_request_is_a_copy_of_its_own() -> None:
         ([], "case: expected an object, got list"),
         ({}, "case: expected format 'eqcheck-case/1', got None"),
         ({**MINIMAL, "format": "eqcheck-case/2"}, "case: expected format 'eqcheck-case/1', got 'eqcheck-case/2'"),
-        ({"format": CASE_FORMAT}, "case: field 'prompts' is missing"),
-        ({"format": CASE_FORMAT, "prompt": [[1]]}, "case: unknown field 'prompt'; did you mean 'prompts'?"),
+        ({"format": Case.format}, "case: field 'prompts' is missing"),
+        ({"format": Case.format, "prompt": [[1]]}, "case: unknown field 'prompt'; did you mean 'prompts'?"),
         ({**MINIMAL, "max_tokens": 3}, "case: unknown field 'max_tokens'; did you mean 'max_new_tokens'?"),
         ({**MINIMAL, "zzz": 3}, "case: unknown field 'zzz'"),
     ],

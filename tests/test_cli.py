@@ -15,7 +15,7 @@ import pytest
 from eqcheck import cli, registry
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.search import CHUNK
-from eqcheck.report import transparent as report
+from eqcheck.report import build
 
 DECODERS = """
 import random
@@ -89,7 +89,7 @@ def test_internal_error_exits_3(work: Path, monkeypatch: pytest.MonkeyPatch, cap
     def broken(*_: object) -> None:
         raise RuntimeError("the disk is on fire")
 
-    monkeypatch.setattr(report, "write", broken)
+    monkeypatch.setattr(build, "write", broken)
     assert audited("good") == 3
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -99,7 +99,7 @@ def test_internal_error_exits_3(work: Path, monkeypatch: pytest.MonkeyPatch, cap
 def test_report_has_what_the_contract_says(work: Path) -> None:
     audited("short", "--seed", "7", "--out", "out")
     data = read(work / "out" / "short" / "report.json")
-    assert data["format"] == "eqcheck-report/1"
+    assert data["format"] == "eqcheck-report/2"
     assert data["decoder"] == {"name": "short", "origin": "", "version": "2.1"}
     assert (data["seed"], data["verdict"]) == (7, "violation")
     assert list(data["cases"]) == ["run", "equivalent", "tie", "violation", "inconclusive", "skipped"]
@@ -307,7 +307,7 @@ def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: 
 def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
     work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     own = ("--python", sys.executable)
     assert audited("short", *own, "--cases", "2") == 1
     report = read(work / "reports" / "short" / "report.json")

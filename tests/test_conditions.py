@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_data import shown, to_dict, write
 
-from eqcheck.campaign import loop
 from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Request, decoder
+from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conditions import conditions, only
-from eqcheck.report import transparent as report
-from eqcheck.report.terminal import summary
 
 Rows = list[list[int]]
 right = known_good()["one_row"]
@@ -59,19 +58,19 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
 
     mine = decoder(name="mine", padding_sides=("left", "right"))(wrong_on_the_right)
     result = audit(mine, Options(cases=60))
-    data = report.write(result, tmp_path)
+    data = write(result, tmp_path)
     (violation,) = data["violations"]
-    sides = violation["conditions"]["padding_side"]
+    sides = violation["axes"]["padding_side"]
     count = sides["right"][0]
     assert sides == {"left": [0, 60 - count], "right": [count, count]}
-    assert sum(of for _, of in violation["conditions"]["rows"].values()) == 60
+    assert sum(of for _, of in violation["axes"]["rows"].values()) == 60
     (statement,) = violation["only"]
     assert statement == f"right padding only: {count} of {count} cases; left padding: 0 of {60 - count}"
-    assert f"  Where: {statement}." in summary([data], ["there"])
+    assert f"  Where: {statement}." in shown(data)
     text = (tmp_path / "report.md").read_text()
     assert f"\nR{statement[1:]}.\n" in text
     assert f"| padding side | left: 0/{60 - count}, right: {count}/{count}" in text
-    assert "| cache state" in text or len(violation["conditions"]["cache_state"]) == 1
+    assert "| cache state" in text or len(violation["axes"]["cache_state"]) == 1
 
 
 @pytest.mark.parametrize("other", [True, False])
@@ -85,10 +84,10 @@ def test_cases_that_fail_otherwise_are_not_taken_for_right(other: bool) -> None:
         return [row + row[:1] for row in rows] if other else rows
 
     result = audit(decoder(name="mine", padding_sides=("left", "right"))(wrong), Options(cases=60))
-    found = [report._finding(result, one, Path("there"), "cases") for one in result.violations]
+    found = to_dict(result, Path("there"))["violations"]
     short = next(one for one in found if one["kind"] == "premature-stop")
-    assert short["conditions"]["padding_side"]["left"][0] == 0
-    assert short["conditions"]["padding_side"]["left"][1] > 20
+    assert short["axes"]["padding_side"]["left"][0] == 0
+    assert short["axes"]["padding_side"]["left"][1] > 20
     assert bool(short["only"]) != other
 
 
@@ -99,8 +98,8 @@ def test_a_cause_that_the_second_opinion_takes_back_keeps_its_counts(monkeypatch
     def doubted(outcome: Any, running: Any) -> Any:
         return replace(outcome, explanation=replace(outcome.explanation, component="unattributed", kind="unattributed"))
 
-    monkeypatch.setattr(loop, "confirmed", doubted)
+    monkeypatch.setattr(lane, "confirmed", doubted)
     result = audit(decoder(name="mine")(short), Options(cases=10))
-    found = report._finding(result, result.violations[0], Path("there"), "cases")
+    found = to_dict(result, Path("there"))["violations"][0]
     assert found["fingerprint"] == "unattributed/unattributed"
-    assert found["conditions"]["padding_side"] == {"left": [10, 10]}
+    assert found["axes"]["padding_side"] == {"left": [10, 10]}

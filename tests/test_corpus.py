@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eqcheck.report.transparent import to_dict
+from as_data import to_dict
 
 from eqcheck.campaign.casefile import StoredViolation, read_case
 from eqcheck.campaign.corpus import Corpus

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from eqcheck.report.transparent import to_dict
+from as_data import to_dict
 
 import eqcheck
 from eqcheck import cli, registry
@@ -21,10 +21,11 @@ from eqcheck.catalogue import known_good
 from eqcheck.contract import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.errors import UsageError
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.oracle import judge
 from eqcheck.requirements import unmet
-from eqcheck.workers.forked import Limits, Worker
+from eqcheck.workers.forked import Forked, Limits
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 pytest_plugins = ["pytester"]
@@ -235,7 +236,7 @@ def short(target, draft, request):
 
 
 def test_isolated(work: Path) -> None:
-    with Worker(f"{work / 'mine.py'}:alone", Limits(20.0)) as worker:
+    with Forked(f"{work / 'mine.py'}:alone", Limits(20.0), try_case) as worker:
         outcome = worker.try_case(TWO)
         assert (outcome.status, outcome.declined, outcome.fingerprint) == ("skipped", "one row at a time", None)
         assert worker.try_case(ONE).status == "equivalent"

@@ -8,28 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from eqcheck.lanes.checkpoint.loop import _UnderWay, audit
-from eqcheck.lanes.checkpoint.report import write
-from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
+from as_data import write
 from test_blackbox import ENGINE
 
 from eqcheck import registry
-from eqcheck.campaign.result import Options
+from eqcheck.campaign.loop import Campaign, audit
+from eqcheck.campaign.result import Finding, Options
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.judge import RowJudgement
+from eqcheck.lanes.checkpoint.lane import Checkpoint
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.verdict import Explanation
-from eqcheck.workers.spawned import Answer, EngineWorker
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
     name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     torch.set_num_threads(1)
-    found = audit(registry.load(name), Options(cases=4), sys.executable)
+    found = audit(registry.load(name), Options(cases=4, python=sys.executable))
     assert found.verdict == verdict
     assert len(found.outcomes) == 4
     assert not found.doubtful
@@ -40,9 +39,9 @@ def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
 def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(ENGINE.replace("if token == 3", "if True"))
     start = time.monotonic()
-    found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5), sys.executable)
+    found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5, python=sys.executable))
     assert len(found.outcomes) == 3
-    assert [finding.fingerprint for finding in found.findings] == ["crash/hang"]
+    assert [finding.fingerprint for finding in found.violations] == ["crash/hang"]
     assert any("stopped after 3 cases" in warning for warning in found.warnings)
     assert time.monotonic() - start < 60
 
@@ -50,8 +49,8 @@ def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None
 def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quick.py").write_text(ENGINE.replace("if token == ", "if token == 1000 + "))
     rounds: list[int] = []
-    monkeypatch.setattr(_UnderWay, "settle", lambda self: rounds.append(len(self.result.outcomes)))
-    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=8.0), sys.executable)
+    monkeypatch.setattr(Campaign, "settle", lambda self: rounds.append(len(self.result.outcomes)))
+    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=8.0, python=sys.executable))
     assert len(set(rounds)) > 1
     assert rounds == sorted(rounds)
     assert rounds[-1] == len(found.outcomes)
@@ -62,8 +61,8 @@ def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
     body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
     body += " for prompt, row in zip(request.prompts, request.rows)]"
     (tmp_path / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"        {body}\n")
-    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3), sys.executable)
-    assert (found.verdict, found.findings) == ("inconclusive", [])
+    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3, python=sys.executable))
+    assert (found.verdict, found.violations) == ("inconclusive", [])
     assert len(found.doubtful) == 3
 
 
@@ -74,14 +73,13 @@ def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:
     code = code.replace('Unsupported("six is too much")', "Unsupported")
     body = code.replace("[[prompt[-1]] for prompt in request.prompts]", "[[1]] * len(request.prompts)")
     (tmp_path / "picky.py").write_text(body)
-    found = audit(registry.load(str(tmp_path / "picky.py")), Options(cases=12), sys.executable)
+    found = audit(registry.load(str(tmp_path / "picky.py")), Options(cases=12, python=sys.executable))
     assert {len(outcome.case.rows) for outcome in found.outcomes} == {1}
     declined = [outcome for outcome in found.outcomes if outcome.case.rows[0].prompt[0] % 2]
     assert 0 < len(declined) < 12
-    assert found.declined == {"no reason given": len(declined)}
     assert len(found.claimed) == 12 - len(declined)
     report = write(found, tmp_path / "report")
-    assert report["declined"] == found.declined
+    assert report["declined"] == {"no reason given": len(declined)}
     assert report["cases"]["skipped"] == len(declined)
     assert "no reason given" in (tmp_path / "report" / "report.md").read_text()
     assert any("batch-1" in warning for warning in found.warnings)
@@ -90,27 +88,25 @@ def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:
 def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text(ENGINE.replace("if token == 4", "if True"))
     decoder = registry.load(str(tmp_path / "raises.py"))
-    options = Options(cases=2, corpus=tmp_path / "corpus")
-    first = audit(decoder, options, sys.executable)
-    assert [finding.fingerprint for finding in first.findings] == ["crash/exception:KeyError"]
+    options = Options(cases=2, corpus=tmp_path / "corpus", python=sys.executable)
+    first = audit(decoder, options)
+    assert [finding.fingerprint for finding in first.violations] == ["crash/exception:KeyError"]
     assert first.replayed == []
-    second = audit(decoder, options, sys.executable)
-    assert [outcome.case for outcome in second.replayed] == [first.findings[0].case]
-    assert second.findings[0].count == 3
+    second = audit(decoder, options)
+    assert [outcome.case for outcome in second.replayed] == [first.violations[0].case]
+    assert (second.violations[0].count, second.violations[0].stored) == (2, True)
 
 
 def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(ENGINE)
     engine = registry.load(str(tmp_path / "engine.py"))
     case = EngineCase((Row((8, 8), RowOptions(1)),))
-    result = EngineAudit(engine, Options(), sys.executable)
-    with EngineWorker(engine, sys.executable) as worker:
-        under_way = _UnderWay(result, worker, lambda event: None)
-        outcome = EngineOutcome(case, Answer(((8,),)), (RowJudgement(0, (8,), 0, 7),))
-        for component in ("unattributed", "position", "position", "mask"):
-            kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
-            under_way.keep(Finding(f"{component}/{kind}", 1, outcome, Explanation(component, kind), (), "right"))
-    found = [(finding.fingerprint, finding.count) for finding in result.findings]
+    campaign = Campaign(Checkpoint(engine, Options(python=sys.executable)), lambda event: None)
+    outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
+    for component in ("unattributed", "position", "position", "mask"):
+        kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
+        campaign.add(Finding(outcome, Explanation(component, kind)), 1)
+    found = [(finding.fingerprint, finding.count) for finding in campaign.result.findings]
     assert found == [("position/query-position", 3), ("mask/window", 1)], "two causes are two findings"
 
 
@@ -122,8 +118,8 @@ def test_a_case_made_small_must_still_fail_in_a_new_process(tmp_path: Path) -> N
         return [[1] * row.max_new_tokens for row in request.rows]
 """
     (tmp_path / "stateful.py").write_text(ENGINE.partition("        token =")[0] + body)
-    found = audit(registry.load(str(tmp_path / "stateful.py")), Options(cases=6), sys.executable)
-    crash = next(one for one in found.findings if one.fingerprint.startswith("crash/exception:KeyError"))
+    found = audit(registry.load(str(tmp_path / "stateful.py")), Options(cases=6, python=sys.executable))
+    crash = next(one for one in found.violations if one.fingerprint.startswith("crash/exception:KeyError"))
     assert len(crash.case.rows) > 1
     assert not crash.minimised
 
@@ -133,9 +129,9 @@ def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) 
     wrong = "        return [[1] * (row.max_new_tokens - 1) + [-1] for row in request.rows]"
     for name, text in (("first", body), ("last", wrong)):
         (tmp_path / f"{name}.py").write_text(ENGINE.partition("        token =")[0] + text + "\n")
-        found = audit(registry.load(str(tmp_path / f"{name}.py")), Options(cases=4), sys.executable)
-        assert [finding.fingerprint for finding in found.findings] == ["crash/invalid-output:outputs"]
-        assert found.findings[0].count == 4
+        found = audit(registry.load(str(tmp_path / f"{name}.py")), Options(cases=4, python=sys.executable))
+        assert [finding.fingerprint for finding in found.violations] == ["crash/invalid-output:outputs"]
+        assert found.violations[0].count == 4
 
 
 def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path) -> None:
@@ -144,12 +140,12 @@ def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path) -> Non
         return [[1] * row.max_new_tokens for row in request.rows]
 """
     (tmp_path / "raises.py").write_text(ENGINE.partition("        token =")[0] + body)
-    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=None, budget=12.0), sys.executable)
+    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=None, budget=12.0, python=sys.executable))
     failing = sum(outcome.status == "violation" for outcome in found.outcomes)
-    crash = next(one for one in found.findings if one.fingerprint.startswith("crash/exception:KeyError"))
+    crash = next(one for one in found.violations if one.fingerprint.startswith("crash/exception:KeyError"))
     assert failing > len(found.outcomes) / 3
     assert crash.count > 1
-    assert sum(one.count for one in found.findings) + len(found.doubtful) + found.unsettled == failing
+    assert sum(one.count for one in found.findings) + found.unsettled == failing
 
 
 SCRIPTED = """
@@ -183,14 +179,18 @@ class Scripted:
 
 
 def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.loop.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     (tmp_path / "scripted.py").write_text(SCRIPTED)
-    found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1), sys.executable)
+    found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1, python=sys.executable))
     (violation,) = write(found, tmp_path / "report")["violations"]
-    text = Path(violation["script"]).read_text()
+    text = Path(violation["conditions"][0]["script"]).read_text()
     assert "crash/invalid-output" in text
     assert not any("does not show it" in warning for warning in found.warnings)
-    found.scripts = dict.fromkeys(found.scripts)
-    assert write(found, tmp_path / "report")["violations"][0]["script"] is None
+    (tmp_path / "scripted.py").write_text(
+        SCRIPTED.replace("[[*row[:-1], -1] for row in rows]", "[row for row in rows]")
+    )
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.inspect.getsource", lambda part: "def main():\n    pass\n")
+    found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1))
+    assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None
     assert not list((tmp_path / "report").glob("*.py"))
     assert any("does not show it" in warning for warning in found.warnings)

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_data import shown, write
 
 from eqcheck import cli, registry
+from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.loop import audit
+from eqcheck.campaign.outcome import Outcome
 from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import CACHE_STATES, Decoder, Request, decoder
 from eqcheck.lanes.transparent.sequences import RERUNS
-from eqcheck.report import transparent as report
-from eqcheck.report.terminal import summary
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -45,7 +46,7 @@ def short_on(*families: str) -> Callable[[Any, Any, Request], Rows]:
 
 def written(result: Audit, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    return report.write(result, folder)
+    return write(result, folder)
 
 
 # Families beyond the claim
@@ -75,8 +76,8 @@ def test_a_violation_beyond_the_claim_is_a_discovery(tmp_path: Path) -> None:
     assert [len(prompt) for prompt in discovery["case"]["prompts"]] == [1]
     path = tmp_path / "mine" / "discoveries" / "bookkeeping-premature-stop.json"
     assert discovery["reproduce"] == f"eqcheck replay {path}"
-    assert report.read_case(path).case.to_dict() == discovery["case"]
-    text = summary([data], ["there"])
+    assert read_case(path).case.to_dict() == discovery["case"]
+    text = shown(data)
     assert f"ok {40 - count}" in text
     assert f"[violation {count}/{count}]" in text
     assert "DISCOVERY" in text
@@ -139,7 +140,7 @@ def test_cache_states_not_taken_are_shown(tmp_path: Path) -> None:
     assert sum(count for count in data["cache_states"].values() if isinstance(count, int)) == 40
     assert data["cache_states"]["wrapped"] == "not applicable"
     line = "cache states not taken: chunked, prefix, preallocated, late-rows"
-    assert line in summary([data], ["there"])
+    assert line in shown(data)
     assert line in (tmp_path / "report.md").read_text()
     assert [data["cache_states"][name] for name in ("chunked", "prefix")] == ["not taken"] * 2
 
@@ -160,13 +161,10 @@ def test_a_decoder_wrong_at_random_is_not_called_a_violation(tmp_path: Path) -> 
     data = written(result, tmp_path)
     (doubtful,) = data["inconclusive"]
     assert doubtful["fingerprint"] == SHORT
-    assert (
-        report.read_case(tmp_path / "inconclusive" / "bookkeeping-premature-stop.json").case.to_dict()
-        == (doubtful["case"])
-    )
+    assert read_case(tmp_path / "inconclusive" / "bookkeeping-premature-stop.json").case.to_dict() == (doubtful["case"])
     assert data["cases"]["inconclusive"] == result.inconclusive > 0
     assert data["cases"]["violation"] == 0
-    assert "INCONCLUSIVE" in summary([data], ["there"])
+    assert "INCONCLUSIVE" in shown(data)
 
 
 def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
@@ -254,11 +252,11 @@ def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) ->
     result = audit(made(short), Options(cases=5, budget=600.0))
     assert result.violations[0].minimised
 
-    def slowly(*_: object) -> bool:
+    def slowly(outcome: Outcome, *_: object) -> Outcome:
         time.sleep(0.6)
-        return True
+        return outcome
 
-    monkeypatch.setattr("eqcheck.campaign.loop.confirms", slowly)
+    monkeypatch.setattr("eqcheck.lanes.transparent.lane.confirms", slowly)
     result = audit(made(short), Options(cases=5, budget=0.5))
     assert not result.violations[0].minimised
     assert any("not minimised" in warning for warning in result.warnings)
@@ -291,11 +289,11 @@ def test_a_case_timeout_may_be_an_int(tmp_path: Path, timeout: float) -> None:
     path = tmp_path / "case.json"
     stored = {"format": "eqcheck-violation/1", "adapter": "eqspec", "fingerprint": SHORT, "case_timeout": timeout}
     path.write_text(json.dumps({**stored, "case": Case(prompts=((1,),)).to_dict()}))
-    assert report.read_case(path).case_timeout == 5.0
+    assert read_case(path).case_timeout == 5.0
     for wrong in (True, "5", None):
         path.write_text(json.dumps({**stored, "case_timeout": wrong, "case": Case(prompts=((1,),)).to_dict()}))
         with pytest.raises(ValueError, match="case_timeout: expected int or float"):
-            report.read_case(path)
+            read_case(path)
 
 
 @pytest.mark.parametrize(

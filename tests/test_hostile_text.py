@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
+from as_data import write
 from markdown_it import MarkdownIt
 
 from eqcheck import cli, registry
-from eqcheck.campaign.result import Options
+from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import RowOptions, decoder
 from eqcheck.errors import UsageError
-from eqcheck.lanes.checkpoint import report as engine_report
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.checkpoint.truth import Truth
 from eqcheck.plain import cleaned, code, fenced, inline, one_line, printable
+from eqcheck.report import build
 from eqcheck.selfcheck import SelfCheck
-from eqcheck.workers.spawned import EngineWorker
 
 HOSTILE = """
 import eqcheck
@@ -132,32 +131,32 @@ def test_why_a_decoder_declines_stays_in_its_place(work: Path, capsys: Printed) 
 def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = registry.load("mine.py")
     case = EngineCase((Row((1, 2), RowOptions(2)),))
-    with EngineWorker(decoded, sys.executable) as worker:
-        answer = worker.decode(case)
-    assert answer.failure is not None
-    assert answer.failure.fingerprint.startswith("crash/exception:Bad")
-    outcome = EngineOutcome(case, answer)
-    finding = Finding(f"{answer.failure.fingerprint}:ngram", 1, outcome, answer.failure, ("ngram",), "right")
-    found = EngineAudit(decoded, Options(), sys.executable, '7\x1b[31m"""\nimport os', [outcome], [], [finding])
+    with worker_of(decoded, sys.executable) as worker:
+        outcome = worker.try_case(case)
+    assert outcome.explanation is not None
+    assert outcome.explanation.fingerprint.startswith("crash/exception:Bad")
+    finding = Finding(outcome, outcome.explanation, needs=("ngram",), plain="right")
+    found = Audit(decoded, Options(), "checkpoint", ("rotary",), ("rotary",), version='7\x1b[31m"""\nimport os')
+    found.outcomes, found.findings = [outcome], [finding]
     found.warnings.append("\x1b]0;owned\x07\n## warning heading")
-    report = engine_report.write(found, work / "out")
+    report = write(found, work / "out")
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
     check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda: Truth(None))
     monkeypatch.setattr(Truth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
-    parsed = ast.parse(script(found, finding))
+    parsed = ast.parse(script(decoded, found.version, finding))
     assert "import os" in str(ast.get_docstring(parsed))
-    assert harmless(script(found, finding))
+    assert harmless(script(decoded, found.version, finding))
 
     kept = (work / "out" / "report.json").read_text()
 
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(engine_report, "write_whole", full)
-    (*_, warning) = engine_report.write(found, work / "out")["warnings"]
+    monkeypatch.setattr(build, "write_whole", full)
+    (*_, warning) = write(found, work / "out")["warnings"]
     assert warning.startswith(f"the report could not be written to {work / 'out'}: No space left on device")
     assert (work / "out" / "report.json").read_text() == kept
 

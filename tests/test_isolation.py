@@ -18,7 +18,8 @@ from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import UsageError
-from eqcheck.workers.forked import Limits, Worker
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.workers.forked import Forked, Limits
 
 DECODERS = '''
 import ctypes, os, signal, sys, time
@@ -120,8 +121,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def worker(work: Path, name: str, timeout: float = 1.0) -> Worker:
-    return Worker(f"{work / 'bad.py'}:{name}", Limits(timeout, MEMORY))
+def worker(work: Path, name: str, timeout: float = 1.0) -> Forked:
+    return Forked(f"{work / 'bad.py'}:{name}", Limits(timeout, MEMORY), try_case)
 
 
 WHAT = {

@@ -24,6 +24,7 @@ from eqcheck.errors import OutputError, UsageError, Violation
 from eqcheck.harness import models, run, truth_of
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.oracle import Oracle, assert_equivalent, judge
+from eqcheck.report.text import render
 from eqcheck.strategies import cases
 from eqcheck.verdict import RowVerdict, Verdict
 
@@ -316,7 +317,7 @@ def test_an_audit_and_assert_equivalent_name_it_too() -> None:
         assert_equivalent(mine, CASE)
     (violation,) = audit(mine, Options(cases=40)).violations
     assert (violation.fingerprint, violation.count) == ("bookkeeping/prompt-in-output", 40)
-    assert "Repair: no right positions" in violation.text
+    assert "Repair: no right positions" in render(violation.explanation)
 
 
 ONE, TWO = [[1, 2]], [[1, 2], [3]]

@@ -15,7 +15,8 @@ from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.catalogue.rare import RARE
 from eqcheck.drawing import USUAL
-from eqcheck.lanes.transparent.coverage import COUNTERS, reached
+from eqcheck.lanes.transparent.about import COUNTERS
+from eqcheck.lanes.transparent.coverage import reached
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.selfcheck import RARE_USUAL, SelfCheck, check_rare
 from eqcheck.sizes import WIDE, Bounds

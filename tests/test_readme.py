@@ -10,12 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from eqcheck.report.transparent import percent
 
 from eqcheck import registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.report.markdown import percent
 from eqcheck.report.text import render
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eqcheck.report.transparent import percent
 
 from eqcheck.campaign.casefile import read_case
+from eqcheck.report.markdown import percent
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("openvino_genai", "vllm")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from eqcheck.report.transparent import to_dict, write
+from as_data import to_dict, write
 
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
@@ -26,6 +26,7 @@ from eqcheck.harness import run
 from eqcheck.lanes.transparent.sequences import Fresh, shrunk, simpler
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
+from eqcheck.report.text import render
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"
@@ -213,7 +214,7 @@ def test_state_is_a_violation_with_the_smallest_sequence(
     assert len(case.before) == (2 if name == "third_time" else 1)
     assert len(case.prompts) <= 2
     assert all(len(earlier.prompts) <= 2 for earlier in case.before)
-    assert "Earlier request" in violation.text
+    assert "Earlier request" in render(violation.explanation)
     assert violation.count > 0
     # Alone it is right, in a fresh process and time and again; after the others it is wrong.
     with Fresh(registry.load(f"stateful.py:{name}").spec, Limits()) as fresh:

@@ -130,14 +130,14 @@ def test_one_variant_may_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> No
 class Says:
     """A runner by whom each case has a cause that was thought of beforehand."""
 
-    note = ""
+    note = version = ""
 
     def __init__(self, causes: dict[Case, Explanation]) -> None:
         self.causes = causes
         self.given_up: set[str] = set()
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        return Outcome(case, "violation", 0.0, 0.0, frozenset(), ((0,),), self.causes[case])
+        return Outcome(case, "violation", outputs=((0,),), explanation=self.causes[case])
 
     def outcomes(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         return map(self.try_case, cases)

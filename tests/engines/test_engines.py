@@ -15,15 +15,14 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
-from eqcheck.lanes.checkpoint.loop import audit
 
 from eqcheck import registry
+from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import Axes
-from eqcheck.lanes.checkpoint.judge import Judge
-from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.workers.spawned import EngineWorker, environment
+from eqcheck.lanes.checkpoint.lane import worker as worker_of
+from eqcheck.workers.spawned import environment
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm")
@@ -33,10 +32,9 @@ SCRIPTS = sorted(path for name in ENGINES for path in (ROOT / "reports" / name).
 @pytest.mark.parametrize("name", ENGINES)
 def test_without_speculation_the_engine_is_the_float64_model_and_nothing_is_near_a_tie(name: str) -> None:
     decoder = registry.load(name)
-    judge = Judge(decoder.dtype)
     cases = [replace(case, drafting="none") for case in islice(Axes(7, decoder.capabilities).cases(), 40)]
-    with EngineWorker(decoder, environment(decoder, None)) as worker:
-        outcomes = [judged(judge, case, worker.decode(case)) for case in cases]
+    with worker_of(decoder, environment(decoder, None)) as worker:
+        outcomes = [worker.try_case(case) for case in cases]
     assert [outcome.status for outcome in outcomes] == ["equivalent"] * len(cases)
 
 
@@ -45,11 +43,11 @@ def test_the_default_settings_speculate_and_are_right_where_no_minimum_is_asked(
     decoder = registry.load(name)
     capabilities = ("row-limits", "row-eos", "repetition-penalty", "presence-penalty", "arrivals")
     decoder = replace(decoder, capabilities=capabilities)
-    found = audit(decoder, Options(cases=50, seed=11), environment(decoder, None))
+    found = audit(decoder, Options(cases=50, seed=11))
     assert found.verdict == "equivalent"
     assert found.coverage["accepted"] > 30
     assert found.coverage["rejected"] > 30
-    assert found.ties == 0
+    assert found.facts["ties"] == 0
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -72,7 +70,7 @@ def test_a_real_pair_of_servers_is_audited_over_http(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("EQCHECK_PLAIN_URL", urls[1])
         decoder = registry.load("openai_http")
         decoder = replace(decoder, capabilities=("row-limits", "row-eos", "presence-penalty"))
-        found = audit(decoder, Options(cases=40, seed=2), environment(decoder, None))
+        found = audit(decoder, Options(cases=40, seed=2))
     assert found.verdict == "equivalent"
     assert len(found.claimed) == 40
     assert "vllm" in found.version

@@ -29,6 +29,7 @@ from eqcheck.lanes.checkpoint.script import checked_script, scripted
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.requirements import unmet
 from eqcheck.workers.pool import Workers
+from eqcheck.workers.runner import Runner
 from eqcheck.workers.spawned import Spawned, environment
 
 REPEATS = 3
@@ -56,7 +57,7 @@ def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
 class Checkpoint:
     """One audit on checkpoints; see `eqcheck.campaign.lane.Lane`."""
 
-    running: Workers
+    running: Runner
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options
