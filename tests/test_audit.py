@@ -286,7 +286,8 @@ def test_interrupt_while_minimising_keeps_the_violation(tmp_path: Path) -> None:
     assert (result.interrupted, result.verdict) == (True, "violation")
     assert found(result) == {"crash/exception:KeyError": 10}
     (violation,) = to_dict(result, tmp_path)["violations"]
-    assert violation["fingerprint"] == violation["details"]["fingerprint"] == "crash/exception:KeyError"
+    assert violation["fingerprint"] == "crash/exception:KeyError"
+    assert violation["cause"]["subject"] == violation["evidence"]["subject"] == "KeyError"
 
 
 def test_known_violations() -> None:

@@ -186,9 +186,6 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     text = Path(violation["conditions"][0]["script"]).read_text()
     assert "crash/invalid-output" in text
     assert not any("does not show it" in warning for warning in found.warnings)
-    (tmp_path / "scripted.py").write_text(
-        SCRIPTED.replace("[[*row[:-1], -1] for row in rows]", "[row for row in rows]")
-    )
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.inspect.getsource", lambda part: "def main():\n    pass\n")
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1))
     assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None

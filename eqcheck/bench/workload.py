@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from eqcheck import ties
 from eqcheck.bench.dictated import dictated
 from eqcheck.contract import Request
 from eqcheck.errors import OutputError
@@ -23,9 +24,6 @@ SHORTEST, LONGEST = 16, 256  # of mixed prompts, evenly spread on a logarithmic 
 # Multiples of these fill a square evenly (the R2 sequence of M. Roberts, "The unreasonable effectiveness of
 # quasirandom sequences"), so that the first prompts are a fair sample however many one takes.
 SPREAD = (0.7548776662466927, 0.5698402909980532)
-# Engines compute in float32, with an error of about 1e-5 in a logit. Where the two best are closer than this in
-# float64, either is right: a near-tie.
-NEAR = 1e-4
 
 
 class Asked(NamedTuple):
@@ -122,15 +120,18 @@ class Workload:
         return ""
 
     def _tie(self, asked: Asked, output: Sequence[int]) -> bool:
-        """Whether each token is as good as the target's choice after what comes before it, in float64."""
+        """Whether each token is as good as the target's choice after what comes before it (`eqcheck.ties`)."""
         if len(output) != asked.max_new_tokens:
             return False
-        target, prompt = self._oracle.target, asked.token_ids
+        prompt = asked.token_ids
+        ids = torch.tensor([[*prompt, *output]], device=self._oracle.target.device)
         with torch.no_grad():
-            ids = torch.tensor([[*prompt, *output]], device=target.device)
-            logits = target(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        return bool((logits.amax(1) - chosen < NEAR).all())
+            exact, rounded = (
+                target(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+                for target in (self._oracle.target, self.pair.target)
+            )
+        chosen = exact.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        return bool((exact.amax(1) - chosen <= ties.bound([exact], [rounded])).all())
 
 
 def _difference(verdict: Verdict) -> str:

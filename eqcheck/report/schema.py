@@ -178,7 +178,7 @@ class Report:
 
 def to_builtins(report: Report) -> dict[str, Any]:
     """A report as plain data for JSON."""
-    data: dict[str, Any] = msgspec.to_builtins(report)
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(report))
     return data
 
 

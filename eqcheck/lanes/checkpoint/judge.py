@@ -1,12 +1,4 @@
-"""The verdict on an engine's rows, and the one policy on numbers.
-
-Engines compute in float32, so where two tokens score almost the same the engine may choose the other. A
-difference is a **tie** when the float64 target prefers its own token by no more than ``FACTOR`` times the noise: the
-largest difference, over all scores of the case, between the target in the engine's dtype and the one in float64.
-Engines add in another order than the target does, which on these models changes scores by less than twice that; the
-factor leaves room and still is a thousandth of what usually lies between two tokens. What follows a tie is judged
-after the engine's own tokens. Anything else is a violation.
-"""
+"""The verdict on an engine's rows; `eqcheck.ties` has the policy on near-ties."""
 
 from __future__ import annotations
 
@@ -16,11 +8,10 @@ from functools import lru_cache
 
 import torch
 
+from eqcheck import ties
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import Truth, with_options
-
-FACTOR = 16
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class Judge:
     ) -> RowJudgement:
         options = row.options
         choices = scores.argmax(-1).tolist()
-        ties: list[int] = []
+        near: list[int] = []
         first, margin = None, 0.0
         for index, token in enumerate(observed):
             if index == options.max_new_tokens or (index and observed[index - 1] in options.eos_token_ids):
@@ -85,21 +76,19 @@ class Judge:
                 if margin > bound:
                     first = index
                     break
-                ties.append(index)
+                near.append(index)
         ended = len(observed) >= options.max_new_tokens or (observed and observed[-1] in options.eos_token_ids)
         if first is None and not ended:
             first = len(observed)
         ended_before = first == options.max_new_tokens or (first and observed[first - 1] in options.eos_token_ids)
         expected = None if first is None or ended_before else choices[first]
-        return RowJudgement(number, observed, first, expected, tuple(ties), margin)
+        return RowJudgement(number, observed, first, expected, tuple(near), margin)
 
     def _bound(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
-        """How much the target may prefer its own token at a tie: `FACTOR` times the noise on these rows."""
+        """How much the target may prefer its own token at a tie on these rows."""
         if self.dtype == torch.float64:
             return 0.0
-        rounded = Truth(checkpoint().models(self.dtype)[0]).together(rows, outputs)
-        noise = max(float((a.double() - b).abs().max()) for a, b in zip(rounded, scores, strict=True))
-        return FACTOR * noise
+        return ties.bound(scores, Truth(checkpoint().models(self.dtype)[0]).together(rows, outputs))
 
 
 @lru_cache(maxsize=1)
