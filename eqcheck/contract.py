@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.kinds import FINGERPRINTS
 from eqcheck.plain import one_line
-from eqcheck.verdict import KINDS
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
@@ -242,10 +242,9 @@ def decoder(
             f"dtype: expected one of {DTYPES}, got {dtype!r}; let the engine compute in float32 for the audit: in "
             "less, rounding on the checkpoint is more than what lies between two tokens, and nothing could be told"
         )
-    kinds = [f"{component}/{kind}" for component, some in KINDS.items() for kind in some]
     for fingerprint in known or ():
-        if fingerprint.partition(":")[0] not in kinds:
-            raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, kinds)}")
+        if fingerprint.partition(":")[0] not in FINGERPRINTS:
+            raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}")
 
     def register(function: Any) -> Decoder:
         usable = callable(function)

@@ -2,17 +2,7 @@
 
 equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
 
-position      query-position  key-position
-mask          pad-visible  token-hidden  future-visible  window
-cache         stale-entry  missing-entry  duplicate-entry  wrong-row  misaligned  torn-entry  poisoned-entry
-bookkeeping   over-accept  wrong-correction  lost-token  repeated-token  past-eos  premature-stop  over-length
-              pad-in-output  row-swap  unverified  prompt-in-output
-sampling      ignored-option               (a penalty or a minimum is not applied as asked)
-options       ignored-option               (a cache state that the decoder declares is not used as asked)
-state         leaks-from-earlier-request     (the answer depends on what was decoded before)
-draft         desync  lost-bonus             (speed, not correctness: reported as a warning)
-crash         exception  hang  invalid-output
-unattributed  unattributed                   (output wrong, no cause shown: never a guess)
+`eqcheck.kinds` has the components and kinds of violations.
 """
 
 from __future__ import annotations
@@ -24,41 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
+from eqcheck.kinds import KINDS
 from eqcheck.plain import one_line
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
-KINDS = {
-    "position": ("query-position", "key-position"),
-    "mask": ("pad-visible", "token-hidden", "future-visible", "window"),
-    "cache": (
-        "stale-entry",
-        "missing-entry",
-        "duplicate-entry",
-        "wrong-row",
-        "misaligned",
-        "torn-entry",
-        "poisoned-entry",
-    ),
-    "bookkeeping": (
-        "over-accept",
-        "wrong-correction",
-        "lost-token",
-        "repeated-token",
-        "past-eos",
-        "premature-stop",
-        "over-length",
-        "pad-in-output",
-        "row-swap",
-        "unverified",
-        "prompt-in-output",
-    ),
-    "sampling": ("ignored-option",),
-    "options": ("ignored-option",),
-    "state": ("leaks-from-earlier-request",),
-    "draft": ("desync", "lost-bonus"),
-    "crash": ("exception", "hang", "invalid-output"),
-    "unattributed": ("unattributed",),
-}
 
 
 def merge(verdicts: Iterable[str]) -> str:
@@ -186,8 +145,7 @@ class Explanation:
     def fingerprint(self) -> str:
         """``component/kind``, for crashes what failed, for options which: two violations with one are one bug."""
         base = f"{self.component}/{self.kind}"
-        told = self.kind in ("exception", "invalid-output") or self.component == "options"
-        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if told else ""
+        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if KINDS[self.kind].named else ""
         return f"{base}:{what}" if what else base
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.bookkeeping import Known, kind_of
+from eqcheck.attribution.bookkeeping import Known, diagnose
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
 from eqcheck.case import Case
 from eqcheck.catalogue import PLANTED
@@ -182,12 +182,12 @@ def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_dra
     verdict = RowVerdict(0, (57, 33, 99), (57, 57, 62))
     run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
     known = Known(set(), set(), {57}, set(), {57}, True, False, False, None, False)
-    kind = kind_of(verdict, 1, run_, known)
-    assert (kind.name, kind.certain) == ("wrong-correction", False)
+    kind = diagnose(verdict, 1, run_, known)
+    assert (kind.kind, kind.certain) == ("wrong-correction", False)
     assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.detail
-    assert kind_of(verdict, 1, run_, replace(known, astray=set())).name == "repeated-token"
-    kind = kind_of(verdict, 1, run_, replace(known, drafted={57}, verified={57}, astray=set()))
-    assert (kind.name, kind.certain) == ("over-accept", False)
+    assert diagnose(verdict, 1, run_, replace(known, astray=set())).kind == "repeated-token"
+    kind = diagnose(verdict, 1, run_, replace(known, drafted={57}, verified={57}, astray=set()))
+    assert (kind.kind, kind.certain) == ("over-accept", False)
     assert "the draft token that the target rejected, and new token 0 again" in kind.detail
 
 

@@ -37,7 +37,7 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     assert outputs != right
     assert abduce(*models, case, right) is None
     found = abduce(*models, case, outputs)
-    assert named(found) == "sampling/ignored-option"
+    assert named(found) == "options/ignored-option"
     assert found is not None
     assert option in found.edit
 
@@ -128,7 +128,7 @@ def test_an_option_applied_at_the_wrong_places_is_named(
     decoded.sort(key=lambda one: one[1] == [Truth(models[0]).row(one[0].rows[0])])
     found = abduce_options(*models, decoded)
     assert found is not None
-    assert named(found) == "sampling/ignored-option"
+    assert named(found) == "options/ignored-option"
     assert found.edit.endswith(words)
     right = [(one, [Truth(models[0]).row(one.rows[0])]) for one in cases]
     assert abduce_options(*models, right) is None
@@ -138,4 +138,4 @@ def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> No
     rows = case_of(prompts=PROMPTS[:2]).rows
     case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
     outputs = [Truth(models[0]).row(row) for row in rows]
-    assert named(abduce(*models, case, outputs)) == "sampling/ignored-option"
+    assert named(abduce(*models, case, outputs)) == "options/ignored-option"

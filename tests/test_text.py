@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from eqcheck import Oracle, verdict
+from eqcheck import Oracle
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract import FAMILIES, Request, decoder
+from eqcheck.errors import UsageError
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import meaning, render, say
-from eqcheck.verdict import KINDS, Deviation, Explanation, Given, Query, Slot
+from eqcheck.report.text import render, say
+from eqcheck.verdict import Deviation, Explanation, Given, Query, Slot
 
-ALL = [(component, kind) for component, kinds in KINDS.items() for kind in kinds]
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
 ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}
 Rows = list[list[int]]
@@ -32,14 +34,31 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("component", "kind"), ALL)
-def test_every_kind_has_a_meaning_and_stands_in_the_list(component: str, kind: str) -> None:
-    assert meaning(kind)
-    lines = [line.split() for line in (verdict.__doc__ or "").splitlines()]
-    assert any(kind in words for words in lines)
-    assert any(words[:1] == [component] for words in lines)
-    if component not in ("crash", "draft", "unattributed"):
-        decoder(name="mine", known={f"{component}/{kind}": "https://example.org/1"})(lambda *_: [])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=FINGERPRINTS)
+def test_every_kind_has_a_meaning_and_can_be_declared(kind: Kind) -> None:
+    assert kind.meaning
+    decoder(name="mine", known={kind.fingerprint: "https://example.org/1"})(lambda *_: [])
+
+
+def test_a_kind_that_moved_is_named_in_the_error() -> None:
+    message = "no violation 'sampling/ignored-option'; did you mean 'options/ignored-option'?"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        decoder(name="mine", known={"sampling/ignored-option": "https://example.org/1"})(lambda *_: [])
+
+
+def test_names_of_kinds_are_unique_and_clauses_can_be_filled_in() -> None:
+    assert len(KINDS) == len(FINGERPRINTS) == len(set(FINGERPRINTS))
+    for kind in KINDS.values():
+        assert "{" not in say(Deviation(kind.component, kind.name, 3, 0, 1, slot=4, token_position=5))
+
+
+def test_cache_outranks_mask_and_mask_outranks_position() -> None:
+    def ranks(component: str) -> list[int]:
+        return [k.rank for k in KINDS.values() if k.component == component and not k.inherited]
+
+    order = [ranks(component) for component in ("cache", "mask", "position", "bookkeeping", "unattributed")]
+    assert all(max(one) < min(other) for one, other in pairwise(order))
+    assert {kind.name for kind in KINDS.values() if kind.inherited} == {"poisoned-entry", "key-position"}
 
 
 @lru_cache
@@ -145,8 +164,7 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
     ],
 )
 def test_deviations_are_clauses(kind: str, more: dict[str, Any], clause: str) -> None:
-    component = next(component for component, kinds in KINDS.items() if kind in kinds)
-    assert clause in say(Deviation(component, kind, 3, 0, 1, slot=4, token_position=5, **more))
+    assert clause in say(Deviation(KINDS[kind].component, kind, 3, 0, 1, slot=4, token_position=5, **more))
 
 
 def test_positions_say_where_they_come_from() -> None:

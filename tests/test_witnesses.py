@@ -83,10 +83,10 @@ def test_a_reading_that_repair_contradicts_is_not_asserted(component: str) -> No
     agreed = second_opinion(generate, done, explanation)
     assert agreed.fingerprint == explanation.fingerprint
     assert agreed.repair_confirms
-    wrong = replace(explanation, component=OTHERS[component], kind="planted")
+    wrong = replace(explanation, component=OTHERS[component], kind="window")
     both = second_opinion(generate, done, wrong)
     assert both.fingerprint == "unattributed/unattributed"
-    assert f"reading says {OTHERS[component]}/planted" in both.detail
+    assert f"reading says {OTHERS[component]}/window" in both.detail
     assert both.repair in both.detail
 
 
@@ -100,7 +100,7 @@ def test_what_rests_on_a_coincidence_of_ids_changes_with_them() -> None:
     generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "cache"))
     same = [done.case] * 3
     assert permutation(generate, explanation, same, None) == ("stable", (3, 0, 0))
-    other = replace(explanation, kind="planted")
+    other = replace(explanation, kind="window")
     assert permutation(generate, other, same, None) == ("changes", (0, 3, 0))
     assert second_opinion(generate, done, other, variants=same).component == "unattributed"
 
@@ -114,7 +114,7 @@ def test_what_rests_on_a_coincidence_of_ids_changes_with_them() -> None:
 
 def test_one_variant_may_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "mask"))
-    odd = replace(explanation, kind="planted")
+    odd = replace(explanation, kind="window")
     found = iter([explanation, odd, explanation, explanation, odd])
 
     class Reads:

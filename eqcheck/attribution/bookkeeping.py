@@ -39,73 +39,73 @@ class Known:
 NEITHER = "the emitted token is neither the draft token nor the target's prediction there"
 
 
-class Kind(NamedTuple):
-    """A kind of bookkeeping fault, in words, and whether it is certain where the wrong token comes from."""
+class Told(NamedTuple):
+    """Which bookkeeping fault it is, in words, and whether it is certain where the wrong token comes from."""
 
-    name: str
+    kind: str
     detail: str
     certain: bool = True
 
 
-def kind_of(verdict: RowVerdict, index: int, run: Run, known: Known) -> Kind:
+def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Told:
     """The kind of a wrong row, a detail in words, and whether what was seen proves it."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
     if swapped is not None:
-        return Kind("row-swap", f"the row holds exactly what row {swapped} should hold")
+        return Told("row-swap", f"the row holds exactly what row {swapped} should hold")
     uncut = run.truth.uncut[verdict.row]
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
-        return Kind(*end)
+        return Told(*end)
     token, wanted = observed[index], uncut[index:]
     again = index > 0 and token == observed[index - 1]
     if token in known.drafted and token not in known.verified:
         said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
         detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
-        return Kind("unverified", detail + (said if known.exchanged else ""), token not in known.astray | known.filled)
+        return Told("unverified", detail + (said if known.exchanged else ""), token not in known.astray | known.filled)
     if token in known.drafted and token in known.astray | known.filled:
         where = "predicted behind one" if token in known.astray else "answered in the column of filler"
         detail = f"the emitted token is the rejected draft token, and also what the target {where}"
-        return Kind("wrong-correction", detail, False)
+        return Told("wrong-correction", detail, False)
     if token in known.drafted:
         asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
         also = f", and new token {index - 1} again" if again else ""
-        return Kind("over-accept", f"the emitted token is the draft token {asked}{also}", known.asked and not again)
+        return Told("over-accept", f"the emitted token is the draft token {asked}{also}", known.asked and not again)
     if token in known.astray | known.filled:
         where = (
             "predicted after a rejected draft token" if token in known.astray else "answered in the column of filler"
         )
         also = f"new token {index - 1} again, and also " if again else ""
-        return Kind("wrong-correction", f"the emitted token is {also}what the target {where}", not again)
+        return Told("wrong-correction", f"the emitted token is {also}what the target {where}", not again)
     if again:
         detail = f"new token {index - 1} is emitted twice"
         if known.for_another is not None:
             request, position = known.for_another
             whose = "" if request == verdict.row else f" of row {request}"
             detail += f", or the target's answer behind position {position}{whose} is read in place of the right one"
-        return Kind("repeated-token", detail, known.asked)
+        return Told("repeated-token", detail, known.asked)
     if token in wanted[1:2] and known.next_asked:
         detail = f"new token {index} is missing, and the one after it stands in its place"
-        return Kind("lost-token", detail, known.asked)
+        return Told("lost-token", detail, known.asked)
     for dropped in range(1, len(wanted)):
         after = wanted[dropped:][:2]
         if observed[index:][:2] == after and len(after) == 2:
-            return Kind("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
+            return Told("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
     if token == pad and token not in known.nearby and token not in expected:
-        return Kind("pad-in-output", f"new token {index} is the pad id", known.asked)
+        return Told("pad-in-output", f"new token {index} is the pad id", known.asked)
     if known.behind_pad:
-        return Kind(
+        return Told(
             "wrong-correction", "the emitted token is what the target answered in the column of a pad", known.asked
         )
     if known.for_another is not None:
         request, position = known.for_another
         whose = "" if request == verdict.row else f" of row {request}"
         detail = f"the emitted token is the target's answer behind position {position}{whose}"
-        return Kind("wrong-correction", detail, False)
-    return Kind("wrong-correction", NEITHER, False)
+        return Told("wrong-correction", detail, False)
+    return Told("wrong-correction", NEITHER, False)
 
 
 def ends(

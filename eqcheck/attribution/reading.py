@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.attribution.bookkeeping import NEITHER, kind_of
+from eqcheck.attribution.bookkeeping import NEITHER, diagnose
 from eqcheck.attribution.context import FED_WITH, Context, displaced, first_seen, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write
@@ -18,12 +18,10 @@ from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
+from eqcheck.kinds import KINDS
 from eqcheck.verdict import Deviation, Explanation, Given, Query, RowVerdict
 
-_RANK = {"cache": 0, "mask": 1, "position": 2, "bookkeeping": 3, "unattributed": 4}
-_KIND_RANK = {"wrong-row": 0, "torn-entry": 1, "misaligned": 2, "stale-entry": 3, "duplicate-entry": 4}
 _LAST = (10**9,)
-_LATE_KINDS = ("poisoned-entry", "key-position")
 
 
 class Reader:
@@ -221,7 +219,7 @@ class Reader:
             pending += context.follow
             found += [(_order(deviation, write), deviation, write) for deviation in context.deviations]
         found.sort(key=lambda one: one[0])
-        roots = [one for one in found if not (one[1].kind in _LATE_KINDS and self._explained(one[1], one[2]))]
+        roots = [one for one in found if not (KINDS[one[1].kind].inherited and self._explained(one[1], one[2]))]
         if not roots:
             detail = (
                 "a query had to predict this token, but no difference in what it saw explains that its hash is wrong"
@@ -301,7 +299,7 @@ class Reader:
     ) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
         known = self.sources.known(verdict.row, position, number, asked)
-        kind, detail, certain = kind_of(verdict, index, self.run, known)
+        kind, detail, certain = diagnose(verdict, index, self.run, known)
         explanation = self._explanation(
             "bookkeeping",
             kind,
@@ -312,7 +310,7 @@ class Reader:
             tied=certain and not (asked and self.sources.shared(verdict.row, position)),
             basis=basis if number else "the target was never asked about the row",
         )
-        return (number, _RANK["bookkeeping"], 0, 0), explanation
+        return (number, KINDS[kind].rank, 0), explanation
 
     def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
         case, prompt = self.run.case, self.run.case.prompts[verdict.row]
@@ -337,10 +335,4 @@ class Reader:
 
 def _order(deviation: Deviation, write: Write) -> tuple[int, ...]:
     """Causal order: earlier calls first; in one call cache before mask before position, then by column."""
-    late = deviation.kind in _LATE_KINDS
-    return (
-        write[0],
-        _RANK[deviation.component] + (3 if late else 0),
-        _KIND_RANK.get(deviation.kind, 5),
-        write[2],
-    )
+    return write[0], KINDS[deviation.kind].rank, write[2]

@@ -29,6 +29,7 @@ from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
+from eqcheck.kinds import KINDS
 from eqcheck.verdict import Explanation
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
@@ -88,9 +89,7 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
     sets = opinion.restores or opinion.mends
     if not sets:
         return "silent"
-    named = {explanation.component}
-    if explanation.kind in ("stale-entry", "duplicate-entry"):
-        named.add("mask")
+    named = {explanation.component, KINDS[explanation.kind].mended_by}
     return "confirms" if any(named & set(parts) for parts in sets) else "contradicts"
 
 

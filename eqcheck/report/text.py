@@ -7,47 +7,8 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
+from eqcheck.kinds import KINDS
 from eqcheck.verdict import Deviation, Explanation, Slot, many
-
-_MEANING = {
-    "query-position": "a query carries a position other than its logical one",
-    "key-position": "a visible key carries a position other than its logical one",
-    "pad-visible": "a pad, filler, or a slot without a token, is seen",
-    "token-hidden": "a token of the row is in the cache but hidden",
-    "future-visible": "a query sees a later token",
-    "window": "the attention window is wrong",
-    "stale-entry": "a rejected draft token is still seen",
-    "missing-entry": "a token of the row is not in the cache",
-    "duplicate-entry": "a token of the row is seen twice",
-    "wrong-row": "another row's entry is seen",
-    "misaligned": "cache entries have moved against the mask",
-    "torn-entry": "K and V, two heads or two layers disagree about what a slot holds",
-    "poisoned-entry": "an entry was written under an earlier fault",
-    "over-accept": "a draft token is emitted that the target rejected",
-    "wrong-correction": "the emitted token is not the target's prediction",
-    "lost-token": "a token was dropped",
-    "repeated-token": "a token was emitted twice",
-    "past-eos": "tokens follow the EOS",
-    "premature-stop": "the row ends too early",
-    "over-length": "the row exceeds its limit",
-    "pad-in-output": "a pad was emitted",
-    "row-swap": "the row holds another row's output",
-    "unverified": "a draft token is emitted that the target never verified",
-    "prompt-in-output": "the prompt is returned with the row",
-    "ignored-option": "an option is not applied as asked",
-    "leaks-from-earlier-request": "the answer depends on what was decoded before",
-    "desync": "the draft has lost its place in the row",
-    "lost-bonus": "the target is asked again for a token that it has answered for",
-    "exception": "the decoder raised",
-    "hang": "the decoder does not end",
-    "invalid-output": "what the decoder returned, or left of its request, breaks the contract",
-    "unattributed": "no cause was shown",
-}
-
-
-def meaning(kind: str) -> str:
-    """What a kind means, in one line."""
-    return _MEANING[kind]
 
 
 def render(explanation: Explanation) -> str:
@@ -57,7 +18,7 @@ def render(explanation: Explanation) -> str:
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'
     """
-    head = f"{explanation.fingerprint} - {meaning(explanation.kind)}"
+    head = f"{explanation.fingerprint} - {KINDS[explanation.kind].meaning}"
     if explanation.row is None or explanation.token_index is None:
         return f"{head}\n  {explanation.detail}"
     lines = [head, *_let(explanation)]
@@ -156,39 +117,28 @@ def say(d: Deviation) -> str:
     >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
     'the query carries position 7 where position 5 is right'
     """
-    slot, at = f"slot {d.slot}", f"position {d.token_position}"
-    if d.component == "position":
-        what = "the query" if d.kind == "query-position" else f"the key of {at} in {slot}"
-        reason = f" ({d.origin})" if d.origin else ""
-        return f"{what} carries position {d.observed} where position {d.expected} is right{reason}"
-    if d.kind == "window":
-        return f"{at} in {slot} is on the wrong side of the attention window"
-    if d.kind == "missing-entry":
-        return f"{at} is not in the row's cache ({d.origin})"
-    if d.kind == "token-hidden":
-        return f"{slot} holds {at} and is hidden"
-    if d.kind == "poisoned-entry":
-        return f"the entry of {at} in {slot} was written under an earlier fault"
-    if d.kind == "misaligned":
-        return f"the row's entries lie {d.origin}"
-    if d.kind == "torn-entry":
-        return d.origin if d.slot is None else f"{slot} is seen, and {d.origin}"
-    if d.kind == "unattributed":
-        return f"{slot} is seen and holds an entry of unknown standing (id {d.token})"
     if d.origin == "blank":
-        return f"{slot} was never written and is seen"
-    return f"{slot} holds {_held(d)} and is seen"
+        return f"slot {d.slot} was never written and is seen"
+    slot, held = f"slot {d.slot}", _held(d)
+    return KINDS[d.kind].clause.format(
+        slot=slot,
+        at=f"position {d.token_position}",
+        held=held,
+        bare=held.removeprefix("the "),
+        origin=d.origin,
+        reason=f" ({d.origin})" if d.origin else "",
+        seen="" if d.slot is None else f"{slot} is seen, and ",
+        token=d.token,
+        expected=d.expected,
+        observed=d.observed,
+    )
 
 
 def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
     kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
     kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept).replace("rejected draft", "the rejected draft")
-    if d.origin.startswith("filler"):
-        kept += f" (id {d.token})"
-    if d.kind == "duplicate-entry":
-        return f"{kept} again"
-    return f"the later {kept.removeprefix('the ')}" if d.kind == "future-visible" else kept
+    return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
 
 
 def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:

@@ -73,7 +73,7 @@ def abduced(outcome: EngineOutcome) -> Abduced | None:
     if found is None or _open(found):
         return None
     # Whatever does not apply an option where it forbids a token explains that token.
-    if found.component == "sampling" and found.surprising and not found.chance:
+    if found.component == "options" and found.surprising and not found.chance:
         return replace(found, edit="a token is emitted that the options of the row forbid")
     return found
 

@@ -310,11 +310,11 @@ class _UnderWay:
         """What explains a small failing case, by itself or by others, and by which others."""
         found, others = abduced(outcome), []
         option = bool(set(needs(outcome.case)) & _SAMPLING and outcome.wrong)
-        if option and elsewhere is not None and elsewhere.component == "sampling":
+        if option and elsewhere is not None and elsewhere.component == "options":
             elsewhere = None
         if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
-            option, found = False, found if found and found.component != "sampling" else None
-        if option and (found is None or found.component == "sampling"):  # one token says little
+            option, found = False, found if found and found.component != "options" else None
+        if option and (found is None or found.component == "options"):  # one token says little
             others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *_ENDS, "")]
             found = misused([outcome, *others])
         if elsewhere is not None:

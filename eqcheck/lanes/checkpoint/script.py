@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
+from eqcheck.kinds import KINDS
 from eqcheck.lanes.checkpoint import checkpoints
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.plain import one_line
-from eqcheck.report.text import meaning
 
 _RUN_S = 300.0
 _SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
@@ -152,7 +152,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
     """The text of the script."""
     e, case = finding.explanation, finding.case
     settings = {name: getattr(case, name) for name in _SETTINGS}
-    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {meaning(e.kind)}. {e.detail}"
+    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {e.detail}"
     head = _HEAD.format(
         title=_in_docstring(f"{audit.decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=_in_docstring(f"{audit.decoder.name} {audit.version}"),

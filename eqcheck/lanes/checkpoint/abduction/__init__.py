@@ -161,7 +161,7 @@ def _ended(evidence: Evidence) -> Abduced | None:
     component, kind, row, index, words = end
     other = anothers_end(evidence)
     if other is not None:
-        component, kind, words = "sampling", "ignored-option", f"{words}: rows end as row {other} should"
+        component, kind, words = "options", "ignored-option", f"{words}: rows end as row {other} should"
     return Abduced(component, kind, row, index, words, 0, 0, 0.0)
 
 

@@ -18,7 +18,7 @@ class Ignored:
 
     words: str
     schedule: str = ""
-    component: str = "sampling"
+    component: str = "options"
     kind: str = "ignored-option"
 
 

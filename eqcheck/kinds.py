@@ -1,0 +1,151 @@
+"""Every kind of fault, one record each: what it means, and what the rest of eqcheck has to know of it.
+
+    >>> KINDS["window"].fingerprint, KINDS["window"].meaning
+    ('mask/window', 'the attention window is wrong')
+
+A new kind is a record here and the code that detects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_CACHE, _MASK, _POSITION, _BOOKKEEPING = 0, 10, 20, 30  # cache outranks mask, mask outranks position
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault of one component; ``component/name`` is its `fingerprint`.
+
+    ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
+    `eqcheck.report.text.say` fills in. Of what is wrong in one call the least ``rank`` is the cause. What is
+    ``inherited`` is no cause where an earlier query explains it. ``mended_by`` is a component whose repair also speaks
+    for this kind. With ``named`` the fingerprint goes on with how the detail begins: with what failed, or which option.
+    """
+
+    component: str
+    name: str
+    meaning: str
+    clause: str = "{slot} holds {held} and is seen"
+    rank: int = _BOOKKEEPING
+    inherited: bool = False
+    mended_by: str = ""
+    named: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.component}/{self.name}"
+
+
+_RECORDS = (
+    Kind(
+        "position",
+        "query-position",
+        "a query carries a position other than its logical one",
+        "the query carries position {observed} where position {expected} is right{reason}",
+        rank=_POSITION,
+    ),
+    Kind(
+        "position",
+        "key-position",
+        "a visible key carries a position other than its logical one",
+        "the key of {at} in {slot} carries position {observed} where position {expected} is right{reason}",
+        rank=50,  # the query that fed it is the cause, where there is one
+        inherited=True,
+    ),
+    Kind("mask", "pad-visible", "a pad, filler, or a slot without a token, is seen", rank=_MASK),
+    Kind(
+        "mask",
+        "token-hidden",
+        "a token of the row is in the cache but hidden",
+        "{slot} holds {at} and is hidden",
+        _MASK,
+    ),
+    Kind(
+        "mask",
+        "future-visible",
+        "a query sees a later token",
+        "{slot} holds the later {bare} and is seen",
+        rank=_MASK,
+    ),
+    Kind(
+        "mask",
+        "window",
+        "the attention window is wrong",
+        "{at} in {slot} is on the wrong side of the attention window",
+        rank=_MASK,
+    ),
+    # Within the cache, what displaces whole rows or blocks comes before what it does to single entries.
+    Kind("cache", "wrong-row", "another row's entry is seen", rank=_CACHE),
+    Kind(
+        "cache",
+        "torn-entry",
+        "K and V, two heads or two layers disagree about what a slot holds",
+        "{seen}{origin}",
+        rank=_CACHE + 1,
+    ),
+    Kind(
+        "cache",
+        "misaligned",
+        "cache entries have moved against the mask",
+        "the row's entries lie {origin}",
+        rank=_CACHE + 2,
+    ),
+    Kind("cache", "stale-entry", "a rejected draft token is still seen", rank=_CACHE + 3, mended_by="mask"),
+    Kind(
+        "cache",
+        "duplicate-entry",
+        "a token of the row is seen twice",
+        "{slot} holds {held} again and is seen",
+        rank=_CACHE + 4,
+        mended_by="mask",
+    ),
+    Kind(
+        "cache",
+        "missing-entry",
+        "a token of the row is not in the cache",
+        "{at} is not in the row's cache ({origin})",
+        rank=_CACHE + 5,
+    ),
+    Kind(
+        "cache",
+        "poisoned-entry",
+        "an entry was written under an earlier fault",
+        "the entry of {at} in {slot} was written under an earlier fault",
+        rank=_BOOKKEEPING + 5,
+        inherited=True,
+    ),
+    Kind("bookkeeping", "over-accept", "a draft token is emitted that the target rejected"),
+    Kind("bookkeeping", "unverified", "a draft token is emitted that the target never verified"),
+    Kind("bookkeeping", "wrong-correction", "the emitted token is not the target's prediction"),
+    Kind("bookkeeping", "lost-token", "a token was dropped"),
+    Kind("bookkeeping", "repeated-token", "a token was emitted twice"),
+    Kind("bookkeeping", "past-eos", "tokens follow the EOS"),
+    Kind("bookkeeping", "premature-stop", "the row ends too early"),
+    Kind("bookkeeping", "over-length", "the row exceeds its limit"),
+    Kind("bookkeeping", "pad-in-output", "a pad was emitted"),
+    Kind("bookkeeping", "row-swap", "the row holds another row's output"),
+    Kind("bookkeeping", "prompt-in-output", "the prompt is returned with the row"),
+    Kind("options", "ignored-option", "an option is not applied as asked", named=True),
+    Kind("state", "leaks-from-earlier-request", "the answer depends on what was decoded before"),
+    # The draft costs speed, not correctness: its kinds are warnings.
+    Kind("draft", "desync", "the draft has lost its place in the row"),
+    Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
+    Kind("crash", "exception", "the decoder raised", named=True),
+    Kind("crash", "hang", "the decoder does not end"),
+    Kind(
+        "crash",
+        "invalid-output",
+        "what the decoder returned, or left of its request, breaks the contract",
+        named=True,
+    ),
+    Kind(
+        "unattributed",
+        "unattributed",
+        "no cause was shown",
+        "{slot} is seen and holds an entry of unknown standing (id {token})",
+        rank=40,
+    ),
+)
+KINDS = {kind.name: kind for kind in _RECORDS}  # a name stands for one kind, whatever the component
+FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
