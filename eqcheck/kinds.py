@@ -20,7 +20,7 @@ class Kind:
     ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
     `eqcheck.report.text.say` fills in. Of what is wrong in one call the least ``rank`` is the cause. What is
     ``inherited`` is no cause where an earlier query explains it. ``mended_by`` is a component whose repair also speaks
-    for this kind. With ``named`` the fingerprint goes on with how the detail begins: with what failed, or which option.
+    for this kind.
     """
 
     component: str
@@ -30,7 +30,6 @@ class Kind:
     rank: int = _BOOKKEEPING
     inherited: bool = False
     mended_by: str = ""
-    named: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -126,18 +125,17 @@ _RECORDS = (
     Kind("bookkeeping", "pad-in-output", "a pad was emitted"),
     Kind("bookkeeping", "row-swap", "the row holds another row's output"),
     Kind("bookkeeping", "prompt-in-output", "the prompt is returned with the row"),
-    Kind("options", "ignored-option", "an option is not applied as asked", named=True),
+    Kind("options", "ignored-option", "an option is not applied as asked"),
     Kind("state", "leaks-from-earlier-request", "the answer depends on what was decoded before"),
     # The draft costs speed, not correctness: its kinds are warnings.
     Kind("draft", "desync", "the draft has lost its place in the row"),
     Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
-    Kind("crash", "exception", "the decoder raised", named=True),
+    Kind("crash", "exception", "the decoder raised"),
     Kind("crash", "hang", "the decoder does not end"),
     Kind(
         "crash",
         "invalid-output",
         "what the decoder returned, or left of its request, breaks the contract",
-        named=True,
     ),
     Kind(
         "unattributed",

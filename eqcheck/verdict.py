@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
-from eqcheck.kinds import KINDS
 from eqcheck.plain import one_line
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
@@ -106,6 +105,29 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Search:
+    """What a search for the cause found: the edit of what a reference saw or did that yields an engine's wrong tokens.
+
+    ``edit`` is its id, ``words`` the same for readers: what is wrong if it is the cause. ``surprising`` counts the wrong
+    tokens, ``explained`` those of them that the reference emits under the edit, both 0 where rows only end wrongly.
+    ``chance`` is the probability that any of the ``tried`` edits does so by accident; 0 where options forbid a token
+    that was emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; that many ``cases``, of
+    which ``wrong_cases`` are wrong. ``rivals`` are fingerprints of which another edit explains as much.
+    """
+
+    edit: str
+    words: str
+    explained: int = 0
+    surprising: int = 0
+    chance: float = 0.0
+    tried: int = 0
+    cases: int = 1
+    wrong_cases: int = 1
+    rivals: tuple[str, ...] = ()
+    of: str = "this case"
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
@@ -113,7 +135,7 @@ class Explanation:
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
     is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
-    (`eqcheck.attribution.witnesses`). ``permuted`` counts the cases with other ids that show the same cause, another
+    (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read. ``permuted`` counts the cases with other ids that show the same cause, another
     one, and nothing wrong. ``drafted`` are the ids that a draft which saw its row proposed
     at ``token_index``.
     """
@@ -140,12 +162,14 @@ class Explanation:
     basis: str = ""
     given: Given | None = None
     drafted: tuple[int, ...] = ()
+    search: Search | None = None
 
     @property
     def fingerprint(self) -> str:
         """``component/kind``, for crashes what failed, for options which: two violations with one are one bug."""
         base = f"{self.component}/{self.kind}"
-        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if KINDS[self.kind].named else ""
+        told = self.kind in ("exception", "invalid-output") or self.component == "options"
+        what = one_line(re.split(r"[\[:]", self.detail)[0], 80) if told else ""
         return f"{base}:{what}" if what else base
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import render, say
-from eqcheck.verdict import Deviation, Explanation, Given, Query, Slot
+from eqcheck.report.text import render, say, searched
+from eqcheck.verdict import Deviation, Explanation, Given, Query, Search, Slot
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
 ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}
@@ -165,6 +165,21 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
 )
 def test_deviations_are_clauses(kind: str, more: dict[str, Any], clause: str) -> None:
     assert clause in say(Deviation(KINDS[kind].component, kind, 3, 0, 1, slot=4, token_position=5, **more))
+
+
+def test_a_search_says_what_it_rests_on() -> None:
+    found = Search("pads-seen", "pads are seen", 3, 4, 2e-6, 390, rivals=("mask/future-visible",))
+    text = render(replace(given(), search=found))
+    assert "           The reference emits 3 of 4 wrong tokens if pads are seen.\n" in text
+    assert "           390 edits were tried, and any of them does so by chance with probability 2e-06.\n" in text
+    assert text.endswith("           mask/future-visible explains as much.")
+    many = replace(found, chance=0.0, of="cases like this one", cases=41, wrong_cases=6, rivals=())
+    assert searched(many) == [
+        "in 41 cases like this one, of which 6 are wrong, the reference emits 3 of 4 wrong tokens if pads are seen",
+        "the options forbid a token that was emitted, so this is no chance",
+    ]
+    assert searched(replace(found, of="a larger case"))[0].startswith("in a larger case the reference emits 3 of 4")
+    assert searched(Search("ends-early", "the row ends after 3 tokens")) == ["the row ends after 3 tokens"]
 
 
 def test_positions_say_where_they_come_from() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from eqcheck.kinds import KINDS
-from eqcheck.verdict import Deviation, Explanation, Slot, many
+from eqcheck.verdict import Deviation, Explanation, Search, Slot, many
 
 
 def render(explanation: Explanation) -> str:
@@ -84,6 +84,7 @@ def _however(e: Explanation) -> list[str]:
     if e.query is None:
         said = [_difference(e)]
         said += [e.detail] if e.detail and e.component != "unattributed" else []
+        said += searched(e.search) if e.search else []
     else:
         said = [say(d) for d in e.deviations[:3]]
         if len(e.deviations) > 3:
@@ -100,6 +101,32 @@ def sentence(clause: str) -> str:
     'The row ends too early.'
     """
     return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def searched(search: Search) -> list[str]:
+    """What a search found, as clauses.
+
+    >>> for clause in searched(Search("pads-seen", "pads are seen", 3, 4, 2e-6, tried=390)):
+    ...     print(clause)
+    the reference emits 3 of 4 wrong tokens if pads are seen
+    390 edits were tried, and any of them does so by chance with probability 2e-06
+    """
+    if not search.surprising:
+        return [search.words]
+    cases = f"{many(search.cases, 'case')} like this one, of which {search.wrong_cases} are wrong"
+    where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
+    found = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
+    if search.chance:
+        sure = f"any of them does so by chance with probability {search.chance:.1g}"
+        found.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
+    else:
+        found.append("the options forbid a token that was emitted, so this is no chance")
+    return found + [f"{rival} explains as much" for rival in search.rivals]
+
+
+def reason(e: Explanation) -> str:
+    """What is said of the cause beside its kind, in one line."""
+    return e.detail or " ".join(map(sentence, searched(e.search))) if e.search else e.detail
 
 
 def _difference(e: Explanation) -> str:

@@ -24,6 +24,7 @@ from eqcheck.lanes.checkpoint import checkpoints
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.result import EngineAudit, Finding
 from eqcheck.plain import one_line
+from eqcheck.report.text import reason
 
 _RUN_S = 300.0
 _SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
@@ -152,7 +153,7 @@ def script(audit: EngineAudit, finding: Finding) -> str:
     """The text of the script."""
     e, case = finding.explanation, finding.case
     settings = {name: getattr(case, name) for name in _SETTINGS}
-    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {e.detail}"
+    what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {reason(e)}"
     head = _HEAD.format(
         title=_in_docstring(f"{audit.decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=_in_docstring(f"{audit.decoder.name} {audit.version}"),
