@@ -108,11 +108,11 @@ class Given:
 class Search:
     """What a search for the cause found: the edit of what a reference saw or did that yields an engine's wrong tokens.
 
-    ``edit`` is its id, ``words`` the same for readers: what is wrong if it is the cause. ``surprising`` counts the wrong
-    tokens, ``explained`` those of them that the reference emits under the edit, both 0 where rows only end wrongly.
-    ``chance`` is the probability that any of the ``tried`` edits does so by accident; 0 where options forbid a token
-    that was emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; that many ``cases``, of
-    which ``wrong_cases`` are wrong. ``rivals`` are fingerprints of which another edit explains as much.
+    ``edit`` is its id, ``words`` says what is wrong if it is the cause. ``surprising`` counts the wrong tokens,
+    ``explained`` those of them that the reference emits under the edit, both 0 where rows only end wrongly. ``chance``
+    is the probability that any of the ``tried`` edits does so by accident; 0 where options forbid a token that was
+    emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; that many ``cases``, of which
+    ``wrong_cases`` are wrong. ``rivals`` are fingerprints of which another edit explains as much.
     """
 
     edit: str
@@ -135,9 +135,9 @@ class Explanation:
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
     is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
-    (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read. ``permuted`` counts the cases with other ids that show the same cause, another
-    one, and nothing wrong. ``drafted`` are the ids that a draft which saw its row proposed
-    at ``token_index``.
+    (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read.
+    ``permuted`` counts the cases with other ids that show the same cause, another one, and nothing wrong. ``drafted``
+    are the ids that a draft which saw its row proposed at ``token_index``.
     """
 
     component: str

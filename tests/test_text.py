@@ -172,7 +172,7 @@ def test_a_search_says_what_it_rests_on() -> None:
     text = render(replace(given(), search=found))
     assert "           The reference emits 3 of 4 wrong tokens if pads are seen.\n" in text
     assert "           390 edits were tried, and any of them does so by chance with probability 2e-06.\n" in text
-    assert text.endswith("           mask/future-visible explains as much.")
+    assert text.endswith("           As much is explained by mask/future-visible.")
     many = replace(found, chance=0.0, of="cases like this one", cases=41, wrong_cases=6, rivals=())
     assert searched(many) == [
         "in 41 cases like this one, of which 6 are wrong, the reference emits 3 of 4 wrong tokens if pads are seen",

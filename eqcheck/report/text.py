@@ -121,7 +121,7 @@ def searched(search: Search) -> list[str]:
         found.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
     else:
         found.append("the options forbid a token that was emitted, so this is no chance")
-    return found + [f"{rival} explains as much" for rival in search.rivals]
+    return found + [f"as much is explained by {rival}" for rival in search.rivals]
 
 
 def reason(e: Explanation) -> str:
