@@ -298,17 +298,17 @@ class _UnderWay:
         named = needs(smallest.case)
         tried = symptom != WRONG_TOKEN or time.monotonic() < self.end
         elsewhere = cause if smallest is not outcome else None
-        found, basis = self._cause(smallest, minimised, elsewhere) if tried else (None, UNTRIED)
-        explanation = explain(smallest, found, basis)
+        found = self._cause(smallest, minimised, elsewhere) if tried else None
+        explanation = explain(smallest, found) if tried else explain(smallest, found, UNTRIED)
         look = [] if symptom in (WRONG_TOKEN, explanation.fingerprint) else [symptom.split("/")[-1].replace(" ", "-")]
         fingerprint = ":".join([explanation.fingerprint, *named, *look])
         number = self.keep(Finding(fingerprint, 1, smallest, explanation, named, self._plain(smallest.case), minimised))
         if found is not None:
             self.causes.setdefault(number, found)
 
-    def _cause(self, outcome: EngineOutcome, minimised: bool, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
-        """What explains a small failing case, by itself or by others, and by which others."""
-        found, others = abduced(outcome), []
+    def _cause(self, outcome: EngineOutcome, minimised: bool, elsewhere: Abduced | None) -> Abduced | None:
+        """What explains a small failing case, by itself or by others."""
+        found = abduced(outcome)
         option = bool(set(needs(outcome.case)) & _SAMPLING and outcome.wrong)
         if option and elsewhere is not None and elsewhere.component == "options":
             elsewhere = None
@@ -319,13 +319,12 @@ class _UnderWay:
             found = misused([outcome, *others])
         if elsewhere is not None:
             larger = fitting(outcome, [elsewhere])
-            if larger is not None and (found is None or larger.chance < found.chance):
-                return larger, " of a larger case"
+            if larger is not None and (found is None or larger.search.chance < found.search.chance):
+                return replace(larger, search=replace(larger.search, of="a larger case"))
         if found is None and not option and outcome.symptom == WRONG_TOKEN:
             others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
             found = common([outcome, *others])
-        wrong = sum(bool(one.wrong) for one in others) + 1
-        return found, f" of {len(others) + 1} cases like this one, {wrong} of them wrong" if found and others else ""
+        return found
 
     def keep(self, finding: Finding) -> int:
         """Add a finding, or count it with an earlier one that it is not distinct from; the explained one stands."""
