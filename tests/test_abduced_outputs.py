@@ -67,13 +67,13 @@ def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other
     found = abduce(*models, case, shifted)
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
-    assert (found.explained, found.surprising) == (4, 4)
+    assert (found.search.explained, found.search.surprising) == (4, 4)
     other = next(token for token in range(VOCAB_SIZE) if token not in {row[0] for row in right})
     beside = [*shifted[:-1], truth.row(case.rows[-1], [other])]
     found = abduce(*models, case, beside)
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
-    assert (found.explained, found.surprising) == (4, 5)
+    assert (found.search.explained, found.search.surprising) == (4, 5)
 
 
 def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, Any]) -> None:
@@ -87,7 +87,7 @@ def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, A
     found = abduce(*models, case, outputs)
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
-    assert "another of these rows" in found.edit
+    assert found.search.edit == "first-token-of-one-another"
     tokens = [right[2][0], right[9][0], 255]
     others = [truth.row(row, [tokens[n]] if n < len(tokens) else []) for n, row in enumerate(case.rows)]
     assert abduce(*models, case, others) is None, "tokens of rows that are right are no exchange"
@@ -122,9 +122,10 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
             decoded.append((case, outputs))
     assert abduce_alike(*models, decoded[:1]) is None
     found = abduce_alike(*models, decoded)
-    assert named(found) == "bookkeeping/over-accept"
+    assert named(found) == "bookkeeping/unverified"
     assert found is not None
-    assert found.explained == found.surprising > len(decoded)
+    assert found.search.explained == found.search.surprising > len(decoded)
+    assert (found.search.of, found.search.cases, found.search.wrong_cases) == ("cases like this one", 4, 4)
     truth = Truth(models[0])
     random_tokens = [
         (case, [truth.row(case.rows[0], [draw.randrange(VOCAB_SIZE) for _ in range(2)])]) for case, _ in decoded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,14 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.abduction import Abduced, abduce
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, Row
+from eqcheck.kinds import KINDS
+from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, recomputing
+from eqcheck.lanes.checkpoint.abduction.changes import CHANGES
+from eqcheck.lanes.checkpoint.abduction.commits import RULES
+from eqcheck.lanes.checkpoint.abduction.contexts import systematic
+from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
+from eqcheck.lanes.checkpoint.abduction.evidence import NOISE, Evidence
+from eqcheck.lanes.checkpoint.case import PAD, EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import Truth
 
@@ -256,7 +263,7 @@ PLANTED: list[tuple[type[Decoder], str]] = [
     (ItselfHidden, "mask/token-hidden"),
     (SecondChunkAlone, "mask/token-hidden"),
     (OverAccepting, "bookkeeping/over-accept"),
-    (UnverifiedOnce, "bookkeeping/over-accept"),
+    (UnverifiedOnce, "bookkeeping/unverified"),
     (LastColumn, "bookkeeping/wrong-correction"),
     (Dropping, "bookkeeping/lost-token"),
     (Twice, "bookkeeping/repeated-token"),
@@ -278,8 +285,8 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
     assert found is not None
     assert named(found) == fingerprint
     assert outputs[found.row][: found.token_index] == right[found.row][: found.token_index]
-    assert 0 < found.explained <= found.surprising
-    assert found.chance <= 0.01
+    assert 0 < found.search.explained <= found.search.surprising
+    assert found.search.chance <= 0.01
 
 
 @pytest.mark.parametrize("decoder", [OverAccepting, LastColumn, Dropping])
@@ -317,7 +324,7 @@ def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tup
     assert outputs[1] != right[1]
     assert outputs[2] != right[2]
     found = abduce(*models, case, [right[0], outputs[1], right[2]])
-    assert found is None or found.edit != "pads are seen"
+    assert found is None or found.search.edit != "pads-seen"
 
 
 def test_only_the_rows_asked_for_are_explained(models: tuple[Any, Any]) -> None:
@@ -341,3 +348,39 @@ def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) 
     target, draft = models
     case = case_of(prompts=PROMPTS[:2])
     assert named(abduce(target, None, case, Plain(target, draft, case).decode())) == "position/query-position"
+
+
+def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any]) -> None:
+    truth = Truth(models[0])
+    row = case_of(prompts=PROMPTS[:1], max_new_tokens=3).rows[0]
+    right = truth.row(row)
+    case = EngineCase((row,), num_draft_tokens=K)
+    probe = Evidence(*models, case, [right]).plain[0]
+    token = int(probe[2].topk(4).indices[3])
+    evidence = Evidence(*models, case, [[*right[:2], token]])
+    torch.manual_seed(1)
+    noise = -torch.empty(40_000, VOCAB_SIZE, dtype=torch.float64).exponential_().log()
+    drawn = [((probe[2] / (sigma * probe.std()) + noise).argmax(-1) == token).double().mean() for sigma in NOISE[8:]]
+    assert evidence.chance(0, 3, once=False) == pytest.approx(float(max(drawn)), rel=0.1)
+    assert evidence.chance(0, 3, once=True) == pytest.approx(1 / 4)
+    assert evidence.chance(0, 2, once=True) == 1.0
+
+
+def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> None:
+    tried = {hypothesis.edit.id for hypothesis in (*systematic(), *RULES)}
+    evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "tenant-seen"}
+    evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted"}
+    rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
+    assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}
+    for name, edit in EDITS.items():
+        assert name == edit.id
+        assert KINDS[edit.kind].component == edit.component
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
+    assert tried <= set(EDITS)
+    assert {*CHANGES, *recomputing.CHANGES} == {one.edit.id for one in systematic()} | evidence_of_one_row
+
+
+def test_an_id_has_the_parameters_that_the_words_tell() -> None:
+    one = Hypothesis(edit=EDITS["shifted-positions"], told=(("shift", "+1"),), when="from round 3 on")
+    assert (one.id, one.words) == ("shifted-positions:+1:from-round-3-on", "positions are +1 off from round 3 on")
+    assert Hypothesis(edit=EDITS["pads-seen"]).id == "pads-seen"

@@ -39,7 +39,7 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     found = abduce(*models, case, outputs)
     assert named(found) == "options/ignored-option"
     assert found is not None
-    assert option in found.edit
+    assert found.search.edit == f"option-ignored:{option.replace('_', '-')}"
 
 
 Before = Callable[[Row, list[int], list[int], int, bool], tuple[Row, list[int]]]
@@ -94,21 +94,17 @@ def _decoded(models: tuple[Any, Any], case: EngineCase, before: Before | None = 
 
 
 MISUSED = [
-    (_stale, "repetition_penalty", "the tokens of the current round are not counted"),
-    (_first_alone, "presence_penalty", "applied to the first token of a round alone"),
-    (_stale_bonus, "min_new_tokens", "the tokens of the current round are not counted for the bonus token"),
-    (
-        _counting_the_prompt,
-        "min_new_tokens",
-        "when the round began; after one that rejects a draft token the prompt's, but one, are counted too",
-    ),
+    (_stale, "repetition_penalty", "option-stale:repetition-penalty"),
+    (_first_alone, "presence_penalty", "option-for-first-alone:presence-penalty"),
+    (_stale_bonus, "min_new_tokens", "option-stale-for-bonus:min-new-tokens"),
+    (_counting_the_prompt, "min_new_tokens", "minimum-stale-with-prompt"),
 ]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("before", "option", "words"), MISUSED)
+@pytest.mark.parametrize(("before", "option", "edit"), MISUSED)
 def test_an_option_applied_at_the_wrong_places_is_named(
-    models: tuple[Any, Any], before: Before, option: str, words: str
+    models: tuple[Any, Any], before: Before, option: str, edit: str
 ) -> None:
     if option == "min_new_tokens":  # a row that may end, for the first time, at each of its places
         cases = [
@@ -129,7 +125,7 @@ def test_an_option_applied_at_the_wrong_places_is_named(
     found = abduce_options(*models, decoded)
     assert found is not None
     assert named(found) == "options/ignored-option"
-    assert found.edit.endswith(words)
+    assert found.search.edit == edit
     right = [(one, [Truth(models[0]).row(one.rows[0])]) for one in cases]
     assert abduce_options(*models, right) is None
 

@@ -8,30 +8,30 @@ from typing import Any
 
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.campaign.outcome import Outcome
-from eqcheck.lanes.checkpoint.abduction import Abduced, abduce, abduce_alike, abduce_options, fits
+from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.verdict import Explanation, Given, RowVerdict
 
 UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: Outcome, found: Abduced | None, basis: str = "") -> Explanation:
-    """The explanation of a failing case by what abduction found.
-
-    ``basis`` says in which cases it was found, if not in this one; or, if nothing was, why.
-    """
+def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAINED) -> Explanation:
+    """The explanation of a failing case by what abduction found; ``unexplained`` says why, where that is nothing."""
     if not isinstance(outcome, EngineOutcome) or outcome.explanation is not None:
         assert outcome.explanation is not None
         return outcome.explanation
-    detail = _words(found, basis) if found else basis or UNEXPLAINED
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
+    search, detail = (found.search, "") if found else (None, unexplained)
+    # What was searched for is named after the edit that explains it; what nobody can explain, after how it looks.
+    look = "" if outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2].replace(" ", "-")
+    subject = search.edit.partition(":")[0] if search else look
     row = outcome.wrong[0]
     if whole := _returned_whole(outcome):
-        component, kind, detail = "bookkeeping", "prompt-in-output", whole[1]
+        component, kind, search, detail, subject = "bookkeeping", "prompt-in-output", None, whole[1], ""
         row = next(one for one in outcome.wrong if one.row == whole[0].row)
     index = row.first
     assert index is not None
@@ -51,6 +51,8 @@ def explain(outcome: Outcome, found: Abduced | None, basis: str = "") -> Explana
         observed_row=row.observed,
         wrong_rows=tuple(one.row for one in outcome.wrong),
         given=Given(asked.prompt, PAD, asked.options.eos_token_ids, outcome.case.num_draft_tokens),
+        search=search,
+        subject=subject,
     )
 
 
@@ -72,34 +74,31 @@ def abduced(outcome: Outcome) -> Abduced | None:
     if outcome.outputs is None:
         return None
     found = abduce(*_models(outcome), *_decoded(outcome))
-    if found is None or _open(found):
+    if found is None or found.open:
         return None
-    # Whatever does not apply an option where it forbids a token explains that token.
-    if found.component == "options" and found.surprising and not found.chance:
-        return replace(found, edit="a token is emitted that the options of the row forbid")
+    # Whatever does not apply an option where it forbids a token explains that token: which edit it is, is not known.
+    if found.component == "options" and found.search.surprising and not found.search.chance:
+        edit = EDITS["forbidding-option-ignored"]
+        return replace(found, search=replace(found.search, edit=edit.id, words=edit.words))
     return found
 
 
 def fitting(outcome: Outcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
     """Of what was found in other cases, the first that explains every wrong token of this one."""
     fit = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
-    return next((one for found in elsewhere for one in (found, *found.also) if one.edit in fit), None)
+    return next((one for found in elsewhere for one in (found, *found.also) if one.search.edit in fit), None)
 
 
 def common(outcomes: Sequence[Outcome]) -> Abduced | None:
     """What explains the first of some wrong cases that are alike, and is sure enough by all of them."""
     found = abduce_alike(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
-    return None if found is None or _open(found) else found
+    return None if found is None or found.open else found
 
 
 def misused(outcomes: Sequence[Outcome]) -> Abduced | None:
     """The wrong use of an option that explains the wrong tokens of cases that need it; the first one is wrong."""
     found = abduce_options(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
-    return None if found is None or _open(found) else found
-
-
-def _open(found: Abduced) -> bool:
-    return any(rival.partition("/")[0] != found.component for rival in found.rivals)
+    return None if found is None or found.open else found
 
 
 def _decoded(outcome: Outcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
@@ -109,10 +108,3 @@ def _decoded(outcome: Outcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
 def _models(outcome: Outcome) -> tuple[Any, Any]:
     target, draft = checkpoint().models()
     return target, draft if outcome.case.drafting == "model" else None
-
-
-def _words(found: Abduced, basis: str) -> str:
-    if not found.surprising:
-        return found.edit
-    sure = f"by chance with probability {found.chance:.1g}" if found.chance else "not all of which the options allow"
-    return f"{found.edit}; explains {found.explained} of {found.surprising} wrong tokens{basis}, {sure}"

@@ -44,11 +44,10 @@ class Investigation:
         """The finding of a case that is known to fail again; ``cause`` is what explains it, where that is known."""
         smallest, minimised = self._minimised(outcome)
         elsewhere = cause if smallest is not outcome else None
-        found, basis = None, UNTRIED
-        if outcome.symptom != WRONG_TOKEN or self.left() > 0:
-            found, basis = self._cause(smallest, minimised, elsewhere)
+        tried = outcome.symptom != WRONG_TOKEN or self.left() > 0
+        found = self._cause(smallest, minimised, elsewhere) if tried else None
         named = needs(smallest.case)
-        explanation = explain(smallest, found, basis)
+        explanation = explain(smallest, found) if tried else explain(smallest, None, UNTRIED)
         finding = Finding(smallest, explanation, needs=named, plain=self._plain(smallest.case), minimised=minimised)
         if found is not None:
             self.causes.setdefault(finding.id, found)
@@ -90,8 +89,8 @@ class Investigation:
         some = range(min(most, _ALIKE_ROWS // len(case.rows)))
         return [self.decode(alike(case, number)) for number in takewhile(lambda _: time.monotonic() < end, some)]
 
-    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[Abduced | None, str]:
-        """What explains a small failing case, by itself or by others, and by which others."""
+    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> Abduced | None:
+        """What explains a small failing case, by itself or by others."""
         found = abduced(outcome)
         others: list[Outcome] = []
         option = bool(set(needs(outcome.case)) & _OPTIONS and outcome.outputs is not None)
@@ -104,10 +103,9 @@ class Investigation:
             found = misused([outcome, *others])
         if elsewhere is not None:
             larger = fitting(outcome, [elsewhere])
-            if larger is not None and (found is None or larger.chance < found.chance):
-                return larger, " of a larger case"
+            if larger is not None and (found is None or larger.search.chance < found.search.chance):
+                return replace(larger, search=replace(larger.search, of="a larger case"))
         if found is None and not option and outcome.symptom == WRONG_TOKEN:
             others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
             found = common([outcome, *others])
-        wrong = sum(one.failed for one in others) + 1
-        return found, f" of {len(others) + 1} cases like this one, {wrong} of them wrong" if found and others else ""
+        return found

@@ -142,10 +142,10 @@ def check_fault(fault: Fault) -> FaultScore:
                 if found is None
                 else Said(
                     f"{found.component}/{found.kind}",
-                    any(rival.partition("/")[0] != found.component for rival in found.rivals),
-                    found.rivals,
-                    found.explained,
-                    found.surprising,
+                    found.open,
+                    found.search.rivals,
+                    found.search.explained,
+                    found.search.surprising,
                 )
             )
             judged.append(replace(said, seconds=round(time.perf_counter() - start, 3)))

@@ -10,8 +10,9 @@ MEASURED
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -19,7 +20,7 @@ from random import Random
 from eqcheck.case import Case
 from eqcheck.contract import TAKEN
 from eqcheck.drawing import Chance, Claims, draw_case
-from eqcheck.errors import CaseError
+from eqcheck.errors import CaseError, UsageError
 from eqcheck.harness import truth_of
 from eqcheck.lanes.transparent.features import Feature, features, raggedness, script
 from eqcheck.lanes.transparent.ids import permuted
@@ -38,6 +39,9 @@ _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats it
 class Source:
     """Where cases come from: same source, same cases, whatever the decoder does.
 
+    ``shard=(i, n)`` draws one of ``n`` sequences of a seed, each with a search of its own, so that several machines can
+    draw at once. `merged` gives their cases one order.
+
     >>> source = Source(seed=1, families=("rotary",), padding_sides=("left",))
     >>> source.chunk(0, 5) == source.chunk(0)[:5]
     True
@@ -49,10 +53,14 @@ class Source:
     cache_states: tuple[str, ...] = TAKEN
     requires: tuple[str, ...] = ()
     bounds: Bounds = WIDE
+    shard: tuple[int, int] = (0, 1)
     _drawn: _Drawn = field(default_factory=lambda: _Drawn(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checked(self.requires)
+        shard, count = self.shard
+        if not 0 <= shard < count:
+            raise UsageError(f"shard: expected (i, n) with 0 <= i < n, got {self.shard}")
 
     @property
     def claims(self) -> Claims:
@@ -78,7 +86,9 @@ class Source:
 
     def _candidates(self) -> list[_Candidate]:
         """The next cases to choose from: none that was kept before."""
-        choose = Chance(Random(f"eqcheck {self.seed} {self._drawn.batches}"))
+        shard, count = self.shard
+        of = "" if count == 1 else f" shard {shard} of {count}"
+        choose = Chance(Random(f"eqcheck {self.seed}{of} {self._drawn.batches}"))
         found: dict[Case, _Candidate] = {}
         for number in range(_ENOUGH + _DRAWN):
             try:
@@ -90,6 +100,12 @@ class Source:
             if len(found) == _DRAWN:
                 break
         return list(found.values())
+
+
+def merged(sources: Sequence[Source], count: int) -> list[Case]:
+    """The first ``count`` cases of several sources: the first chunk of each in turn, then the second of each."""
+    chunks = (source.chunk(index) for index in itertools.count() for source in sources)
+    return list(itertools.islice(itertools.chain.from_iterable(chunks), count))
 
 
 @dataclass(frozen=True)

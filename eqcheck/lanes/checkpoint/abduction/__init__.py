@@ -1,10 +1,11 @@
 """Attribution from outside: the one edit of what was seen or emitted that yields an engine's wrong tokens.
 
+edits        every edit by id: which kind of fault it would be, and in which words
 program      what every query saw, as data; one forward answers for all calls of an engine
 evidence     where the model alone disagrees with the output, what was drafted, which rounds there were
-engines      who writes which entry where in a batch engine, and what is seen, under one edit
+simulation   who writes which entry where in a batch engine, and what is seen; changes: what each edit changes of that
 recomputing  the same for engines without caches
-contexts     the edits of what is seen; commits, outputs, options: those of what is done with predictions
+contexts     the hypotheses about what is seen; commits, outputs, options: those about what is done with predictions
 ranking      what each explains, and by how small a chance
 """
 
@@ -18,46 +19,45 @@ from typing import Any
 
 from eqcheck.lanes.checkpoint.abduction.commits import RULES, follow
 from eqcheck.lanes.checkpoint.abduction.contexts import systematic
+from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Edit, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
 from eqcheck.lanes.checkpoint.abduction.options import anothers_end, ignored
 from eqcheck.lanes.checkpoint.abduction.outputs import emitted, ended
-from eqcheck.lanes.checkpoint.abduction.ranking import (
-    Finding,
-    Hypothesis,
-    finding,
-    fingerprint,
-    row_by_row,
-    together,
-    tried,
-)
+from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding, row_by_row, together, tried
 from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.verdict import Search
 
-COMPLETE, PARTIAL = 0.01, 1e-4  # the greatest chance with which an explanation of all tokens, or of some, is given
-ROW_BY_ROW, BATCH = 8, 16  # wrong rows, and rows, up to which all is tried that may be seen; of more it takes minutes
+__all__ = ["EDITS", "Abduced", "Edit", "abduce", "abduce_alike", "abduce_options", "fits"]
+
+# The greatest chance with which an explanation of all wrong tokens, or of some, is given. Of some it has to be less:
+# what goes on wrongly afterwards is not explained, so the edit may only resemble the fault.
+COMPLETE, PARTIAL = 0.01, 1e-4
+# Wrong rows, and rows, up to which all is tried that may be seen. With more it takes minutes.
+ROW_BY_ROW, BATCH = 8, 16
 
 
 @dataclass(frozen=True)
 class Abduced:
-    """What explains an engine's wrong tokens.
+    """What explains an engine's wrong tokens, and what that rests on.
 
-    ``token_index`` is the first wrong token of ``row``, ``edit`` what was changed, in words. ``surprising`` counts the
-    tokens that the model alone does not emit after what is there before them, ``explained`` those of them that are
-    predicted under the edit, with no token before them predicted wrongly (both 0 where rows only end wrongly).
-    ``chance`` is the probability that any of the edits tried does that by accident, see `Evidence.chance`. ``rivals``
-    are other fingerprints that explain as much: with one of another component, the component is open. ``also`` are
-    edits of the same component that are sure enough by themselves: several things may be wrong in one case.
+    ``token_index`` is the first of the explained tokens, in ``row``. A token is wrong (``search.surprising``) where the
+    model alone emits something else after what is there before it. It is explained where it is predicted under the edit
+    and no token before it is predicted wrongly. With a rival of another component the component is
+    open. ``also`` are edits of the same component that are sure enough by themselves: several things may be wrong in
+    one case.
     """
 
     component: str
     kind: str
     row: int
     token_index: int
-    edit: str
-    explained: int
-    surprising: int
-    chance: float
-    rivals: tuple[str, ...] = ()
+    search: Search
     also: tuple[Abduced, ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether another component explains as much."""
+        return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
 
 def abduce(
@@ -82,13 +82,13 @@ def abduce(
 
 
 def fits(target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]]) -> set[str]:
-    """All edits that explain every wrong token, in words, however likely by chance."""
+    """The ids of all edits that explain every wrong token, however likely by chance."""
     evidence = Evidence(target, draft, case, outputs)
     if evidence.first is None:
         end = _ended(evidence)
-        return {end.edit} if end else set()
+        return {end.search.edit} if end else set()
     found = everywhere(evidence)[0]
-    return {one.hypothesis.words for one in found if one.complete and one.explained}
+    return {one.hypothesis.id for one in found if one.complete and one.explained}
 
 
 Decoded = Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
@@ -119,38 +119,43 @@ def abduce_alike(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
 
 def _pooled(tries: Sequence[tuple[Evidence, list[Finding], int]]) -> Abduced | None:
     """The best of what explains the first case, by what it explains of all cases."""
-    common: dict[Hypothesis, list[Finding]] = {}
+    shared: dict[Hypothesis, list[Finding]] = {}
     for number, (evidence, found, _) in enumerate(tries):
         here = {
             one.hypothesis: one
             for one in found
-            if (one.complete or (number and _once(one))) and (one.explained or evidence.first is None)
+            if (one.complete or (number and one.hypothesis.once)) and (one.explained or evidence.first is None)
         }
         if not number:
-            common = {key: [] for key in here}
-        common = {
+            shared = {key: [] for key in here}
+        shared = {
             key: [*before, here[key]] if key in here else before
-            for key, before in common.items()
-            if key in here or _once(before[0])
+            for key, before in shared.items()
+            if key in here or key.once
         }
+    # Which of the cases an edit that happens once explains was not known before: so many choices there were of them.
     pooled = {
         key: replace(
             one := reduce(together, found),
             chance=one.chance * comb(len(tries), len(found)),
             complete=len(found) == len(tries) and all(some.complete for some in found),
         )
-        for key, found in common.items()
+        for key, found in shared.items()
     }
     best = _best(tries[0][0], list(pooled.values()), max((count for _, _, count in tries), default=0))
     if best is None:
         return None
-    key = min((key for key in pooled if key.words == best.edit), key=lambda key: pooled[key].chance)
-    surprising = sum(len(evidence.surprising) for evidence, _, _ in tries)
-    return replace(best, explained=sum(len(found.explained) for found in common[key]), surprising=surprising)
-
-
-def _once(found: Finding) -> bool:
-    return getattr(found.hypothesis, "once", False)
+    key = min((key for key in pooled if key.id == best.search.edit), key=lambda key: pooled[key].chance)
+    evidences = [evidence for evidence, _, _ in tries]
+    search = replace(
+        best.search,
+        explained=sum(len(found.explained) for found in shared[key]),
+        surprising=sum(len(evidence.surprising) for evidence in evidences),
+        cases=len(tries),
+        wrong_cases=sum(evidence.first is not None or ended(evidence) is not None for evidence in evidences),
+        of="cases like this one" if len(tries) > 1 else "this case",
+    )
+    return replace(best, search=search)
 
 
 def _ended(evidence: Evidence) -> Abduced | None:
@@ -158,24 +163,25 @@ def _ended(evidence: Evidence) -> Abduced | None:
     end = ended(evidence)
     if end is None:
         return None
-    component, kind, row, index, words = end
+    found, row, index = end
     other = anothers_end(evidence)
     if other is not None:
-        component, kind, words = "options", "ignored-option", f"{words}: rows end as row {other} should"
-    return Abduced(component, kind, row, index, words, 0, 0, 0.0)
+        found = Hypothesis(edit=EDITS["end-of-another"], told=(("row", str(other)),))
+    return Abduced(found.edit.component, found.edit.kind, row, index, Search(found.id, found.words))
 
 
 def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
     """What the edits explain that an engine makes everywhere, and how many were tried."""
     rows = len(evidence.texts)
-    found = [
-        finding(evidence, replace(rule, least=least, most=rows - most), follow(evidence, rule, least, most))
+    rules = [
+        replace(rule, least=least, wait=wait)
         for rule in RULES
-        for most in (range(rows, min(1, rows - 1), -1) if rows <= BATCH else (rows,))
+        for wait in (range(max(1, rows - 1)) if rows <= BATCH else (0,))
         for least in (False, True)
     ]
+    found = [finding(evidence, rule, follow(evidence, rule)) for rule in rules]
     found += [*emitted(evidence), *ignored(evidence)]
-    contexts = list(systematic(evidence)) if rows <= BATCH else []
+    contexts = list(systematic()) if rows <= BATCH else []
     count = len(found) + len(contexts)
     if evidence.first is not None:
         found += tried(evidence, contexts, evidence.first)
@@ -188,24 +194,25 @@ def _best(evidence: Evidence, found: list[Finding], count: int) -> Abduced | Non
         return None
     best = min(found, key=lambda one: (not one.complete, one.chance))
     said = _said(evidence, best, count)
-    if said.chance > (COMPLETE if best.complete else PARTIAL):
+    if said.search.chance > (COMPLETE if best.complete else PARTIAL):
         return None
-    rivals = {fingerprint(o.hypothesis) for o in found if _rivals(o, best, count)}
-    rivals |= set(getattr(best.hypothesis, "rivals", ()))
+    named = best.hypothesis.edit
+    rivals = {o.hypothesis.fingerprint for o in found if _rivals(o, best, count)} | set(named.rivals)
+    rivals.discard(best.hypothesis.fingerprint)
     also = {
-        o.hypothesis.words: _said(evidence, o, count)
+        o.hypothesis.id: _said(evidence, o, count)
         for o in sorted(found, key=lambda one: -one.chance)
-        if o.chance * count <= PARTIAL and o.hypothesis.component == best.hypothesis.component
+        if o.chance * count <= PARTIAL and o.hypothesis.edit.component == named.component
     }
-    also.pop(best.hypothesis.words, None)
-    return replace(said, rivals=tuple(sorted(rivals - {fingerprint(best.hypothesis)})), also=tuple(also.values()))
+    also.pop(best.hypothesis.id, None)
+    return replace(said, search=replace(said.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))
 
 
 def _said(evidence: Evidence, found: Finding, count: int) -> Abduced:
     row, index = min(found.explained, key=lambda at: (at[1], at[0]))
-    chance = min(1.0, found.chance * count)
-    component, kind, words = found.hypothesis.component, found.hypothesis.kind, found.hypothesis.words
-    return Abduced(component, kind, row, index, words, len(found.explained), len(evidence.surprising), chance)
+    said, chance = found.hypothesis, min(1.0, found.chance * count)
+    search = Search(said.id, said.words, len(found.explained), len(evidence.surprising), chance, count)
+    return Abduced(said.edit.component, said.edit.kind, row, index, search)
 
 
 def _rivals(other: Finding, best: Finding, count: int) -> bool:

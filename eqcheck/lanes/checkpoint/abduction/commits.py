@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, agreeing
+from eqcheck.lanes.checkpoint.case import PAD
 
 Tokens = Sequence[int]
 
@@ -33,20 +35,21 @@ class Block:
         return self.count < len(self.drafts)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What is committed instead of the right block."""
+Commit = Callable[[Block], list[int]]
 
-    kind: str
-    words: str
-    commit: Callable[[Block], list[int]]
-    exchanged: int = 0  # how many rows further on predictions are taken from, once a row has left
-    least: bool = False  # see `follow`
-    most: int = 0  # how many rows wait
 
-    @property
-    def component(self) -> str:
-        return "bookkeeping"
+@dataclass(frozen=True, kw_only=True)
+class Rule(Hypothesis):
+    """What is committed instead of the right block.
+
+    ``exchanged`` says how many rows further on predictions are taken from, once a row has left. With ``least`` all rows
+    commit what the one does that accepts least; so many rows ``wait``, see `follow`.
+    """
+
+    commit: Commit
+    exchanged: int = 0
+    least: bool = False
+    wait: int = 0
 
 
 def _matches(block: Block) -> list[int]:
@@ -54,12 +57,12 @@ def _matches(block: Block) -> list[int]:
     return [*block.drafts[:count], block.wanted[count]]
 
 
-def _column(place: Callable[[Block], int]) -> Callable[[Block], list[int]]:
+def _column(place: Callable[[Block], int]) -> Commit:
     """The correction or bonus token from another column of the block."""
     return lambda block: [*block.right[:-1], block.wanted[max(0, min(place(block), len(block.wanted) - 1))]]
 
 
-def _other_row(number: int) -> Callable[[Block], list[int]]:
+def _other_row(number: int) -> Commit:
     def commit(block: Block) -> list[int]:
         if not block.others:
             return block.right
@@ -69,7 +72,7 @@ def _other_row(number: int) -> Callable[[Block], list[int]]:
     return commit
 
 
-def _where(condition: Callable[[Block], bool], commit: Callable[[Block], list[int]]) -> Callable[[Block], list[int]]:
+def _where(condition: Callable[[Block], bool], commit: Commit) -> Commit:
     return lambda block: commit(block) if condition(block) else block.right
 
 
@@ -77,115 +80,58 @@ def _rejected(block: Block) -> bool:
     return block.rejected
 
 
-RULES = (
-    Rule(
-        "over-accept",
-        "the first rejected draft token is emitted in place of the correction",
-        _where(_rejected, lambda b: list(b.drafts[: b.count + 1])),
-    ),
-    Rule(
-        "over-accept",
-        "the first rejected draft token is emitted, and then what the target predicts after it",
-        _where(_rejected, lambda b: [*b.drafts[: b.count + 1], b.wanted[b.count + 1]]),
-    ),
-    Rule("over-accept", "as many draft tokens are emitted as agree anywhere in the block", _matches),
-    Rule(
-        "over-accept",
-        "all draft tokens are emitted, and then what the target predicts after the last",
-        lambda b: [*b.drafts, b.wanted[-1]],
-    ),
-    Rule(
-        "over-accept", "all draft tokens are emitted, and then the correction", lambda b: [*b.drafts, b.wanted[b.count]]
-    ),
-    Rule(
-        "lost-token",
-        "the last accepted draft token of a round is lost",
-        _where(lambda b: b.count > 0, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
-    ),
-    Rule(
-        "lost-token",
-        "the last accepted draft token is lost where a round accepts at least two",
-        _where(lambda b: b.count > 1, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
-    ),
-    Rule(
-        "lost-token",
-        "the first accepted draft token of a round is lost",
-        _where(lambda b: b.count > 0, lambda b: b.right[1:]),
-    ),
-    Rule("lost-token", "the accepted draft tokens of a round are lost", lambda b: b.right[-1:]),
-    Rule("repeated-token", "the correction or bonus token is committed twice", lambda b: [*b.right, b.right[-1]]),
-    Rule("repeated-token", "the correction is committed twice", _where(_rejected, lambda b: [*b.right, b.right[-1]])),
-    Rule(
-        "repeated-token",
-        "the last accepted draft token is committed twice",
-        _where(lambda b: b.count > 0, lambda b: [*b.right[:-1], b.right[-2], b.right[-1]]),
-    ),
-    Rule(
-        "wrong-correction",
-        "the correction is what the target predicts in the last column of the block",
-        _column(lambda b: len(b.wanted) - 1),
-    ),
-    Rule(
-        "wrong-correction",
-        "the correction is what the target predicts one column later",
-        _column(lambda b: b.count + 1),
-    ),
-    Rule(
-        "wrong-correction",
-        "the correction is what the target predicts one column earlier",
-        _column(lambda b: b.count - 1),
-    ),
-    Rule(
-        "wrong-correction",
-        "the correction is what the target predicts in the first column of the block",
-        _column(lambda b: 0),
-    ),
-    Rule("wrong-correction", "the correction is the target's prediction for the next row of the batch", _other_row(0)),
-    Rule(
-        "wrong-correction", "the correction is the target's prediction for the row before in the batch", _other_row(-1)
-    ),
-    Rule(
-        "wrong-correction",
-        "once a row has left, predictions are those of the next row of the batch",
-        lambda b: b.right,
-        exchanged=1,
-    ),
-    Rule(
-        "wrong-correction",
-        "once a row has left, predictions are those of the row before in the batch",
-        lambda b: b.right,
-        exchanged=-1,
-    ),
-    Rule(
-        "pad-in-output",
-        "where fewer draft tokens than K fit and all are accepted, a pad is emitted for the bonus token",
-        _where(lambda b: not b.rejected and len(b.drafts) < b.full, lambda b: [*b.drafts, 0]),
-    ),
-    Rule("pad-in-output", "a pad is emitted for the correction", _where(_rejected, lambda b: [*b.right[:-1], 0])),
+_COMMITS: dict[str, Commit] = {
+    "rejected-emitted": _where(_rejected, lambda b: list(b.drafts[: b.count + 1])),
+    "rejected-answered": _where(_rejected, lambda b: [*b.drafts[: b.count + 1], b.wanted[b.count + 1]]),
+    "any-match-accepted": _matches,
+    "all-accepted": lambda b: [*b.drafts, b.wanted[-1]],
+    "all-accepted-corrected": lambda b: [*b.drafts, b.wanted[b.count]],
+    "last-accepted-lost": _where(lambda b: b.count > 0, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
+    "last-of-several-lost": _where(lambda b: b.count > 1, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
+    "first-accepted-lost": _where(lambda b: b.count > 0, lambda b: b.right[1:]),
+    "accepted-lost": lambda b: b.right[-1:],
+    "newest-twice": lambda b: [*b.right, b.right[-1]],
+    "correction-twice": _where(_rejected, lambda b: [*b.right, b.right[-1]]),
+    "last-accepted-twice": _where(lambda b: b.count > 0, lambda b: [*b.right[:-1], b.right[-2], b.right[-1]]),
+    "correction-of-last-column": _column(lambda b: len(b.wanted) - 1),
+    "correction-of-next-column": _column(lambda b: b.count + 1),
+    "correction-of-column-before": _column(lambda b: b.count - 1),
+    "correction-of-first-column": _column(lambda b: 0),
+    "correction-of-next-row": _other_row(0),
+    "correction-of-row-before": _other_row(-1),
+    "next-row-once-one-left": lambda b: b.right,
+    "row-before-once-one-left": lambda b: b.right,
+    "pad-for-bonus": _where(lambda b: not b.rejected and len(b.drafts) < b.full, lambda b: [*b.drafts, PAD]),
+    "pad-for-correction": _where(_rejected, lambda b: [*b.right[:-1], PAD]),
+}
+_EXCHANGED = {"next-row-once-one-left": 1, "row-before-once-one-left": -1}
+RULES = tuple(
+    Rule(edit=EDITS[name], commit=commit, exchanged=_EXCHANGED.get(name, 0)) for name, commit in _COMMITS.items()
 )
 
 
-def follow(evidence: Evidence, rule: Rule, least: bool, most: int) -> dict[tuple[int, int], int]:
+def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
     """What the rule emits at each new token, as far as it agrees with the output: after a difference a row is left.
 
-    At most so many rows are decoded at a time; with ``least`` all commit what the one does that accepts least.
+    An engine may take fewer rows at a time than the case has, and then others take the places of those that have left.
+    A rule that concerns the batch shows in other tokens then, so it is followed for each number of rows that wait.
     """
     emitted: dict[tuple[int, int], int] = {}
     waiting = {row: len(prompt) for row, prompt in enumerate(evidence.prompts) if evidence.outputs[row]}
     at: dict[int, int] = {}
     while at or waiting:
-        while waiting and len(at) < most:
+        while waiting and len(at) < len(evidence.texts) - rule.wait:
             row = min(waiting)
             at[row] = waiting.pop(row)
         drafts = {row: evidence.drafts[row][n][: evidence.budget(row, n)] for row, n in at.items()}
-        if least:
+        if rule.least:
             drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
         wanted = {row: evidence.verified[row][n][: len(drafts[row]) + 1] for row, n in at.items()}
         rows = list(at)
         if rule.exchanged and len(at) < len(evidence.texts):
             wanted = {row: wanted[rows[(place + rule.exchanged) % len(rows)]] for place, row in enumerate(rows)}
         counts = {row: min(agreeing(drafts[row], wanted[row]), len(wanted[row]) - 1) for row in rows}
-        if least:
+        if rule.least:
             fewest = min(counts.values())
             counts = dict.fromkeys(rows, fewest)
             drafts = {row: proposed[:fewest] for row, proposed in drafts.items()}

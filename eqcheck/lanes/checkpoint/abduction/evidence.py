@@ -32,7 +32,9 @@ _PADDED = -1  # no token
 LEAST_CHANCE = 1e-300  # of what is not forbidden
 _HOPELESS = -1e6  # a logarithm that only a forbidden token makes so small
 FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it likely
-NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)  # in standard deviations of the scores
+# Sigmas to try, four to a decade, in standard deviations of the scores: from one that changes no token to one that
+# makes all tokens about equally likely.
+NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)
 
 
 def pick(scores: torch.Tensor, row: Row, before: Sequence[int]) -> int:
@@ -91,11 +93,24 @@ class Evidence:
             self._likely.append(noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0].cumsum(-1))
 
     def chance(self, row: int, end: int, once: bool) -> float:
-        """How likely the first ``end`` tokens of a row are by accident, from the first surprising one on.
+        """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
 
-        Accident is an edit that adds noise to the scores, as much as makes these tokens likeliest. With Gumbel noise
-        the token chosen is a sample from the softmax. One that happens ``once`` may add noise to the surprising tokens
-        alone: the one in place r of the scores has then at most a chance of 1/r.
+        Counted are the tokens from the first surprising one on; any edit that is too weak to matter emits those before.
+
+        An edit that is not the fault changes the scores ``s`` in a way that knows nothing of the tokens emitted. So it
+        is taken for noise: token ``v`` has the score ``s[v] / sigma + g[v]``, where the ``g`` are independent and
+        ``P(g < x) = exp(-exp(-x))`` (Gumbel). The token with the highest score is then drawn from the softmax, because
+        with ``a = s / sigma`` and ``Z = sum(exp(a))`` ::
+
+            P(v is highest) = integral of exp(a[v] - x) * exp(-Z * exp(-x)) dx = exp(a[v]) / Z
+
+        The probabilities of the tokens, each after those before it, are multiplied. Little noise emits the right tokens
+        and much noise any, so ``sigma`` is the one of `NOISE` that is likeliest to emit just these.
+
+        An edit that happens ``once`` may disturb the surprising tokens alone, each as much as suits it. The token in
+        place ``r`` of the scores has at most the probability ``1 / r``, whatever ``sigma`` is: ``r - 1`` others have at
+        least as much. The greater of the two figures counts. Callers multiply by the number of edits tried, which
+        bounds the probability that any of them does it.
         """
         first = min((n for r, n in self.surprising if r == row), default=end)
         if first >= end:
@@ -185,7 +200,8 @@ class Evidence:
     def schedules(self) -> dict[str, list[Round]]:
         """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts.
 
-        In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts.
+        In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
+        do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds.
         """
         return {
             "own": self._rounds(self.drafts),
@@ -195,7 +211,10 @@ class Evidence:
 
     @cached_property
     def asked_schedules(self) -> dict[str, list[Round]]:
-        """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K."""
+        """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K.
+
+        Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
+        """
         k = self.case.num_draft_tokens
         if self.case.drafting == "ngram":
             drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])

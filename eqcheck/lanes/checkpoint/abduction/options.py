@@ -6,52 +6,49 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Turn, pick
 from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding
 from eqcheck.lanes.checkpoint.case import Row
 from eqcheck.lanes.checkpoint.truth import row_with
 
 
-@dataclass(frozen=True)
-class Ignored:
+@dataclass(frozen=True, kw_only=True)
+class Ignored(Hypothesis):
     """What is done with an option; ``schedule`` names the rounds it is done in, see `Evidence.asked_schedules`."""
 
-    words: str
     schedule: str = ""
-    component: str = "options"
-    kind: str = "ignored-option"
 
 
 OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+Predicted = dict[tuple[int, int], int]
 
 
 def ignored(evidence: Evidence) -> Iterator[Finding]:
     """What is explained by options that are off, stale or another row's, of those that any row has."""
     rows = evidence.case.rows
+
+    def said(edit: str, predicted: Predicted, schedule: str = "", **told: object) -> Finding:
+        parameters = tuple((name, str(value)) for name, value in told.items())
+        return finding(evidence, Ignored(edit=EDITS[edit], told=parameters, schedule=schedule), predicted)
+
     names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
+    options = " and ".join(names)
     for name in names:
         altered = [row_with(row, **{name: OFF[name]}) for row in rows]
-        yield finding(evidence, Ignored(f"{name} is ignored"), _chosen(evidence, altered))
-    if names:
-        asked = " and ".join(names)
-        for schedule in evidence.asked_schedules:
-            for bonus_only, where in ((False, ""), (True, " for the bonus token")):
-                words = f"{asked}: the tokens of the current round are not counted{where}"
-                yield finding(evidence, Ignored(words, schedule), _stale(evidence, schedule, bonus_only))
-            words = f"{asked}: applied to the first token of a round alone"
-            yield finding(evidence, Ignored(words, schedule), _first_alone(evidence, schedule))
-    if "min_new_tokens" in names:
-        for schedule in evidence.asked_schedules:
-            for prompt, where in (
-                (False, ""),
-                (True, "; after one that rejects a draft token the prompt's, but one, are counted too"),
-            ):
-                words = f"min_new_tokens is compared with how many new tokens there were when the round began{where}"
-                yield finding(evidence, Ignored(words, schedule), _counted(evidence, schedule, prompt))
+        yield said("option-ignored", _chosen(evidence, altered), options=name)
+    # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
+    for schedule in evidence.asked_schedules if names else ():
+        yield said("option-stale", _stale(evidence, schedule, False), schedule, options=options)
+        yield said("option-stale-for-bonus", _stale(evidence, schedule, True), schedule, options=options)
+        yield said("option-for-first-alone", _first_alone(evidence, schedule), schedule, options=options)
+    for schedule in evidence.asked_schedules if "min_new_tokens" in names else ():
+        yield said("minimum-stale", _counted(evidence, schedule, False), schedule)
+        yield said("minimum-stale-with-prompt", _counted(evidence, schedule, True), schedule)
     kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(one, options=rows[other].options) for one in rows]
-        yield finding(evidence, Ignored(f"every row is given the options of row {other}"), _chosen(evidence, altered))
+        yield said("options-of-another", _chosen(evidence, altered), row=other)
 
 
 def _scoring(options: RowOptions) -> tuple[object, ...]:
@@ -59,7 +56,7 @@ def _scoring(options: RowOptions) -> tuple[object, ...]:
     return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
 
 
-def _chosen(evidence: Evidence, rows: list[Row]) -> dict[tuple[int, int], int]:
+def _chosen(evidence: Evidence, rows: list[Row]) -> Predicted:
     return {
         (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
         for row, some in enumerate(evidence.plain)
@@ -76,7 +73,7 @@ def _places(evidence: Evidence, schedule: str) -> Iterator[tuple[Turn, int, int]
                 yield turn, start, index
 
 
-def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[int, int], int]:
+def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> Predicted:
     chosen = {}
     for turn, start, index in _places(evidence, schedule):
         bonus = index == start + len(turn.drafts)
@@ -85,7 +82,7 @@ def _stale(evidence: Evidence, schedule: str, bonus_only: bool) -> dict[tuple[in
     return chosen
 
 
-def _counted(evidence: Evidence, schedule: str, prompt: bool) -> dict[tuple[int, int], int]:
+def _counted(evidence: Evidence, schedule: str, prompt: bool) -> Predicted:
     """Counts of a round ago; with the prompt's after a rejection, that is the entries that are left in the cache."""
     chosen = {}
     rejected = {  # where the next turn of a row begins after one that rejected a draft token
@@ -102,7 +99,7 @@ def _counted(evidence: Evidence, schedule: str, prompt: bool) -> dict[tuple[int,
     return chosen
 
 
-def _first_alone(evidence: Evidence, schedule: str) -> dict[tuple[int, int], int]:
+def _first_alone(evidence: Evidence, schedule: str) -> Predicted:
     chosen = {}
     for turn, start, index in _places(evidence, schedule):
         row = evidence.case.rows[turn.row]

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb, prod
 
+from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, agreeing, pick, plain_row
 from eqcheck.lanes.checkpoint.abduction.program import answers
 from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding, predictions
+from eqcheck.verdict import many
 
 
-@dataclass(frozen=True)
-class Returned:
-    """A row was computed rightly and returned wrongly."""
-
-    kind: str
-    words: str
-    component: str = "bookkeeping"
-    once: bool = False
+def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
+    """That a row was computed rightly and returned wrongly, by so many tokens."""
+    told = () if count is None else (("tokens", many(count, "token")),)
+    return Hypothesis(edit=EDITS[edit], told=told, once=once)
 
 
-def ended(evidence: Evidence) -> tuple[str, str, int, int, str] | None:
-    """Component, kind, row, index and words for the first row whose tokens are right but that ends early or late."""
+def ended(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
+    """What is wrong, the row and the index for the first row whose tokens are right but that ends early or late."""
     found = []
     for row in evidence.judged:
         output, right = evidence.returned[row], evidence.outputs[row]
         end, surplus = evidence.end(row), output[len(right) :]
         if len(output) < end:
-            words = f"the row ends after {len(output)} tokens, all of them right"
-            found.append(("bookkeeping", "premature-stop", row, len(output), words))
+            found.append((returned("ends-early", len(output)), row, len(output)))
         elif surplus:
-            kind = "past-eos" if right[-1] in evidence.case.rows[row].options.eos_token_ids else "over-length"
-            kind = "pad-in-output" if set(surplus) == {evidence.pad} else kind
-            found.append(("bookkeeping", kind, row, end, f"{len(surplus)} token(s) follow the row's end"))
-    return min(found, key=lambda one: one[3], default=None)
+            edit = "eos-passed" if right[-1] in evidence.case.rows[row].options.eos_token_ids else "limit-passed"
+            edit = "pads-after-end" if set(surplus) == {evidence.pad} else edit
+            found.append((returned(edit, len(surplus)), row, end))
+    return min(found, key=lambda one: one[2], default=None)
 
 
 def emitted(evidence: Evidence) -> list[Finding]:
@@ -68,17 +65,17 @@ def _exchanged(evidence: Evidence) -> Finding | None:
         if tokens == output:
             predicted |= {(row, n): token for n, token in enumerate(tokens)}
             wrong.discard(row)
-    return None if wrong else finding(evidence, Returned("row-swap", "rows hold the output of other rows"), predicted)
+    return None if wrong else finding(evidence, returned("rows-swapped"), predicted)
 
 
 def _first_tokens(evidence: Evidence) -> Iterator[Finding]:
     """The first token of rows is what is predicted for the row before or after them, or they have one another's."""
     wrong = {row for row, index in evidence.surprising if not index}
     rows = range(len(evidence.texts))
-    for where, sources in (
-        ("the row before them", {row: {row - 1} for row in wrong}),
-        ("the row after them", {row: {row + 1} for row in wrong}),
-        ("another of these rows", {row: wrong - {row} for row in wrong}),
+    for edit, sources in (
+        ("first-token-of-row-before", {row: {row - 1} for row in wrong}),
+        ("first-token-of-next-row", {row: {row + 1} for row in wrong}),
+        ("first-token-of-one-another", {row: wrong - {row} for row in wrong}),
     ):
         predicted = _right(evidence)
         found = {
@@ -87,8 +84,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Finding]:
             if evidence.outputs[row][0] in {evidence.wanted[source][0] for source in sources[row] & {*rows}}
         }
         predicted |= {(row, 0): evidence.outputs[row][0] for row in found}
-        words = f"the first token of rows is what the target predicts for {where}"
-        one = finding(evidence, Returned("wrong-correction", words, once=True), predicted)
+        one = finding(evidence, returned(edit, once=True), predicted)
         yield _of_some(evidence, replace(one, chance=one.chance * prod(len(sources[row]) for row in found)), found)
 
 
@@ -114,8 +110,7 @@ def _unverified(evidence: Evidence) -> Finding:
                 predicted |= {(row, n): output[n] for n in range(index, end)}
                 index = end
             index += 1
-    words = "draft tokens are emitted that the target never verified, and its predictions for their places after them"
-    found = finding(evidence, Returned("over-accept", words, once=True), predicted)
+    found = finding(evidence, returned("unverified-emitted", once=True), predicted)
     return _of_some(evidence, replace(found, chance=found.chance * choices), rows)
 
 
@@ -148,8 +143,7 @@ def _shortened(evidence: Evidence) -> list[Finding]:
             count = len(missing)
             program.asked = {(row, n - count): entry for (_, n), entry in program.asked.items() if n >= index + count}
             predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
-            words = f"{count} token(s) that were computed are missing from the output"
-            found.append(finding(evidence, Returned("lost-token", words), predicted))
+            found.append(finding(evidence, returned("missing-in-output", count), predicted))
     return found
 
 
@@ -168,6 +162,5 @@ def _lengthened(evidence: Evidence) -> list[Finding]:
             program.asked = {(row, n + count): entry for (_, n), entry in program.asked.items() if n >= index}
             predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
             predicted |= {(row, index + n): text[at + n] for n in range(count)}
-            words = f"{count} token(s) are in the output twice"
-            found.append(finding(evidence, Returned("repeated-token", words), predicted))
+            found.append(finding(evidence, returned("twice-in-output", count), predicted))
     return found

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from eqcheck.lanes.checkpoint.abduction.contexts import Context, single
+from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import LEAST_CHANCE, Evidence, agreeing, pick
 from eqcheck.lanes.checkpoint.abduction.program import Answers, answers
-
-
-class Hypothesis(Protocol):
-    """What is claimed."""
-
-    @property
-    def component(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def words(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ def finding(
             return Finding(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
         explained |= {(r, n) for r, n in evidence.surprising if r == row and n < same}
         complete = complete and same == len(output)
-        chance = both(chance, evidence.chance(row, same, getattr(hypothesis, "once", False)))
+        chance = both(chance, evidence.chance(row, same, hypothesis.once))
     return Finding(hypothesis, frozenset(explained), complete, chance)
 
 
@@ -109,12 +98,12 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
     )
     for number, row in enumerate(wrong):
         index = min(n for r, n in evidence.surprising if r == row)
-        contexts = [one for one in single(evidence, row, index) if not number or fingerprint(one) in known]
+        contexts = [one for one in single(evidence, row, index) if not number or one.fingerprint in known]
         count += len(contexts)
         here: dict[str, Finding] = {}
         for found in tried(evidence, contexts, (row, index), [row]):
             found = replace(found, chance=found.chance * (len(contexts) if number else 1))  # the caller counts once
-            name = fingerprint(found.hypothesis)
+            name = found.hypothesis.fingerprint
             if found.complete and (name not in here or found.chance < here[name].chance):
                 here[name] = found
         if not here:
@@ -126,7 +115,3 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
 def together(before: Finding, found: Finding) -> Finding:
     """What two findings explain of different tokens."""
     return replace(before, explained=before.explained | found.explained, chance=both(before.chance, found.chance))
-
-
-def fingerprint(hypothesis: Hypothesis) -> str:
-    return f"{hypothesis.component}/{hypothesis.kind}"

@@ -2,84 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Round
+from eqcheck.lanes.checkpoint.abduction.changes import Applied
+from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Round, Turn
 from eqcheck.lanes.checkpoint.abduction.program import BLANK, Program
-from eqcheck.lanes.checkpoint.abduction.simulation import Edit
 
 
-def recomputed(evidence: Evidence, style: str, edit: Edit, rounds: Sequence[Round], final: int) -> list[Program]:
+@dataclass(frozen=True)
+class Row:
+    """One row of one call: its columns' ``tokens``, which of them are ``real``.
+
+    ``pads`` stand before it; ``first_pads`` is the padding of the call's first row.
+    """
+
+    row: int
+    tokens: list[int]
+    real: list[bool]
+    pads: int
+    first_pads: int
+
+
+def _counted(row: Row, applied: Applied) -> list[int]:
+    counts = accumulate(row.real)
+    return [max(0, count - 1) for count in counts]
+
+
+def _real(row: Row, applied: Applied, pad: int) -> list[bool]:
+    return row.real
+
+
+def _pads_at(row: Row, applied: Applied) -> list[int]:
+    right = zip(_counted(row, applied), row.real, strict=True)
+    return [position if is_real else applied.amount for position, is_real in right]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an edit changes in a call: positions, what the mask shows, or where pads stay. The defaults are right."""
+
+    positions: Callable[[Row, Applied], list[int]] = _counted
+    visible: Callable[[Row, Applied, int], list[bool]] = _real
+    accumulates: bool = False
+
+
+CHANGES = {
+    "another-rows-positions": Change(
+        positions=lambda row, applied: [max(0, column - row.first_pads) for column in range(len(row.tokens))]
+    ),
+    "pads-seen": Change(positions=_pads_at, visible=lambda row, applied, pad: [True] * len(row.tokens)),
+    "pads-accumulate": Change(
+        visible=lambda row, applied, pad: [column >= row.pads for column in range(len(row.tokens))], accumulates=True
+    ),
+    "pad-id-hidden": Change(visible=lambda row, applied, pad: [token != pad for token in row.tokens]),
+    "mask-of-another": Change(
+        visible=lambda row, applied, pad: [r and column >= row.first_pads for column, r in enumerate(row.real)]
+    ),
+}
+
+
+def recomputed(evidence: Evidence, style: str, applied: Applied, rounds: Sequence[Round], final: int) -> list[Program]:
     """What each call sees under an edit; ``style`` is ``recomputed``, or ``expanded`` for a row per beginning."""
     programs = []
+    change = CHANGES[applied.id]
     inner = [0] * len(evidence.texts)
     for turns in rounds[: final + 1]:
-        fed = []  # row, tokens after the committed ones, indices of the new tokens that are asked for
-        for turn in turns:
-            new = turn.start - len(evidence.prompts[turn.row])
-            asked = range(new, new + turn.end - turn.start)
-            if style == "expanded":
-                fed += [
-                    (turn, count, range(new + count, new + count + 1) if new + count in asked else range(0))
-                    for count in range(len(turn.drafts) + 1)
-                ]
-            else:
-                fed.append((turn, len(turn.drafts), asked))
-        rows = [
-            (turn.row, evidence.texts[turn.row][: turn.start] + list(turn.drafts[:count])) for turn, count, _ in fed
-        ]
-        width = max(len(text) + inner[row] for row, text in rows)
-        pads = [width - len(text) - inner[row] for row, text in rows]
-        for place, (row, text) in enumerate(rows):
-            if fed[place][2]:
-                first = (len(rows[0][1]), pads[0], inner[rows[0][0]])
-                programs.append(_call(evidence, edit, row, text, pads[place], inner[row], first, fed[place][2]))
-        if edit.name == "pads-accumulate":
-            lengths = [len(text) for text in evidence.texts]
+        if style == "expanded":
+            fed = [(turn, count) for turn in turns for count in range(len(turn.drafts) + 1)]
+        else:
+            fed = [(turn, len(turn.drafts)) for turn in turns]
+        lengths = [turn.start + count + inner[turn.row] for turn, count in fed]
+        pads = [max(lengths) - length for length in lengths]
+        for (turn, count), here in zip(fed, pads, strict=True):
+            new = range(turn.end - turn.start)  # the draft tokens behind which one is asked for
+            asked = [count] * (count in new) if style == "expanded" else list(new)
+            if asked:
+                row = _row(evidence, turn, count, here, inner[turn.row], pads[0])
+                programs.append(_program(evidence, change, applied, row, [turn.start + number for number in asked]))
+        if change.accumulates:
+            ends = [len(text) for text in evidence.texts]
             for turn in turns:
-                lengths[turn.row] = turn.end
-            inner = [max(lengths) - length for length in lengths]
+                ends[turn.row] = turn.end
+            inner = [max(ends) - end for end in ends]
     return programs
 
 
-def _call(
-    evidence: Evidence,
-    edit: Edit,
-    row: int,
-    text: Sequence[int],
-    pads: int,
-    inner: int,
-    first: tuple[int, int, int],
-    asked: range,
-) -> Program:
-    """One row of one call. ``first``: length, pads and inner pads of the call's first row."""
-    program = Program()
-    prompt = len(evidence.prompts[row])
+def _row(evidence: Evidence, turn: Turn, count: int, pads: int, inner: int, first_pads: int) -> Row:
+    text = evidence.texts[turn.row][: turn.start] + list(turn.drafts[:count])
+    prompt = len(evidence.prompts[turn.row])
     tokens = [evidence.pad] * pads + [*text[:prompt], *[evidence.pad] * inner, *text[prompt:]]
     real = [False] * pads + [True] * prompt + [False] * inner + [True] * (len(text) - prompt)
-    positions, count = [], 0
-    for is_real in real:
-        count += is_real
-        positions.append(max(0, count - 1))
-    if edit.name == "another-rows-positions":
-        positions = [max(0, column - first[1]) for column in range(len(tokens))]
-    if edit.name == "clamped":
-        positions = [max(edit.amount, position) for position in positions]
-    if edit.name == "pads-seen":
-        positions = [p if is_real else edit.amount for p, is_real in zip(positions, real, strict=True)]
-    visible = list(real)
-    if edit.name in ("pads-seen", "pads-accumulate"):
-        visible = [True] * pads if edit.name == "pads-seen" else [False] * pads
-        visible += [True] * (len(tokens) - pads)
-    if edit.name == "pad-id-hidden":
-        visible = [token != evidence.pad for token in tokens]
-    if edit.name == "mask-of-another":
-        visible = [is_real and column >= first[1] for column, is_real in enumerate(real)]
-    columns = [program.write(token, position) for token, position in zip(tokens, positions, strict=True)]
+    return Row(turn.row, tokens, real, pads, first_pads)
+
+
+def _program(evidence: Evidence, change: Change, applied: Applied, row: Row, asked: Sequence[int]) -> Program:
+    """The program of a row; ``asked`` are the logical positions of the new tokens that it is asked for."""
+    program = Program()
+    visible = change.visible(row, applied, evidence.pad)
+    columns = [program.write(t, p) for t, p in zip(row.tokens, change.positions(row, applied), strict=True)]
     for query in columns:
         seen = [column for column in columns[: query + 1] if visible[column]]
         program.sees[query] = seen or [program.column(BLANK, BLANK)]
-    at = [column for column, is_real in enumerate(real) if is_real]
-    for index in asked:
-        program.asked[row, index] = at[prompt + index - 1]
+    at = [column for column, is_real in enumerate(row.real) if is_real]
+    for position in asked:
+        program.asked[row.row, position - len(evidence.prompts[row.row])] = at[position - 1]
     return program
