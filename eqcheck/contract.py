@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from eqcheck.errors import UsageError, did_you_mean
@@ -114,14 +115,44 @@ Generate = Callable[[Any, Any, Request], Any]
 Inside = Callable[[], AbstractContextManager[Any]]
 
 
+class Engine:
+    """What a decoder class may have beside ``__call__``: each is optional, and is this where it is left out.
+
+    ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
+    calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
+    (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``). For scripts that show a violation with
+    the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
+    request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    """
+
+    version: str = ""
+    note: str = ""
+    observed: Mapping[str, int] = MappingProxyType({})
+    script: tuple[Callable[..., Any], ...] = ()
+    requirements: str = "the engine"
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def hook(engine: Any, name: str) -> Any:
+    """What a decoder has of this `Engine`, or its default.
+
+    >>> hook(object(), "note")
+    ''
+    """
+    return getattr(engine, name, getattr(Engine, name))
+
+
 @dataclass(frozen=True)
 class Decoder:
     """A registered decoder; calling it decodes one request.
 
-    ``function`` is the decorated function, or a class whose instances are called and which may have ``open()``
-    and ``close()``. ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known
-    violations to links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the
-    modules that it imports (`eqcheck.modules`).
+    ``function`` is the decorated function, or a class whose instances are called and which may be an `Engine`.
+    ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known violations to
+    links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the modules that it
+    imports (`eqcheck.modules`).
     """
 
     name: str

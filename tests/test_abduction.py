@@ -19,7 +19,7 @@ from eqcheck.lanes.checkpoint.abduction.commits import RULES
 from eqcheck.lanes.checkpoint.abduction.contexts import systematic
 from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import NOISE, Evidence
-from eqcheck.lanes.checkpoint.case import PAD, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import Truth
 

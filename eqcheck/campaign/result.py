@@ -100,7 +100,7 @@ class Audit:
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
     ``real_pair`` is what the decoder did on trained models, where that was asked. ``facts`` are what only this lane has
-    to say, by the names of the report.
+    to say, by the names of the report; ``files`` are what it adds to the report's folder.
     """
 
     decoder: Decoder
@@ -117,6 +117,7 @@ class Audit:
     warnings: list[str] = field(default_factory=list)
     real_pair: RealPair | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False

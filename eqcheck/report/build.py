@@ -48,6 +48,7 @@ def write(audit: Audit, folder: Path) -> Report:
         for finding in audit.findings
     }
     files |= {_script_file(folder, finding): finding.script for finding in audit.findings if finding.script}
+    files |= {folder / name: text for name, text in audit.files.items()}
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +193,7 @@ def _is_ours(path: Path) -> bool:
     """Whether an audit wrote a file: nothing else is removed."""
     try:
         if path.suffix == ".py":
-            return "found by eqcheck" in path.read_text(errors="replace")[:400]
+            return "by eqcheck" in path.read_text(errors="replace")[:400]
         return read_case(path).adapter is not None
     except (OSError, UsageError):
         return False

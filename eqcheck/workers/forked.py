@@ -27,7 +27,7 @@ import torch
 
 from eqcheck import registry
 from eqcheck.campaign.outcome import HANG, Outcome
-from eqcheck.contract import Generate, Request
+from eqcheck.contract import Generate, Request, hook
 from eqcheck.limits import CASE_TIMEOUT
 from eqcheck.workers.local import TryCase, set_up
 from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group
@@ -182,7 +182,7 @@ def _serve(pipe: Connection, spec: str, limits: Limits, task: TryCase, scattered
                 outcome = task(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)
             except Exception as error:
                 outcome = error
-            pipe.send(("outcome", outcome, getattr(generate, "note", "")))
+            pipe.send(("outcome", outcome, hook(generate, "note")))
     pipe.send(("closed", warnings))
 
 

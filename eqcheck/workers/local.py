@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.campaign.outcome import HANG, History, Outcome
-from eqcheck.contract import Decoder, Generate, Request
+from eqcheck.contract import Decoder, Generate, Request, hook
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 
@@ -46,11 +46,11 @@ class InProcess:
 
     @property
     def note(self) -> str:
-        return str(getattr(self.generate, "note", ""))
+        return str(hook(self.generate, "note"))
 
     @property
     def version(self) -> str:
-        return str(getattr(self.generate, "version", ""))
+        return str(hook(self.generate, "version"))
 
     def try_case(self, case: Any, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
         history = History(self.log, len(self.log))

@@ -38,7 +38,7 @@ def serve(spec: str, target: str, draft: str) -> None:
 
     _import_eqcheck()
     from eqcheck import registry
-    from eqcheck.contract import Request, RowOptions
+    from eqcheck.contract import Request, RowOptions, hook
     from eqcheck.errors import Unsupported
 
     try:
@@ -49,7 +49,7 @@ def serve(spec: str, target: str, draft: str) -> None:
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         return
-    say(ready=str(getattr(generate, "version", decoder.version)))
+    say(ready=str(hook(generate, "version") or decoder.version))
     for line in sys.stdin:
         asked = json.loads(line)["request"]
         asked["rows"] = tuple(
@@ -64,7 +64,7 @@ def serve(spec: str, target: str, draft: str) -> None:
         except Exception as error:
             say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         else:
-            say(outputs=outputs, observed=getattr(generate, "observed", {}))
+            say(outputs=outputs, observed=dict(hook(generate, "observed")))
     with suppress(Exception):
         running.__exit__(None, None, None)
 

@@ -25,7 +25,7 @@ from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
-from eqcheck.lanes.checkpoint.script import checked_script, scripted
+from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.requirements import unmet
 from eqcheck.workers.pool import Workers
@@ -228,6 +228,8 @@ class Checkpoint:
             )
         result.findings = [self._with_script(finding) for finding in result.findings]
         self.scripting.shutdown(wait=False, cancel_futures=True)
+        if any(finding.script for finding in result.findings):
+            result.files[SHARED] = shared(self.decoder)
         observed = [outcome.observed for outcome in result.claimed]
         drafted, accepted = (sum(counts.get(name, 0) for counts in observed) for name in ("drafted", "accepted"))
         rows = [row for outcome in result.claimed if isinstance(outcome, EngineOutcome) for row in outcome.rows]

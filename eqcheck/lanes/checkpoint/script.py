@@ -1,7 +1,8 @@
 """A finding as a script that needs only the engine: it builds the checkpoint, decodes, and shows what is wrong.
 
-The script consists of the very functions that built the checkpoint and drove the engine in the audit. It is run with
-the engine's own Python before it is handed out, and handed out only if it fails.
+Beside the scripts of an engine lies what they share: the very functions that built the checkpoint and drove the engine
+in the audit. So these functions import what they need themselves. A script is run with the engine's own Python before
+it is handed out, and handed out only if it fails.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.campaign.result import Finding
-from eqcheck.contract import Decoder
+from eqcheck.contract import Decoder, hook
 from eqcheck.kinds import KINDS
 from eqcheck.lanes.checkpoint import checkpoints
 from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
@@ -30,13 +31,31 @@ from eqcheck.report.text import reason
 _RUN_S = 300.0
 _SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
 
-_HEAD = '''"""{title}
+SHARED = "_engine.py"
 
-{version}. Needs {needs}. Without speculation the engine is {plain}.
+_FINDING = '''"""{title}
+
+{version}. Needs {needs}.{plain}
 {explanation}
 
-    python {name}        # exit code 1: shown, 0: not shown; needs {requirements}
+    python {name}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
 """
+
+from {module} import main, row
+
+ROWS = [
+{rows}
+]
+SETTINGS = {settings}
+
+# What the target emits for each row, in float64, alone.
+EXPECTED = {expected}
+
+if __name__ == "__main__":
+    main(ROWS, SETTINGS, EXPECTED)
+'''
+
+_HEAD = '''"""What the scripts here share, by eqcheck {version}: the checkpoint, and how the engine is driven."""
 
 import json
 import os
@@ -50,7 +69,6 @@ from types import SimpleNamespace
 from typing import Any
 
 
-
 def row(prompt, max_new_tokens, **options):
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
@@ -59,65 +77,51 @@ def row(prompt, max_new_tokens, **options):
     return prompt, asked
 
 
-ROWS = [
-{rows}
-]
-SETTINGS = {settings}
-
-# What the target emits for each row, in float64, alone.
-EXPECTED = {expected}
-
 '''
 
 _TAIL = '''
 
-def request(drafting=SETTINGS["drafting"]):
-    prompts, rows = zip(*ROWS)
-    return SimpleNamespace(prompts=list(prompts), rows=list(rows), **{**SETTINGS, "drafting": drafting})
-
-
-def run(target, draft, asked):
+def run(target, draft, request):
     """Decode in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(decoded, target, draft, asked).result()
+        return pool.submit(decoded, target, draft, request).result()
 
 
-def decoded(target, draft, asked):
+def decoded(target, draft, request):
     prepare()
-    return decode(start(target, draft, asked), asked)
+    return decode(start(target, draft, request), request)
 
 
-def main():
+def main(rows, settings, expected):
+    """Decode with speculation and without, show the wrong rows, and end with the exit code."""
+    prompts, options = zip(*rows)
+    request = SimpleNamespace(prompts=list(prompts), rows=list(options), **settings)
     folder = Path(tempfile.mkdtemp())
     try:
         target, draft = build(folder)
-        plain = run(target, draft, request("none"))
+        plain = run(target, draft, SimpleNamespace(**{**vars(request), "drafting": "none"}))
         try:
-            speculative = run(target, draft, request())
+            speculative = run(target, draft, request)
         except Exception as error:
             print(f"without speculation: {plain}")
             print(f"WRONG: {type(error).__name__}: {error}")
-            return 1
+            sys.exit(1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    wrong = [row for row, expected in enumerate(EXPECTED) if speculative[row] != expected]
-    for row in wrong:
-        print(f"row {row} of {len(EXPECTED)}: WRONG")
-        print(f"  expected                        {EXPECTED[row]}")
-        print(f"  the engine without speculation  {plain[row]}")
-        print(f"  the engine with speculation     {speculative[row]}")
-    print(f"{len(wrong)} of {len(EXPECTED)} rows are wrong")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    wrong = [number for number, right in enumerate(expected) if speculative[number] != right]
+    for number in wrong:
+        print(f"row {number} of {len(expected)}: WRONG")
+        print(f"  expected                        {expected[number]}")
+        print(f"  the engine without speculation  {plain[number]}")
+        print(f"  the engine with speculation     {speculative[number]}")
+    print(f"{len(wrong)} of {len(expected)} rows are wrong")
+    sys.exit(bool(wrong))
 '''
 
 
 def scripted(decoder: Decoder, finding: Finding) -> bool:
     """Whether there may be a script: the adapter has what it takes, and it would end."""
-    return hasattr(decoder.function, "script") and finding.outcome.symptom != "crash/hang"
+    return bool(hook(decoder.function, "script")) and finding.outcome.symptom != "crash/hang"
 
 
 def checked_script(decoder: Decoder, version: str, python: str, finding: Finding) -> str | None:
@@ -128,6 +132,7 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(text)
+        (path.parent / SHARED).write_text(shared(decoder))
         process = subprocess.Popen(
             [python, str(path)],
             stdout=subprocess.PIPE,
@@ -151,34 +156,39 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
 
 
 def script(decoder: Decoder, version: str, finding: Finding) -> str:
-    """The text of the script."""
+    """The text of a finding's script; it imports what `shared` has."""
     e, case = finding.explanation, finding.case
-    settings = {name: getattr(case, name) for name in _SETTINGS}
     what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {reason(e)}"
-    head = _HEAD.format(
+    return _FINDING.format(
         title=_in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=_in_docstring(f"{decoder.name} {version}"),
         needs=", ".join(finding.needs) or "no option",
-        plain=finding.plain,
+        plain=f" Without speculation the engine is {finding.plain}." if finding.plain else "",
         explanation=textwrap.fill(_in_docstring(what), 110),
         name="<this file>",
-        requirements=_in_docstring(getattr(decoder.function, "requirements", "the engine")),
+        requirements=_in_docstring(hook(decoder.function, "requirements")),
+        shared=SHARED,
+        module=SHARED.removesuffix(".py"),
         rows="\n".join(_row(row.to_dict()) for row in case.rows),
-        settings=settings,
+        settings={name: getattr(case, name) for name in _SETTINGS},
         expected=json.dumps([truth().row(row) for row in case.rows]),
     )
+
+
+def shared(decoder: Decoder) -> str:
+    """What the scripts of an engine share: the functions that built the checkpoint and drove the engine."""
     constants = [f"VOCAB_SIZE, POSITIONS = {VOCAB_SIZE}, {POSITIONS}"]
     constants += [f"{name} = {getattr(checkpoints, name)}" for name in ("_SEED", "_SPREAD", "_NOISE")]
-    builders = [
+    builders = (
         checkpoints.build,
         checkpoints.config,
         checkpoints.target_model,
         checkpoints.noisy,
         checkpoints.normal,
         checkpoints.tokenizer,
-    ]
-    parts = [_source(part) for part in (*builders, *decoder.function.script)]
-    return "\n\n\n".join([head.rstrip() + "\n\n" + "\n".join(constants), *parts]) + "\n" + _TAIL
+    )
+    parts = [_source(part) for part in (*builders, *hook(decoder.function, "script"))]
+    return _HEAD.format(version=__version__) + "\n\n\n".join(["\n".join(constants), *parts]) + "\n" + _TAIL
 
 
 def _in_docstring(text: str) -> str:
