@@ -23,7 +23,7 @@ from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import CaseError, Violation
 from eqcheck.harness import run
-from eqcheck.lanes.transparent.sequences import Fresh, shrunk, simpler
+from eqcheck.lanes.transparent.sequences import Fresh, shrunk
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
 from eqcheck.report.text import render
@@ -392,26 +392,6 @@ def test_delta_debugging_finds_what_is_needed() -> None:
         assert len(tried) < 120
     assert shrunk((), lambda items: True) == ()
     assert shrunk((1, 2), lambda items: True) == ()
-
-
-def test_simpler_cases_are_cases() -> None:
-    case = Case(
-        prompts=((5, 7, 1, 2), (9, 5, 7, 3)),
-        max_new_tokens=9,
-        num_draft_tokens=3,
-        accepts=((3,), (0, 2)),
-        eos_token_ids=(3, 12),
-        cache_state="late-rows",
-        arrivals=(0, 3),
-    )
-    found = list(simpler(case))
-    assert case not in found
-    assert len(set(found)) == len(found) > 10
-    assert any(len(one.prompts) == 1 for one in found)
-    assert any(one.eos_token_ids == (12,) for one in found)
-    assert any(one.cache_state == "empty" for one in found)
-    prefix = Case(prompts=((5, 7, 1), (5, 7, 3)), cache_state="prefix", prefix_length=2)
-    assert all(one.prefix_length in (0, 2) for one in simpler(prefix))
 
 
 def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:

@@ -270,9 +270,10 @@ class Checkpoint:
         found += declining.of_requirements(self.decoder)
         found += declining.too_many(declining.reasons_of(result.declined), len(result.outcomes))
         if result.doubtful:
+            count = sum(finding.count for finding in result.doubtful)
             ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
             found.append(
-                f"INCONCLUSIVE: {len(result.doubtful)} failing cases did not fail in the same way when decoded alone "
+                f"INCONCLUSIVE: {count} failing cases did not fail in the same way when decoded alone "
                 f"by a new process ({ids}); they may need what was decoded before them, and are no violations"
             )
         return found

@@ -98,7 +98,7 @@ class Transparent:
         self._drawing.close()
         with Fresh(decoder.spec, self.limits) as fresh:
             if fresh.usable:
-                self.running, self.sequences = fresh.same, Sequences(fresh, check, self.asks)
+                self.running, self.sequences = fresh.same, Sequences(fresh, check, self.source.claims)
                 yield
                 return
         if not self.result.options.isolate:

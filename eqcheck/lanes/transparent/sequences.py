@@ -17,7 +17,9 @@ from typing import TypeVar
 from eqcheck.attribution.state import leaked
 from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
+from eqcheck.drawing import Claims
 from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.shrink import smallest
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.pool import Workers
@@ -69,13 +71,13 @@ def verdict(fresh: Fresh, case: Case, timeout: float | None = None) -> Outcome:
 class Sequences:
     """The search for sequences in one audit.
 
-    ``asked`` says whether a case is one that the audit may draw. ``proven`` are earlier requests that made a later one
+    ``claims`` are those of the cases that the audit may draw. ``proven`` are earlier requests that made a later one
     fail, ``in_vain`` counts the searches that found none.
     """
 
     fresh: Fresh
     check: Callable[[], None]
-    asked: Callable[[Case], bool]
+    claims: Claims
     proven: list[tuple[Case, ...]] = field(default_factory=list)
     in_vain: int = 0
 
@@ -140,28 +142,22 @@ class Sequences:
         return True
 
     def _simplest(self, case: Case, timeout: float | None, end: float) -> Case:
-        """The case with simpler requests, as long as it fails after them and not alone."""
-        tries = _SIMPLER
-        went_on = True
-        while went_on:
-            went_on = False
-            for candidate in self._candidates(case):
-                tries -= 1
-                if not tries or time.monotonic() > end:
-                    return case
-                same_last = candidate.alone == case.alone
-                if self._fails(candidate, timeout) and (same_last or self._right_alone(candidate, 1, timeout)):
-                    case, went_on = candidate, True
-                    break
-        return case
-
-    def _candidates(self, case: Case) -> Iterator[Case]:
-        """The case with one request simpler, among those that the audit may draw."""
+        """The case with requests as small as can be, as long as it fails after them and not alone."""
+        tries = _SIMPLER // (len(case.before) + 1)
         for number, earlier in enumerate(case.before):
-            for one in filter(self.asked, simpler(earlier)):
-                yield replace(case, before=(*case.before[:number], one, *case.before[number + 1 :]))
-        for last in filter(self.asked, simpler(case.alone)):
-            yield replace(last, before=case.before)
+
+            def fails_after(one: Case, number: int = number, case: Case = case) -> bool:
+                return self._fails(replace(case, before=_with(case.before, number, one)), timeout)
+
+            left = max(0.0, end - time.monotonic())
+            small = smallest(earlier, fails_after, self.claims, tries=tries, seconds=left)
+            case = replace(case, before=_with(case.before, number, small))
+
+        def fails(last: Case) -> bool:
+            return self._fails(replace(last, before=case.before), timeout) and self._right_alone(last, 1, timeout)
+
+        left = max(0.0, end - time.monotonic())
+        return replace(smallest(case.alone, fails, self.claims, tries=tries, seconds=left), before=case.before)
 
     def _proof(self, case: Case, timeout: float | None) -> Outcome | None:
         """The outcome, if the case fails in the same way in `RERUNS` fresh processes and is right alone in as many."""
@@ -208,26 +204,5 @@ def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tupl
     return items
 
 
-def simpler(case: Case) -> Iterator[Case]:
-    """Cases with a little less in them, each of them valid."""
-    rows, longest = len(case.prompts), max(map(len, case.prompts))
-    if case.cache_state != "empty":
-        yield replace(case, cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=())
-    for row in range(rows) if rows > 1 else ():
-        parts = {name: getattr(case, name) for name in ("prompts", "accepts", "arrivals")}
-        yield replace(case, **{name: part[:row] + part[row + 1 :] for name, part in parts.items()})
-    least = case.prefix_length + 1
-    for length in dict.fromkeys((least, longest // 2, longest - 1)):
-        if least <= length < longest:
-            yield replace(case, prompts=tuple(prompt[:length] for prompt in case.prompts))
-    for limit in dict.fromkeys((1, case.max_new_tokens // 2, case.max_new_tokens - 1)):
-        if 1 <= limit < case.max_new_tokens:
-            yield replace(case, max_new_tokens=limit)
-    for token in case.eos_token_ids:
-        yield replace(case, eos_token_ids=tuple(other for other in case.eos_token_ids if other != token))
-    if case.accepts or case.agreement is not None:
-        yield replace(case, accepts=(), agreement=None)
-    if case.num_draft_tokens > 1:
-        yield replace(case, num_draft_tokens=1, accepts=(), agreement=case.agreement)
-    if case.padding_side != "left":
-        yield replace(case, padding_side="left")
+def _with(items: tuple[T, ...], number: int, item: T) -> tuple[T, ...]:
+    return (*items[:number], item, *items[number + 1 :])

@@ -1,0 +1,79 @@
+"""Reports as data: one shape for every lane, its schema, and reading it back without a model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from as_data import write
+from jsonschema import Draft202012Validator
+from test_findings import made, right, short
+
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.result import Options
+from eqcheck.errors import UsageError
+from eqcheck.report import load
+from eqcheck.report.schema import SCHEMA, schema, to_builtins
+
+ROOT = Path(__file__).parents[1]
+REPORTS = sorted((ROOT / "reports").glob("*/report.json")) + sorted((ROOT / "reports/showcase").glob("*/report.json"))
+VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
+
+
+def test_the_committed_schema_is_that_of_the_dataclasses() -> None:
+    assert SCHEMA.read_text() == schema(), "python -m eqcheck.report.schema writes it again"
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.parent.name)
+def test_published_reports_of_every_lane_are_of_the_one_shape(path: Path) -> None:
+    VALID.validate(json.loads(path.read_text()))
+    report = load(path)
+    assert {"eqcheck", "python", "torch", "transformers", "hypothesis"} <= set(report.versions)
+    assert to_builtins(report) == json.loads(path.read_text())
+    for violation in report.violations:
+        assert violation.count == sum(condition.count for condition in violation.conditions)
+        assert violation.fingerprint.startswith(f"{violation.cause.component}/{violation.cause.kind}")
+
+
+def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    written = write(audit(made(short), Options(cases=10)), tmp_path)
+    VALID.validate(written)
+    assert to_builtins(load(tmp_path)) == to_builtins(load(tmp_path / "report.json")) == written
+    (violation,) = load(tmp_path).violations
+    assert (violation.evidence.component, violation.evidence.kind) == ("bookkeeping", "premature-stop")
+    assert violation.evidence.expected_row[:-1] == violation.evidence.observed_row
+    assert violation.conditions[0].case == violation.case
+    assert write(audit(made(right), Options(cases=5)), tmp_path)["violations"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "eqcheck-report/1"}, "expected format 'eqcheck-report/2', got 'eqcheck-report/1'; audit the decoder"),
+        ({"cases": 3}, r"Expected `object`, got `int` - at `\$.cases`"),
+        ({"verdict": "fine"}, r"Invalid enum value 'fine' - at `\$.verdict`"),
+        ({"equivalence": {"exact_match": 2.0, "prefix_match": 1.0}}, r"<= 1.0 - at `\$.equivalence.exact_match`"),
+    ],
+)
+def test_a_file_that_is_no_report_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = write(audit(made(right), Options(cases=5)), tmp_path)
+    (tmp_path / "report.json").write_text(json.dumps({**data, **change}))
+    with pytest.raises(UsageError, match=message) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith(f"report {tmp_path / 'report.json'}: ")
+
+
+def test_reading_a_case_or_a_report_imports_no_model() -> None:
+    case = next((ROOT / "reports/showcase").glob("*/cases/*.json"))
+    code = (
+        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.campaign.casefile import read_case\n"
+        f"eqcheck.report.load(Path({str(REPORTS[-1])!r}))\nread_case(Path({str(case)!r}))\n"
+        "from eqcheck.report.markdown import to_markdown\n"
+        "print([name for name in ('torch', 'transformers', 'hypothesis', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
