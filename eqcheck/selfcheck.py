@@ -22,8 +22,8 @@ from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.result import Listener, Progress
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.catalogue.engine import Rows
-from eqcheck.catalogue.rare import RARE, Seen, recording
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
 from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants

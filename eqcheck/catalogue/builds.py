@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.catalogue.asked import as_seen
-from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
-from eqcheck.catalogue.continuous import Continuous
-from eqcheck.catalogue.engine import Engine, Rows
-from eqcheck.catalogue.packed import Packed
-from eqcheck.catalogue.paged import Paged, PagedSmall
-from eqcheck.catalogue.plain import Expanded, OneRow, Uncached
-from eqcheck.catalogue.rows import PerRow, Restored
-from eqcheck.catalogue.staged import Staged
-from eqcheck.catalogue.static import Static
+from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.paged import Paged, PagedSmall
+from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
+from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.catalogue.engines.staged import Staged
+from eqcheck.catalogue.engines.static import Static
 from eqcheck.contract import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
 
 
@@ -28,18 +26,18 @@ class Build:
     families: tuple[str, ...]
     cache_states: tuple[str, ...] = TAKEN
 
-    def decoder(self, name: str, faults: Iterable[str] = ()) -> Decoder:
-        """The engine as a decoder, with these faults switched in."""
+    def decoder(self, name: str) -> Decoder:
+        """The engine as a decoder."""
         return decoder(
             name=name,
             families=self.families,
             cache_states=self.cache_states,
             note=(self.engine.__doc__ or "").partition("\n")[0],
-        )(partial(_decode, self.engine, frozenset(faults)))
+        )(partial(_decode, self.engine))
 
 
-def _decode(engine: type[Engine], faults: frozenset[str], target: Any, draft: Any, request: Request) -> Rows:
-    return engine(target, draft, as_seen(request, faults), faults).decode()
+def _decode(engine: type[Engine], target: Any, draft: Any, request: Request) -> Rows:
+    return engine(target, draft, request).decode()
 
 
 _NO_STATE_TO_CROP = tuple(family for family in FAMILIES if family != "recurrent")
