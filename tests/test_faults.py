@@ -18,6 +18,7 @@ from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT
 from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.harness import run
 from eqcheck.kinds import KINDS
+from eqcheck.lanes.checkpoint.abduction import EDITS, Edit
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.trace import TARGET
@@ -154,9 +155,15 @@ def test_engines_know_of_no_fault() -> None:
         assert not re.search(r"\b[A-Z]\d+-|\bfaults?\b", file.read_text()), file
 
 
+def says(edit: Edit) -> tuple[str, ...]:
+    """The fingerprints that an edit stands for: tokens alone do not tell its own from its rivals'."""
+    return f"{edit.component}/{edit.kind}", *edit.rivals
+
+
 def test_a_fault_names_the_edit_that_says_it_or_why_none_does() -> None:
     for fault in PLANTED:
         assert bool(fault.edit) != bool(fault.no_edit), fault.id
+        assert not fault.edit or fault.fingerprint in says(EDITS[fault.edit]), fault.id
         assert (fault.no_edit == OUTPUT_RIGHT) == (fault.component in ("draft", "options")), fault.id
         assert (fault.no_edit == NO_TOKENS) == (fault.component == "crash"), fault.id
         assert (fault.no_edit == HANDED) <= (fault.cache_states != ("empty",)), fault.id
