@@ -16,6 +16,7 @@ from eqcheck import __version__
 from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError
+from eqcheck.family import LLAMA
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.plain import printable
 from eqcheck.sizes import WIDE
@@ -192,7 +193,7 @@ def _audit(options: argparse.Namespace) -> int:
             else:
                 result = audit(decoder, apart.options(decoder, asked), listen)
                 results.append(result)
-                if options.pair and "rotary" in decoder.families and not result.interrupted:
+                if options.pair and LLAMA in decoder.families and not result.interrupted:
                     result.on_pair = apart.pair(decoder) if apart.described(decoder) else on_pair(decoder)
                 reports.append(report.write(result, folder))
             if results[-1].interrupted:

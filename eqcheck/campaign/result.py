@@ -11,6 +11,7 @@ from eqcheck.attribution.rounds import draft_warnings
 from eqcheck.campaign.casefile import StoredViolation
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
+from eqcheck.family import FAMILY
 from eqcheck.lanes.transparent import declining
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.lanes.transparent.on_pair import OnPair
@@ -151,7 +152,7 @@ class Audit:
             if state not in self.decoder.cache_states:
                 states[state] = "not taken"
             else:
-                idle = state == "wrapped" and "window" not in self.families
+                idle = state == "wrapped" and not any(FAMILY[name].window for name in self.families)
                 states[state] = "not applicable" if idle else counts[state]
         return states
 

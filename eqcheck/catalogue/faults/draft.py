@@ -9,12 +9,11 @@ import torch
 from eqcheck.catalogue.engines.batched import Batched
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import Engine, Rows
-from eqcheck.catalogue.faults.fault import EQSPEC, OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.catalogue.faults.fault import EQSPEC, FED, OUTPUT_RIGHT, fault, issue, planted
 from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
 from eqcheck.catalogue.faults.rollback import NeverCropped, OneTooManyDropped
 from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
-from eqcheck.families import FED
 
 
 @planted("realigned holes", "continuous", no_edit=OUTPUT_RIGHT)

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 
 from eqcheck.catalogue.builds import BUILDS
 from eqcheck.catalogue.engines.engine import Engine
-from eqcheck.contract import FAMILIES, Decoder
+from eqcheck.contract import Decoder
+from eqcheck.family import FAMILIES, named
 
 EQSPEC = "https://arxiv.org/abs/2510.22876"
-# Families for which the mask can be 4-D; the other counts tokens in a 2-D one.
-NOT_ORDER = tuple(family for family in FAMILIES if family != "mask-order")
-# A state does not take in what the mask hides, so nothing is in a cache and hidden.
-HIDES = NOT_RECURRENT = tuple(family for family in FAMILIES if family != "recurrent")
+FED = named(lambda family: family.fed)
+FOUR_D = named(lambda family: not family.counts_mask)  # those for which a mask can be 4-D
+SLOTS = named(lambda family: not family.stateful)  # those for which something can be in a cache and hidden
 
 # Why no edit of abduction says a fault.
 OUTPUT_RIGHT = "the output is right"

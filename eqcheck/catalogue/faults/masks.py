@@ -12,7 +12,7 @@ from eqcheck.catalogue.engines.offset_cache import OffsetCache
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged_cache import PagedModel
 from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.faults.fault import EQSPEC, HANDED, HIDES, NOT_ORDER, OTHER_MODEL, fault, issue, planted
+from eqcheck.catalogue.faults.fault import EQSPEC, FOUR_D, HANDED, OTHER_MODEL, SLOTS, fault, issue, planted
 from eqcheck.catalogue.faults.leftovers import SHOWN, Remembering, Showing, ShowingColumns
 
 
@@ -48,7 +48,7 @@ class NoMask:
             return torch.ones_like(real)
 
 
-@planted("uncached realigned", "expanded", families=HIDES, edit="pad-id-hidden")
+@planted("uncached realigned", "expanded", families=SLOTS, edit="pad-id-hidden")
 @fault("M3-mask-by-token", "mask/token-hidden", issue("huggingface/transformers", 25790))
 class MaskByToken:
     """The mask is made from the tokens: whatever equals the pad id is hidden."""
@@ -112,7 +112,7 @@ class ZeroedNotMasked(RejectedVisible):
                 kept[:, :, : zeroed.shape[2]].masked_fill_(zeroed, 0)
 
 
-@planted("realigned holes rolled_back", "continuous", families=NOT_ORDER, edit="future-seen")
+@planted("realigned holes rolled_back", "continuous", families=FOUR_D, edit="future-seen")
 @fault("M7-sees-next-draft", "mask/future-visible", issue("sgl-project/SpecForge", 244))
 class SeesNextDraft:
     """Within the block each token also sees the one after it."""
@@ -129,7 +129,7 @@ class SeesNextDraft:
             )
 
 
-@planted("realigned holes rolled_back", "continuous", families=NOT_ORDER, edit="itself-hidden")
+@planted("realigned holes rolled_back", "continuous", families=FOUR_D, edit="itself-hidden")
 @fault("M7-misses-itself", "mask/token-hidden", issue("sgl-project/SpecForge", 245))
 class MissesItself:
     """Within the block each token but the first is hidden from itself."""
@@ -242,7 +242,7 @@ class RowsNotKeptApart(Packed):
         return position <= at
 
 
-@planted("uncached", "expanded", families=HIDES, rows=2, edit="mask-of-another")
+@planted("uncached", "expanded", families=SLOTS, rows=2, edit="mask-of-another")
 @fault("X3-mask-of-first-row", "mask/token-hidden", EQSPEC)
 class MaskOfFirstRow(Uncached):
     """Rows are grouped whatever their padding, and all get the mask of the group's first."""
@@ -251,7 +251,7 @@ class MaskOfFirstRow(Uncached):
         return real & real[:1]
 
 
-@planted("rolled_back", "holes", families=NOT_ORDER, cache_states=("preallocated",), no_edit=HANDED)
+@planted("rolled_back", "holes", families=FOUR_D, cache_states=("preallocated",), no_edit=HANDED)
 @fault("K9-spare-slots-visible", "mask/pad-visible", issue("sgl-project/sglang", 19796))
 class SpareSlotsVisible(PerQuery):
     """The mask shows the slots of a preallocated cache that nothing was written to."""

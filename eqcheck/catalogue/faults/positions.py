@@ -13,9 +13,8 @@ from eqcheck.catalogue.engines.offset_cache import OffsetCache
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.faults.fault import EQSPEC, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, fault, issue, planted
+from eqcheck.catalogue.faults.fault import EQSPEC, FED, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, fault, issue, planted
 from eqcheck.catalogue.faults.tensors import Mixing, Tensors
-from eqcheck.families import FED
 from eqcheck.hashing import POSITION_DIGITS
 
 

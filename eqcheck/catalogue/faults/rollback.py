@@ -22,7 +22,8 @@ from eqcheck.catalogue.faults.leftovers import (
     ShowingColumns,
     Stretched,
 )
-from eqcheck.contract import FAMILIES, Request
+from eqcheck.contract import Request
+from eqcheck.family import named
 
 
 @planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most")
@@ -141,7 +142,7 @@ class OneRejectedKept:
             self.holds[first] = SHOWN
 
 
-@planted("restored", families=tuple(family for family in FAMILIES if family != "window"), edit="restored-with-all")
+@planted("restored", families=named(lambda family: not family.window), edit="restored-with-all")
 @fault("K8-copy-shares-memory", "cache/stale-entry", EQSPEC)
 class CopySharesMemory(Restored):
     """The copy to go back to shares the cache's memory."""

@@ -14,7 +14,7 @@ from eqcheck.catalogue.engines.offset_cache import OffsetLayer
 from eqcheck.catalogue.engines.paged_cache import PagedCache
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.engines.static_cache import FixedLayer, StaticModel
-from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, NOT_RECURRENT, NUMBERS, fault, issue, planted
+from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, NUMBERS, SLOTS, fault, issue, planted
 
 Tensors = list[torch.Tensor]  # K and V of a layer
 
@@ -274,7 +274,7 @@ class ToldOneLate(DynamicCache):  # type: ignore[misc]
         return length, offset + 1
 
 
-@planted("realigned static", "rolled_back", families=NOT_RECURRENT, no_edit=NO_TOKENS)
+@planted("realigned static", "rolled_back", families=SLOTS, no_edit=NO_TOKENS)
 @fault("K28-sizes-without-the-block", "crash/exception", issue("microsoft/VibeVoice", 303))
 class SizesWithoutTheBlock:
     """What the cache tells of the mask leaves out the block that is fed."""
@@ -289,7 +289,7 @@ class SizesWithoutTheBlock:
             return self.capacity - len(self.columns), 0
 
 
-@planted("realigned static", "holes", families=NOT_RECURRENT, no_edit="no edit moves the mask against the cache")
+@planted("realigned static", "holes", families=SLOTS, no_edit="no edit moves the mask against the cache")
 @fault("K29-sizes-one-late", "mask/token-hidden", issue("microsoft/VibeVoice", 303))
 class SizesOneLate:
     """What the cache tells of the mask begins one slot late."""
