@@ -16,6 +16,7 @@ from eqcheck import __version__
 from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, USAGE, VIOLATION, UsageError
+from eqcheck.family import LLAMA
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.plain import printable
 from eqcheck.sizes import WIDE
@@ -181,12 +182,7 @@ def _audit(options: argparse.Namespace) -> int:
     with quiet(), progress(quiet=options.json) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
             result = audit(decoder, apart.options(decoder, asked), listen)
-            if (
-                options.pair
-                and result.lane == "transparent"
-                and "rotary" in decoder.families
-                and not result.interrupted
-            ):
+            if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
                 result.real_pair = apart.pair(decoder)
             results.append(result)
             reports.append(write(result, folder))

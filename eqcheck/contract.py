@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.family import CLAIMED as CLAIMED
+from eqcheck.family import FAMILIES as FAMILIES
 from eqcheck.kinds import FINGERPRINTS
 from eqcheck.plain import one_line
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
-FAMILIES = ("rotary", "learned", "mask-order", "slot-distance", "window", "recurrent")
-CLAIMED = ("rotary", "learned")  # every decoder's claim unless it says otherwise
 CACHE_STATES = {
     "empty": "caches are empty at the start",
     "pads-huge": "what the models write for pads is huge",

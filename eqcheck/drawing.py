@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from eqcheck.case import Case
-from eqcheck.hashing import WINDOW, continue_rows, continued, mix
+from eqcheck.family import FAMILY, WINDOW
+from eqcheck.hashing import continue_rows, continued, mix
 from eqcheck.sizes import BLOCKS, Bounds
 
 VOCAB_SIZE = 128
@@ -218,7 +219,8 @@ def _state(
 
 def _fits(state: str, family: str, bounds: Bounds) -> bool:
     if state == "wrapped":
-        return family == "window" and bounds.prompt > WINDOW
+        window = FAMILY[family].window
+        return window is not None and bounds.prompt > window
     return state != "prefix" or bounds.prompt > 1
 
 

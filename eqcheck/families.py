@@ -1,12 +1,7 @@
-"""How each family of models sees positions and masks: which slots a query sees, and where it takes them to be.
+"""What a model of each family (`eqcheck.family`) sees: which slots a query sees, and where it takes them to be.
 
-family         like             a query sees                        and takes a key's place from
-rotary         Llama, NeoX      what mask and slots allow           the position ids fed
-learned        GPT-2            what mask and slots allow           the position ids fed, absolutely
-window         Mistral, Gemma   the last `WINDOW` slots of those    the position ids fed
-mask-order     Bloom            what mask and slots allow           its rank among the slots the 2-D mask shows
-slot-distance  MPT              what mask and slots allow           its slot
-recurrent      Mamba            all its state has absorbed          the steps since it was absorbed
+A query sees what mask and slots allow, where the family has a window only the last slots of those; or else all that
+its state has absorbed.
 """
 
 from __future__ import annotations
@@ -19,13 +14,13 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from eqcheck.errors import Unsupported
-from eqcheck.hashing import WINDOW, Bools, Ints, Words
+from eqcheck.family import Family
+from eqcheck.hashing import Bools, Ints, Words
 
 _HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
 # Whether the installed transformers is one of those whose models are told which slots a block goes to: a 4.
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
-FED = ("rotary", "learned", "window")  # families that take places from the position ids
 
 
 class View(NamedTuple):
@@ -54,7 +49,7 @@ class Feed(NamedTuple):
     jumps of the position ids, which models do that get neither mask nor cache. ``sizes`` is None without a cache.
     """
 
-    family: str
+    family: Family
     mask: torch.Tensor | None
     positions: Ints
     slots_fed: Ints
@@ -64,7 +59,7 @@ class Feed(NamedTuple):
     def pads(self) -> Bools:
         """Which tokens the mask hides even from themselves, ``[batch, block]``: what it calls a pad."""
         batch, block = self.positions.shape
-        if self.family == "recurrent":
+        if self.family.stateful:
             return ~self.absorbed()
         if self.mask is None:
             return np.zeros((batch, block), np.bool_)
@@ -89,10 +84,10 @@ class Feed(NamedTuple):
         ``written`` says which slots hold something; only a recurrent state asks.
         """
         batch, slots = slot_positions.shape
-        if self.family == "recurrent":
+        if self.family.stateful:
             return self._state(written)
         # A sliding cache layer has dropped its oldest slots; a preallocated one has spare slots at its end.
-        dropped = max(0, int(self.slots_fed[-1]) + 1 - slots) if self.family == "window" else 0
+        dropped = max(0, int(self.slots_fed[-1]) + 1 - slots) if self.family.window else 0
         index = np.arange(dropped, dropped + slots)
         four = self.mask is not None and self.mask.dim() == 4
         sizes = self.sizes
@@ -103,18 +98,18 @@ class Feed(NamedTuple):
             visible = self._built_for(sizes, batch, slots)
         if self.packed:
             visible &= _same_packed_sequence(self.positions)
-        if self.family == "slot-distance":  # a bias by key alone: what shifts all keys of a query changes nothing
+        if self.family.places == "slots":  # a bias by key alone: what shifts all keys of a query changes nothing
             newest = np.where(visible, index, 0).max(axis=-1)
             return View(visible, np.broadcast_to(index, (batch, slots)), newest)
-        if self.family == "mask-order":
+        if self.family.counts_mask:
             return View(visible, *self._ranks(batch, slots, four))
         return View(visible, slot_positions, self.positions)
 
     def _built(self, batch: int, slots: int, dropped: int) -> Bools:
         """The mask for so many keys, ``[batch, block, slots]``; the first key is in slot ``dropped`` of its row."""
         visible = _masked(self.mask, self.slots_fed, batch, slots, dropped)
-        if self.family == "window" and (self.mask is None or self.mask.dim() != 4):
-            visible &= np.arange(dropped, dropped + slots) > self.slots_fed[:, None] - WINDOW
+        if self.family.window and (self.mask is None or self.mask.dim() != 4):
+            visible &= np.arange(dropped, dropped + slots) > self.slots_fed[:, None] - self.family.window
         return visible
 
     def _built_for(self, sizes: Sizes, batch: int, slots: int) -> Bools:
@@ -140,7 +135,7 @@ class Feed(NamedTuple):
     def _goes_without(self, sizes: Sizes, batch: int) -> bool:
         """Whether real models would build no mask, and let attention be causal by the order of keys and queries."""
         block, length = len(self.slots_fed), sizes.length
-        if self.family in ("mask-order", "slot-distance") or (self.family == "window" and length >= WINDOW):
+        if self.family.biased or (self.family.window and length >= self.family.window):
             return False
         if sizes.static and (TAKES_CACHE_POSITION or block == 1):
             return False
@@ -164,7 +159,7 @@ class Feed(NamedTuple):
             return None
         slots = visible.shape[2]
         added = self.mask[:, 0, :, :].detach().to("cpu", torch.float64).numpy()
-        added = added[..., -slots:] if self.family == "window" else added[..., :slots]
+        added = added[..., -slots:] if self.family.window else added[..., :slots]
         kept = np.where(visible, added, -np.inf)
         most = kept.max(axis=-1, keepdims=True, initial=-np.inf)
         uneven = visible & (kept != most)
@@ -175,7 +170,7 @@ class Feed(NamedTuple):
     def _ranks(self, batch: int, slots: int, four: bool) -> tuple[Ints, Ints]:
         if four:
             raise ValueError(
-                "attention_mask: models of the family 'mask-order' count tokens in a 2-D mask, got a 4-D one"
+                f"attention_mask: models of the family {self.family.name!r} count tokens in a 2-D mask, got a 4-D one"
             )
         shown = np.ones((batch, max(slots, int(self.slots_fed[-1]) + 1)), np.int64)
         if self.mask is not None:

@@ -25,6 +25,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from eqcheck.family import FAMILY, Family
+
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
@@ -38,7 +40,6 @@ LAYERS = 2
 PLACES = LAYERS * 2 * HEADS  # the tensors, by head, in which an entry has a copy
 TABLE_ROWS = 4096
 NOT_A_NUMBER = np.iinfo(np.int64).min
-WINDOW = 8  # tokens that a query of the family ``window`` sees, itself included
 _HALF = np.uint64(24)
 _HALF_MASK = np.uint64((1 << 24) - 1)
 _GAMMA = 0x9E3779B97F4A7C15
@@ -208,7 +209,7 @@ def final_digests(states: npt.NDArray[np.float64], model: int) -> Words:
 
 
 def attend(
-    family: str,
+    family: Family,
     layer: int,
     slot_contents: Words,
     key_places: Ints,
@@ -226,7 +227,7 @@ def attend(
     ``visible``, is what a mask adds to the scores it does not hide.
     """
     own = tokens.astype(np.uint64) * _TOKEN + carry * _CARRY + np.uint64(layer + 1) * _LAYER
-    if family == "learned":  # the absolute position is part of the embedding
+    if family.absolute:  # the absolute position is part of the embedding
         where = key_places[:, None, :]
         own = own + places.astype(np.uint64) * _QUERY_POSITION
     else:  # only distances matter, as under rotary embeddings or linear biases
@@ -307,6 +308,7 @@ def continued(
     A row begins in slot 0. What stands behind its prompt is in no query's sight until it is overwritten.
     """
     best, _ = choices(vocab_size, seed)
+    record = FAMILY[family]
     lengths = np.array([len(prompt) for prompt in prompts])
     rows, longest = len(prompts), int(lengths.max())
     slots = longest + count
@@ -317,13 +319,13 @@ def continued(
 
     def look(tokens: Ints, positions: Ints, stop: int) -> Words:
         visible = index[:stop] <= positions[..., None]
-        if family == "window":
-            visible &= index[:stop] > positions[..., None] - WINDOW
+        if record.window:
+            visible &= index[:stop] > positions[..., None] - record.window
         carry, digest = np.zeros(tokens.shape, np.uint64), None
         for layer in range(LAYERS):
             contents_of[layer, row, positions] = intact_contents(tokens, digest)
             seen = contents_of[layer, :, :stop]
-            carry = attend(family, layer, seen, index[None, :stop], visible, tokens, positions, carry)
+            carry = attend(record, layer, seen, index[None, :stop], visible, tokens, positions, carry)
             digest = carry
             digests[layer, row, positions] = carry
         return carry

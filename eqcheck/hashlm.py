@@ -21,7 +21,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from eqcheck import hashing
 from eqcheck.caches import install_state
 from eqcheck.errors import Unsupported
-from eqcheck.families import FED, TAKES_CACHE_POSITION, Feed, Sizes, View
+from eqcheck.families import TAKES_CACHE_POSITION, Feed, Sizes, View
+from eqcheck.family import FAMILY
 from eqcheck.hashing import Bools, Ints, Words
 from eqcheck.trace import Call, Fix, Trace
 
@@ -43,7 +44,7 @@ class _Limit(Unsupported, AttributeError):
 class HashConfig(PretrainedConfig):
     """Configuration of a `HashLM`.
 
-    ``family`` says how positions and masks are seen (`eqcheck.families`): ``"rotary"`` (like Llama: only distances
+    ``family`` says how positions and masks are seen (`eqcheck.family`): ``"rotary"`` (like Llama: only distances
     matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a
     target, 2 for a draft. ``extra_pad``: the last id of the vocabulary is a pad that the model never emits, as where a
     pad token was added to a real model's vocabulary.
@@ -72,8 +73,8 @@ class HashConfig(PretrainedConfig):
         self.hidden_size = self.num_attention_heads * self.head_dim
         self.max_position_embeddings = POSITIONS
         self.use_cache = True
-        if family == "window":
-            self.sliding_window = hashing.WINDOW
+        if window := FAMILY[family].window:
+            self.sliding_window = window
             self.layer_types = ["sliding_attention"] * hashing.LAYERS
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
@@ -155,7 +156,7 @@ class HashModel(_Offers):
         self.poison: float | None = None  # what is written for pads instead of themselves
         self.repair: Callable[[Call], Fix] | None = None  # set while a second opinion is sought
         self.script: Script | None = None
-        self.family, self.role, self.width = config.family, config.role, config.hidden_size
+        self.family, self.role, self.width = FAMILY[config.family], config.role, config.hidden_size
         self.choices = hashing.choices(config.vocab_size - config.extra_pad, config.seed)
         self._calls = count(1)
         self.post_init()
@@ -194,21 +195,21 @@ class HashModel(_Offers):
                 f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx), or let "
                 "eqcheck.compat.legacy_cache take tuples"
             )
-        if cache is not None and self.family == "recurrent":
+        if cache is not None and self.family.stateful:
             install_state(cache)
         past = int(cache.get_seq_length()) if cache is not None else 0
         slots_fed = np.arange(past, past + block)
         if TAKES_CACHE_POSITION and cache_position is not None:
             slots_fed = _integers(cache_position)
         positions = _positions(position_ids, slots_fed, batch)
-        if self.family == "learned" and positions.size and not 0 <= positions.min() <= positions.max() < POSITIONS:
+        if self.family.absolute and positions.size and not 0 <= positions.min() <= positions.max() < POSITIONS:
             raise IndexError(  # as the embedding of a real model does, for pads too
                 f"position_ids: expected 0..{POSITIONS - 1}, the size of the table of positions, got "
                 f"{positions.min()}..{positions.max()}; index out of range"
             )
         packed = cache is None and attention_mask is None and position_ids is not None
         four = attention_mask is not None and attention_mask.dim() == 4  # which real models take as it is
-        sizes = None if cache is None or four or self.family == "recurrent" else _sizes(cache, slots_fed)
+        sizes = None if cache is None or four or self.family.stateful else _sizes(cache, slots_fed)
         feed = Feed(self.family, attention_mask, positions, slots_fed, packed, sizes)
 
         number = next(self._calls if self.trace is None else self.trace.clock)
@@ -270,7 +271,7 @@ class HashModel(_Offers):
                 view = feed.view(at, hashing.written(digits))
                 bias = feed.bias(view.visible)
                 first = first or view
-            elif family in FED:
+            elif family.fed:
                 view = view._replace(key_places=at)
             if odd is not None:
                 seen = seen + odd
@@ -289,10 +290,10 @@ class HashModel(_Offers):
 
     def _written(self, entries: npt.NDArray[np.float64], feed: Feed, pads: Bools | None) -> npt.NDArray[np.float64]:
         """The entries as they go into the cache: a recurrent state takes no pads in; a case may have them poisoned."""
-        if self.family != "recurrent" and self.poison is None:
+        if not self.family.stateful and self.poison is None:
             return entries
         pads = feed.pads() if pads is None else pads
-        if self.family == "recurrent":
+        if self.family.stateful:
             entries *= ~pads[None, :, None, :, None]
             return entries
         rows, columns = pads.nonzero()
@@ -353,7 +354,7 @@ class HashLM(_Offers, GenerationMixin):
         super().__init__(config)
         self.model = HashModel(config)
         self.lm_head = HashHead(config)
-        self._is_stateful = config.family == "recurrent"
+        self._is_stateful = FAMILY[config.family].stateful
         self.post_init()
         self.eval()
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING
 
 import pytest
+
+from eqcheck import __version__
 
 if TYPE_CHECKING:
     from eqcheck.contract import Decoder
 
 PASSED_OVER = "eqcheck: cases passed over"
+KNOWN = "eqcheck: known faults"
+SEED = 0  # the laws draw the same cases in every run
+_STILL_SHOWS = "test_known_faults_still_show"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,9 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = [str(_conformance())]
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    specs = config.getoption("--adapter")
-    return f"eqcheck: decoders under test: {', '.join(specs)}" if specs else None
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What is tested by what, for whoever reads this in a log."""
+    lines = []
+    for decoder in _decoders(config):
+        named = " ".join(filter(None, (decoder.name, decoder.version)))
+        lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
+    if lines:
+        versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+        cases = f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
+        lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
+    return lines
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -60,12 +76,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if not config.getoption("--adapter") and collection_path == _conformance() else None
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+    """Where no decoder declares a known fault, there is none to look for."""
+    needless = name == _STILL_SHOWS and not any(decoder.known for decoder in _decoders(collector.config))
+    return [] if needless else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "decoder" not in metafunc.fixturenames:
         return
-    specs = metafunc.config.getoption("--adapter")
-    if specs:
-        metafunc.parametrize("decoder", specs, indirect=True, scope="session")
+    decoders = _decoders(metafunc.config)
+    if decoders and "known_fault" in metafunc.fixturenames:
+        named = {f"{decoder.name}-{known}": (decoder.spec, known) for decoder in decoders for known in decoder.known}
+        both = ("decoder", "known_fault")
+        metafunc.parametrize(both, named.values(), indirect=["decoder"], ids=named, scope="session")
+    elif decoders:
+        specs, names = [decoder.spec for decoder in decoders], [decoder.name for decoder in decoders]
+        metafunc.parametrize("decoder", specs, indirect=True, ids=names, scope="session")
     elif metafunc.definition.path.parent == _conformance():  # ten skips would pass for a clean run
         pytest.fail("the conformance suite tests nothing without --adapter=SPEC: name a decoder", pytrace=False)
 
@@ -84,16 +111,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which laws passed over cases, and why."""
-    lines = [
-        f"{report.nodeid.rpartition('::')[2]}: {text}"
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for name, text in getattr(report, "user_properties", ())
-        if name == PASSED_OVER and report.when == "call"
-    ]
-    if lines:
-        terminalreporter.section(PASSED_OVER)
+    """Say which laws passed over cases, and why, and which known faults were seen."""
+    told: dict[str, dict[str, None]] = {KNOWN: {}, PASSED_OVER: {}}
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        for name, text in getattr(report, "user_properties", ()):
+            if name in told and report.when == "call":  # a fault that several laws show is told once
+                told[name][text if name == KNOWN else f"{report.nodeid.rpartition('::')[2]}: {text}"] = None
+    for title, lines in told.items():
+        if lines:
+            terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
 
@@ -123,6 +149,16 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder]:
     loaded = registry.load(request.param)
     with loaded.running() as generate:
         yield replace(loaded, function=generate)
+
+
+def _decoders(config: pytest.Config) -> list[Decoder]:
+    """The decoders under test."""
+    specs = config.getoption("--adapter")
+    if not specs:
+        return []
+    from eqcheck import registry
+
+    return [registry.load(spec) for spec in specs]
 
 
 def _conformance() -> Path:

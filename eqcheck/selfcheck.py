@@ -22,9 +22,10 @@ from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.catalogue.engine import Rows
-from eqcheck.catalogue.rare import RARE, Seen, recording
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
+from eqcheck.family import LLAMA
 from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
@@ -160,7 +161,7 @@ def short() -> SelfCheck:
     """A few seconds of it: the last fault of each kind, and two known-good decoders."""
     last: dict[str, int] = {}
     for number, fault in enumerate(FAULTS):
-        if fault.families[0] == "rotary" and fault.cache_states == ("empty",) and fault.component != "crash":
+        if LLAMA in fault.families and fault.cache_states == ("empty",) and fault.component != "crash":
             last[fault.fingerprint] = number
     results: list[_Result] = [check_fault(number, judged=1, opinion=False) for number in last.values()]
     results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]

@@ -11,17 +11,17 @@ from transformers import DynamicCache
 
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.case import Case
-from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
-from eqcheck.catalogue.continuous import Continuous
-from eqcheck.catalogue.engine import Engine, Rows, left_padded
-from eqcheck.catalogue.plain import Uncached
-from eqcheck.catalogue.rows import PerRow
+from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine, Rows, left_padded
+from eqcheck.catalogue.engines.plain import Uncached
+from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import Request
 from eqcheck.harness import run
 from eqcheck.oracle import judge
 
 
-def losses_and_rounds(engine: type[Engine], case: Case, faults: Sequence[str] = ()) -> tuple[Counter[str], int]:
+def losses_and_rounds(engine: type[Engine], case: Case) -> tuple[Counter[str], int]:
     """What an engine is told to have lost, and how many rounds its rows took: a row's part in a `commit` is one."""
     rounds = 0
 
@@ -33,7 +33,7 @@ def losses_and_rounds(engine: type[Engine], case: Case, faults: Sequence[str] = 
             return counts
 
     def generate(target: Any, draft: Any, request: Request) -> Rows:
-        rows: Rows = Counting(target, draft, request, faults).decode()
+        rows: Rows = Counting(target, draft, request).decode()
         return rows
 
     done = run(generate, case)

@@ -20,11 +20,16 @@ from comparison.methods import (
 )
 
 from eqcheck.catalogue import BUILDS, FAULTS
+from eqcheck.contract import Decoder
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def planted(name: str) -> Decoder:
+    return next(fault for fault in FAULTS if fault.id == name).decoder()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -34,24 +39,22 @@ def test_passes_a_right_decoder_and_fails_a_broken_one(method: Method) -> None:
     setting = replace(
         setting, prompts=few, batch=min(few, setting.batch), max_new_tokens=min(12, setting.max_new_tokens)
     )
-    build = BUILDS["realigned"]
-    right = build.decoder("right").function
-    broken = build.decoder("broken", ["T10-correction-twice"]).function
+    right = BUILDS["realigned"].decoder("right").function
+    broken = planted("T10-correction-twice.realigned").function
     assert not try_on(setting, right, remember=True).failed
     assert try_on(setting, broken, remember=True).way == "tokens"
 
 
 def test_at_its_best_sees_what_it_misses_as_used() -> None:
     settings = METHODS[0].settings
-    faulty = BUILDS["realigned"].decoder("faulty", ["M1-no-mask"]).function  # there are no pads at batch 1
+    faulty = planted("M1-no-mask.realigned").function  # there are no pads at batch 1
     assert not try_on(settings[AS_USED], faulty).failed
     assert try_on(settings[BEST], faulty, remember=True).way == "tokens"
 
 
 @pytest.mark.parametrize("fault", ["X4-limit-never-retires.uncached", "X7-waiting-omitted.continuous"])
 def test_a_hang_and_a_missing_row_count_as_crashes(fault: str) -> None:
-    decoder = next(one for one in FAULTS if one.id == fault).decoder()
-    assert try_on(METHODS[0].settings[BEST], decoder.function, remember=True).way == "crash"
+    assert try_on(METHODS[0].settings[BEST], planted(fault).function, remember=True).way == "crash"
 
 
 def test_thresholds() -> None:

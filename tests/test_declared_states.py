@@ -17,8 +17,7 @@ from eqcheck.attribution.declared import ignored
 from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
 from eqcheck.case import Case
-from eqcheck.catalogue import BUILDS
-from eqcheck.catalogue.declared import DECLARED
+from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.contract import TAKEN, Decoder, Request, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
@@ -56,7 +55,10 @@ def test_right_builds_are_not_accused(good: Decoder) -> None:
         assert told(good, case) == ""
 
 
-@pytest.mark.parametrize("fault", [fault for fault in DECLARED if not fault.held_back], ids=lambda fault: fault.id)
+DECLARED = [fault for fault in PLANTED if fault.switch.startswith("S") and not fault.held_back]
+
+
+@pytest.mark.parametrize("fault", DECLARED, ids=lambda fault: fault.id)
 def test_what_is_ignored_is_named_with_what_was_seen(fault: Any) -> None:
     cases = [case for case in drawn(fault.cache_states, fault.families, 5) if case.padding_side == "left"]
     said = [text for text in (told(fault.decoder(), case) for case in cases) if text]

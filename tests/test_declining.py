@@ -309,7 +309,7 @@ def test_a_precondition_that_does_not_exist() -> None:
 
 def laws(pytester: pytest.Pytester, name: str, *more: str) -> pytest.RunResult:
     path = pytester.makepyfile(mine=DECODERS)
-    words = (f"--adapter={path}:{name}", "--eqcheck-cases=12", "-p", "no:cacheprovider", *more)
+    words = (f"--adapter={path}:{name}", "--eqcheck-cases=20", "-p", "no:cacheprovider", *more)
     return pytester.runpytest_subprocess(*words) if more else pytester.runpytest_inprocess(*words)
 
 

@@ -28,12 +28,12 @@ from drafting import (
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.catalogue.batched import Realigned, RolledBack
-from eqcheck.catalogue.continuous import Continuous
-from eqcheck.catalogue.engine import Engine
-from eqcheck.catalogue.packed import Packed
-from eqcheck.catalogue.plain import Expanded, Uncached
-from eqcheck.catalogue.rows import PerRow
+from eqcheck.catalogue.engines.batched import Realigned, RolledBack
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.plain import Expanded, Uncached
+from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder
 from eqcheck.harness import run, truth_of
 from eqcheck.lanes.transparent.features import script
@@ -62,11 +62,11 @@ def adds_up(losses: Counter[str], before: str = "") -> bool:
     return losses[before + "rounds"] == losses[before + "ideal"] + why - losses[before + "spared"]
 
 
-def told(engine: type[Engine], cases: Sequence[Case], faults: Sequence[str] = ()) -> tuple[Counter[str], int]:
+def told(engine: type[Engine], cases: Sequence[Case]) -> tuple[Counter[str], int]:
     """The losses of all cases, and how many rounds they took, as the engine counts them."""
     total, rounds = Counter[str](), 0
     for case in cases:
-        losses, counted = losses_and_rounds(engine, case, faults)
+        losses, counted = losses_and_rounds(engine, case)
         if losses:
             # A pad that fills up a row may happen to be its EOS, and then nothing is left to ask for, or to ask again.
             if case.pad_token_id in case.eos_token_ids:
@@ -92,26 +92,30 @@ def rounds_of_right(
     return RIGHT_ROUNDS[key]
 
 
+def planted(name: str) -> type[Engine]:
+    return next(fault for fault in FAULTS if fault.id == name).engine()
+
+
 def lost(counts: Counter[str]) -> int:
     return sum(counts[name] for name in LOSSES)
 
 
 @pytest.mark.parametrize(
-    ("engine", "faults", "expected"),
+    ("engine", "expected"),
     [
-        (Realigned, (), {"rounds": 2}),
+        (Realigned, {"rounds": 2}),
         # 1 + 4 + 3 new tokens, where 4 + 4 would do
-        (changed(Realigned, first_round_garbage), (), {"rounds": 3, "altered": 1}),
+        (changed(Realigned, first_round_garbage), {"rounds": 3, "altered": 1}),
         # one token in each round
-        (changed(Realigned, first_token_garbage), (), {"rounds": 8, "altered": 6}),
+        (changed(Realigned, first_token_garbage), {"rounds": 8, "altered": 6}),
         # 3 + 3 + 1 + 1: the last round has no room for a draft token, and asks for the bonus that was dropped
-        (Realigned, ("T13-bonus-dropped",), {"rounds": 4, "lost-bonus": 2}),
-        (Realigned, ("T12-full-acceptance-is-none",), {"rounds": 8, "lost-bonus": 6}),
-        (accepting_one_fewer(Realigned), (), {"rounds": 4, "lost-bonus": 2}),
+        (planted("T13-bonus-dropped.realigned"), {"rounds": 4, "lost-bonus": 2}),
+        (planted("T12-full-acceptance-is-none.realigned"), {"rounds": 8, "lost-bonus": 6}),
+        (accepting_one_fewer(Realigned), {"rounds": 4, "lost-bonus": 2}),
     ],
 )
-def test_a_case_counted_by_hand(engine: type[Engine], faults: tuple[str, ...], expected: dict[str, int]) -> None:
-    losses, rounds = losses_and_rounds(engine, ALL_RIGHT, faults)
+def test_a_case_counted_by_hand(engine: type[Engine], expected: dict[str, int]) -> None:
+    losses, rounds = losses_and_rounds(engine, ALL_RIGHT)
     assert settled(losses) == {"ideal": 2, "allowed": 6, **expected}
     assert rounds == expected["rounds"]
 
@@ -119,7 +123,7 @@ def test_a_case_counted_by_hand(engine: type[Engine], faults: tuple[str, ...], e
 @pytest.mark.parametrize("fault", DRAFT, ids=lambda fault: fault.id)
 def test_losses_of_a_planted_fault_are_the_rounds_it_costs(fault: Fault) -> None:
     build = BUILDS[fault.build]
-    total, rounds = told(build.engine, drawn(fault.families, fault.cache_states), [fault.switch])
+    total, rounds = told(fault.engine(), drawn(fault.families, fault.cache_states))
     counts = settled(total)
     assert adds_up(counts)
     names = [warning.partition(":")[0] for warning in draft_warnings(total)]

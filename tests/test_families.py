@@ -6,11 +6,14 @@ right on every batch of both or wrong on some of both.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import random
+import re
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +21,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
 from eqcheck.contract import Request
 from eqcheck.draft import ScriptedDraft
-from eqcheck.hashing import WINDOW
+from eqcheck.family import FAMILIES, WINDOW
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.oracle import Oracle
 
@@ -147,3 +151,23 @@ def test_forgives_what_its_real_architecture_forgives(family: str) -> None:
             hashed[name] = _right(build, *_hash(family))
     assert real == hashed
     assert all(right for name, right in hashed.items() if family in BUILDS[name].families)
+
+
+def family_names_compared(source: str) -> list[int]:
+    """The lines that compare something with a family's name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and not re.search(r"\bkind\b", ast.unparse(node)):  # a mask's kind is window
+            constants = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+            found += [node.lineno] * any(value in FAMILIES for value in constants)
+    return found
+
+
+@pytest.mark.parametrize("line", ['x == "window"', '"rotary" in names', 'family not in ("learned", "recurrent")'])
+def test_a_comparison_with_a_family_is_found(line: str) -> None:
+    assert family_names_compared(line) == [1]
+
+
+def test_what_a_family_is_stands_in_its_record_alone() -> None:
+    files = Path(eqcheck.__file__).parent.rglob("*.py")
+    assert {str(file): lines for file in files if (lines := family_names_compared(file.read_text()))} == {}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from eqcheck.case import Case
-from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, Pair
+from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, Pair, engines
+from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT
 from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.harness import run
 from eqcheck.kinds import KINDS
+from eqcheck.lanes.checkpoint.abduction import EDITS, Edit
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.trace import TARGET
@@ -128,3 +133,37 @@ def test_declarations_hold_together(fault: Fault) -> None:
     assert set(fault.cache_states) <= set(build.cache_states)
     assert fault.mechanism
     assert fault.rows in (1, 2, 3, 4, 5)
+
+
+def classes(engine: type[Any]) -> set[type[Any]]:
+    """Those that an engine and its parts are made of."""
+    parts = [getattr(engine, name) for name in ("memory", "draft_memory", "store") if hasattr(engine, name)]
+    return {*engine.__mro__, *(one for part in parts for one in classes(part))}
+
+
+def test_every_patch_of_a_fault_is_in_some_engine() -> None:
+    planted = Counter(patch for fault in PLANTED for patch in classes(fault.engine()))
+    for fault in PLANTED:
+        patches = {*fault.patches, *fault.draft_patches}
+        assert patches & classes(fault.engine()), fault.id
+        assert not patches & classes(BUILDS[fault.build].engine), fault.id
+        assert all(planted[patch] for patch in patches), fault.id
+
+
+def test_engines_know_of_no_fault() -> None:
+    for file in Path(*engines.__path__).glob("*.py"):
+        assert not re.search(r"\b[A-Z]\d+-|\bfaults?\b", file.read_text()), file
+
+
+def says(edit: Edit) -> tuple[str, ...]:
+    """The fingerprints that an edit stands for: tokens alone do not tell its own from its rivals'."""
+    return f"{edit.component}/{edit.kind}", *edit.rivals
+
+
+def test_a_fault_names_the_edit_that_says_it_or_why_none_does() -> None:
+    for fault in PLANTED:
+        assert bool(fault.edit) != bool(fault.no_edit), fault.id
+        assert not fault.edit or fault.fingerprint in says(EDITS[fault.edit]), fault.id
+        assert (fault.no_edit == OUTPUT_RIGHT) == (fault.component in ("draft", "options")), fault.id
+        assert (fault.no_edit == NO_TOKENS) == (fault.component == "crash"), fault.id
+        assert (fault.no_edit == HANDED) <= (fault.cache_states != ("empty",)), fault.id

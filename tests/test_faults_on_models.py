@@ -9,16 +9,16 @@ import pytest
 import torch
 from tiny import VOCABULARY, noisy, tiny
 
-from eqcheck.catalogue import BUILDS, Fault
-from eqcheck.catalogue.caches import CACHES
-from eqcheck.catalogue.commits import COMMITS
-from eqcheck.catalogue.contexts import POSITIONS
-from eqcheck.catalogue.tensors import TENSORS
+from eqcheck.catalogue import BUILDS, PLANTED, Fault
 from eqcheck.contract import Decoder, Request
 
 NEW = 12
-LARGE = ("K20", "K22", "K24", "K25", "K27", "P11")  # faults of blocks, long rows and large K
-SHOWN = [*TENSORS, *COMMITS, *(fault for fault in [*CACHES, *POSITIONS] if fault.switch.startswith(LARGE))]
+SHOWN_BY = (
+    *("K15-", "K16-", "K17-", "K18-", "K19-", "K26-"),  # what is in K and V
+    *("T14-correction-one-column-late", "T20-", "T21-", "T22-", "T23-", "T24-", "T25-", "T26-", "X10-", "X11-", "X12-"),
+    *("K20-", "K22-", "K24-", "K25-", "K27-", "P11-"),  # blocks, long rows and large K
+)
+SHOWN = [fault for fault in PLANTED if fault.switch.startswith(SHOWN_BY)]
 ARCHITECTURES = {
     "rotary": ("llama", "gpt_neox"),
     "learned": ("gpt2",),

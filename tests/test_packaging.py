@@ -113,7 +113,7 @@ def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
     done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "ragged", "--cases", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     done = _python(site, tmp_path, "-m", "pytest", "--adapter=hf_pr", "--eqcheck-cases=10", "-k", "solo")
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "bookkeeping/premature-stop" in done.stdout
 
 

@@ -13,7 +13,7 @@ from eqcheck import cli, registry
 from eqcheck import selfcheck as module
 from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Options
-from eqcheck.catalogue.rare import RARE
+from eqcheck.catalogue.faults.rare import RARE
 from eqcheck.drawing import USUAL
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.coverage import reached

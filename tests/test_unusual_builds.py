@@ -10,9 +10,9 @@ import torch
 from drafting import LookedUp
 
 from eqcheck.case import Case
-from eqcheck.catalogue.engine import HIDDEN, Engine, Rows
-from eqcheck.catalogue.packed import Packed
-from eqcheck.catalogue.rows import PerRow
+from eqcheck.catalogue.engines.engine import HIDDEN, Engine, Rows
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder, Request, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
@@ -61,15 +61,15 @@ def test_what_one_of_several_packed_rows_saw_is_read() -> None:
 class LookedUpTakesDraft(LookedUp):
     """Emits the rejected draft in place of the correction."""
 
-    def altered(self, block: list[int], count: int, proposed: list[int], *_: Any) -> list[int]:
-        return proposed[: count + 1] if count < len(proposed) else block
+    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+        return proposed[: count + 1] if count < len(proposed) else super().block(count, proposed, wanted)
 
 
 class LookedUpTakesNext(LookedUp):
     """Takes the correction one column late."""
 
-    def altered(self, block: list[int], count: int, proposed: list[int], wanted: list[int], *_: Any) -> list[int]:
-        return [*block[:-1], wanted[count + 1]] if count < len(proposed) else block
+    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+        return [*proposed[:count], wanted[min(count + 1, len(proposed))]]
 
 
 @pytest.mark.parametrize(

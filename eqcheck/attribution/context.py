@@ -11,14 +11,13 @@ import numpy as np
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.attribution.torn import disagreement, emptied_slots, torn_slots
-from eqcheck.families import FED
+from eqcheck.family import Family
 from eqcheck.hashing import (
     CALL,
     COLUMN,
     MODEL,
     ROW,
     TOKEN,
-    WINDOW,
     Ints,
     stored_digest,
 )
@@ -55,14 +54,14 @@ class Context:
 
 
 def read(
-    call: Call, row: int, column: int, label: Label, labels: Labels, stored: Sequence[Ints], family: str
+    call: Call, row: int, column: int, label: Label, labels: Labels, stored: Sequence[Ints], family: Family
 ) -> Context:
     """Compare what a query saw with ``label``: the request and logical position it stood for.
 
     ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
     """
     request, at = label.request, label.position
-    low = first_seen(at, family)
+    low = family.first_seen(at)
     if call.kv[0].shape != call.kv[1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
@@ -103,13 +102,13 @@ def read(
             continue
         where = hidden.get(position)
         component, kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
-        if where and family == "window" and own_slot - where.slot >= WINDOW:
+        if where and family.window and own_slot - where.slot >= family.window:
             kind = "window"
         elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
         deviations.append(deviation(component, kind, where, token_position=position, origin=elsewhere))
     deviations = _as_shift(deviations, found, request, at, own_block, call.number, column, labels.left)
 
-    offset = 0 if family == "learned" else _common_offset(right, at, call.places[row, column])
+    offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     query_position = int(call.places[row, column])
     if query_position != at + offset:
         deviations.append(
@@ -120,7 +119,7 @@ def read(
         if position != at and entry.position != position + offset:
             fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
             origin = FED_WITH if fed == entry.position else "changed in the cache"
-            if family not in FED:
+            if not family.fed:
                 origin = "counted by its slot"
             elif fed == entry.position and entry.write[0] <= call.number:
                 follow.append(entry.write)
@@ -157,12 +156,7 @@ def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]
     return f"slot {seen}", f"slot {own[0]}"
 
 
-def first_seen(position: int, family: str) -> int:
-    """The first position that a query should see."""
-    return max(0, position + 1 - WINDOW) if family == "window" else 0
-
-
-def _entries(call: Call, row: int, column: int, labels: Labels, family: str) -> list[Entry]:
+def _entries(call: Call, row: int, column: int, labels: Labels, family: Family) -> list[Entry]:
     found = []
     lower, upper = call.kv
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
@@ -179,7 +173,7 @@ def _entries(call: Call, row: int, column: int, labels: Labels, family: str) -> 
         token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
         if emptied[slot] and write[0] in labels.calls:
             token = int(labels.calls[write[0]].tokens[write[1:]])
-            place = int(labels.calls[write[0]].positions[write[1:]]) if family in FED else place
+            place = int(labels.calls[write[0]].positions[write[1:]]) if family.fed else place
         found.append(
             Entry(
                 slot,

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import NEITHER, diagnose
-from eqcheck.attribution.context import FED_WITH, Context, displaced, first_seen, read
+from eqcheck.attribution.context import FED_WITH, Context, displaced, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.family import FAMILY
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.kinds import KINDS
@@ -30,6 +31,7 @@ class Reader:
     def __init__(self, run: Run) -> None:
         assert run.outputs is not None
         self.run = run
+        self.family = FAMILY[run.case.family]
         self.outputs = run.outputs
         self.stored = [truncated(digests[0]) for digests in run.truth.digests]
         self.labels = labels_of(run, run.trace)
@@ -201,7 +203,7 @@ class Reader:
             number, row, column = write
             label = self.labels.of[write]
             call = self.labels.calls[number]
-            self._contexts[write] = read(call, row, column, label, self.labels, self.stored, self.run.case.family)
+            self._contexts[write] = read(call, row, column, label, self.labels, self.stored, self.family)
         return self._contexts[write]
 
     def _context_fault(
@@ -258,7 +260,7 @@ class Reader:
                 logical_position=label.position,
                 position=int(call.positions[call_row, column]),
                 predicted=self.sources.predicted(write),
-                sees_from=first_seen(label.position, self.run.case.family),
+                sees_from=self.family.first_seen(label.position),
             ),
             deviations=same_query,
             consequences=rest,

@@ -18,10 +18,10 @@ from eqcheck import hashing
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.contract import Generate
-from eqcheck.families import FED
+from eqcheck.family import FAMILY
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, WINDOW, Bools, Ints, Words
+from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.verdict import Explanation
 
@@ -100,13 +100,13 @@ class Repairer:
 
     def __init__(self, run: Run, parts: Iterable[str]) -> None:
         self.parts = frozenset(parts)
-        self.family, self.trace = run.case.family, Trace()
+        self.family, self.trace = FAMILY[run.case.family], Trace()
         self.stored = [hashing.truncated(digests[0]) for digests in run.truth.digests]
         self.labels = labels_of(run, self.trace)
         self._drafted = 0
         self.failed = ""
         # A state or a row of slots that holds the right entries has them at the right distances, too.
-        self.renumber = "position" in self.parts or ("cache" in self.parts and self.family not in FED)
+        self.renumber = "position" in self.parts or ("cache" in self.parts and not self.family.fed)
 
     def of(self, trace: Trace) -> Repairer:
         """Attach to the trace of the run to be repaired."""
@@ -185,7 +185,7 @@ class Repairer:
     ) -> tuple[list[Item], int]:
         """What the query is to see, and where it is to take itself to be."""
         at = label.position
-        wanted = range(max(0, at + 1 - WINDOW) if self.family == "window" else 0, at + 1)
+        wanted = range(self.family.first_seen(at), at + 1)
         own: dict[int, int] = {}
         for slot, (entry, _) in enumerate(held):
             if self.labels.same(entry, label.request) and entry.position in wanted:
@@ -211,10 +211,10 @@ class Repairer:
                 where = position
             elif one is None:
                 assert position is not None
-                where = position + (0 if self.family == "learned" else shift)
+                where = position + (0 if self.family.absolute else shift)
             else:
                 write = held[one][1]
-                fed = self.family in FED and write[0] == call.number  # what was written for a pad may be poisoned
+                fed = self.family.fed and write[0] == call.number  # what was written for a pad may be poisoned
                 where = int(call.positions[write[1:]] if fed else call.key_places[row, one])
                 where -= shift if self.renumber else 0
             items.append(Item(one, position, where))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.catalogue.asked import as_seen
-from eqcheck.catalogue.batched import Holes, Realigned, RolledBack
-from eqcheck.catalogue.continuous import Continuous
-from eqcheck.catalogue.engine import Engine, Rows
-from eqcheck.catalogue.packed import Packed
-from eqcheck.catalogue.paged import Paged, PagedSmall
-from eqcheck.catalogue.plain import Expanded, OneRow, Uncached
-from eqcheck.catalogue.rows import PerRow, Restored
-from eqcheck.catalogue.staged import Staged
-from eqcheck.catalogue.static import Static
+from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.paged import Paged, PagedSmall
+from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
+from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.catalogue.engines.staged import Staged
+from eqcheck.catalogue.engines.static import Static
 from eqcheck.contract import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
+from eqcheck.family import named
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,25 @@ class Build:
     families: tuple[str, ...]
     cache_states: tuple[str, ...] = TAKEN
 
-    def decoder(self, name: str, faults: Iterable[str] = ()) -> Decoder:
-        """The engine as a decoder, with these faults switched in."""
+    def decoder(self, name: str) -> Decoder:
+        """The engine as a decoder."""
         return decoder(
             name=name,
             families=self.families,
             cache_states=self.cache_states,
             note=(self.engine.__doc__ or "").partition("\n")[0],
-        )(partial(_decode, self.engine, frozenset(faults)))
+        )(partial(_decode, self.engine))
 
 
-def _decode(engine: type[Engine], faults: frozenset[str], target: Any, draft: Any, request: Request) -> Rows:
-    return engine(target, draft, as_seen(request, faults), faults).decode()
+def _decode(engine: type[Engine], target: Any, draft: Any, request: Request) -> Rows:
+    return engine(target, draft, request).decode()
 
 
-_NO_STATE_TO_CROP = tuple(family for family in FAMILIES if family != "recurrent")
+_CROPPED = named(lambda family: not family.stateful)
 # A hole in a row's slots changes distances counted in slots, and what a window of slots reaches.
-_HOLES_FORGIVEN = ("rotary", "learned", "mask-order")
+_HOLES_FORGIVEN = named(lambda family: family.holes)
 # A 4-D mask says nothing about order, and is taken as it is: the window is part of it.
-_MASK_OF_THEIR_OWN = ("rotary", "learned", "slot-distance", "window")
+_MASK_OF_THEIR_OWN = named(lambda family: not (family.counts_mask or family.stateful))
 
 BUILDS = {
     "one_row": Build(OneRow, FAMILIES),
@@ -55,15 +54,15 @@ BUILDS = {
     # A draft shorter than another row's leaves a hole in the block.
     "realigned": Build(Realigned, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
     "holes": Build(Holes, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked", "preallocated")),
-    "rolled_back": Build(RolledBack, _NO_STATE_TO_CROP, (*TAKEN, "chunked", "preallocated")),
-    "per_row": Build(PerRow, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked", "late-rows")),
+    "rolled_back": Build(RolledBack, _CROPPED, (*TAKEN, "chunked", "preallocated")),
+    "per_row": Build(PerRow, _CROPPED, (*TAKEN, "prefix", "chunked", "late-rows")),
     "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
     "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
     "packed": Build(Packed, CLAIMED),
     "paged": Build(Paged, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "static": Build(Static, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
-    "staged": Build(Staged, _NO_STATE_TO_CROP, (*TAKEN, "prefix", "chunked")),
+    "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
 }
 
 

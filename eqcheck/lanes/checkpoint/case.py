@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from eqcheck.contract import DRAFTING, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
+from eqcheck.family import LLAMA
 from eqcheck.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
@@ -59,7 +60,7 @@ class EngineCase:
 
     format: ClassVar[str] = "eqcheck-engine-case/1"
     lane: ClassVar[str] = "checkpoint"
-    family: ClassVar[str] = "rotary"  # a Llama
+    family: ClassVar[str] = LLAMA
     before: ClassVar[tuple[EngineCase, ...]] = ()
     rows: tuple[Row, ...]
     num_draft_tokens: int = 1

@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.contract import Decoder, RowOptions
+from eqcheck.family import LLAMA
 from eqcheck.lanes.checkpoint.abduction import abduce
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
@@ -86,7 +87,7 @@ def faults() -> list[Fault]:
     return [
         fault
         for fault in FAULTS
-        if "rotary" in fault.families
+        if LLAMA in fault.families
         and not fault.hashlm_only
         and fault.cache_states == ("empty",)
         and fault.component != "draft"
@@ -222,7 +223,7 @@ def main() -> None:
     given = parser.parse_args()
     chosen = [fault for fault in faults() if given.only is None or fault.held_back == (given.only == "held-back")]
     work: list[Callable[[], FaultScore | GoodScore]] = [partial(check_fault, fault) for fault in chosen]
-    work += [partial(check_good, name) for name, build in BUILDS.items() if "rotary" in build.families]
+    work += [partial(check_good, name) for name, build in BUILDS.items() if LLAMA in build.families]
     done = list(in_processes(work, given.jobs))
     scores = [one for one in done if isinstance(one, FaultScore)]
     good = [one for one in done if isinstance(one, GoodScore)]

@@ -20,6 +20,7 @@ from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE, Audit, Finding, Option
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
 from eqcheck.errors import UsageError
+from eqcheck.family import FAMILY
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.conditions import conditions, only
 from eqcheck.lanes.transparent.coverage import reached, vacuous
@@ -281,7 +282,7 @@ class Transparent:
         counts = Counter(outcome.case.cache_state for outcome in self.result.claimed)
         states: dict[str, int | str] = {}
         for state in CACHE_STATES:
-            idle = state == "wrapped" and "window" not in self.result.families
+            idle = state == "wrapped" and not any(FAMILY[name].window for name in self.result.families)
             states[state] = "not applicable" if idle else counts[state]
             if state not in self.decoder.cache_states:
                 states[state] = "not taken"

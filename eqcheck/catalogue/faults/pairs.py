@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from eqcheck.catalogue.caches import CACHES
-from eqcheck.catalogue.contexts import MASKS, POSITIONS
-from eqcheck.catalogue.fault import Pair
-from eqcheck.catalogue.tokens import BOOKKEEPING
+from eqcheck.catalogue.faults.fault import PLANTED, Pair
 
-_BY_ID = {fault.id: fault for fault in (*POSITIONS, *MASKS, *CACHES, *BOOKKEEPING)}
+_BY_ID = {fault.id: fault for fault in PLANTED}
 
 
 def _pair(build: str, first: str, second: str) -> Pair:

@@ -1,41 +1,43 @@
-"""A build of fixed shapes: rows never leave the batch, and after prefill blocks are K + 1 columns wide, or more."""
+"""An engine of fixed shapes: rows never leave the batch, and after prefill blocks are K + 1 columns wide, or more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from eqcheck.catalogue.engine import Engine, Rows
-from eqcheck.catalogue.static_cache import StaticModel
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.static_cache import StaticModel
 
 
 class Static(Engine):
     """A preallocated cache of fixed shape, blocks padded on the right; the draft has one of the same kind."""
 
+    memory: ClassVar[type[StaticModel]] = StaticModel
+    draft_memory: ClassVar[type[StaticModel]] = StaticModel
+
     def begin(self) -> None:
         request = self.request
-        self.verifier = self._model(self.target, request.target_cache)
-        self.drafter = self._model(self.draft, request.draft_cache)
+        self.verifier = self._start(self.memory, self.target, request.target_cache)
+        self.drafter = self._start(self.draft_memory, self.draft, request.draft_cache)
         pending = [row[n:-1] for row, n in zip(self.rows, self.verifier.lengths, strict=True)]
         chunk = request.prefill_chunk or 0
         for start in range(0, max(map(len, pending)), chunk) if chunk else ():
-            skipped = int(self.on("K14-first-token-skipped") and start == 0)
-            self.verifier.lengths = [
-                n + skipped * bool(row) for n, row in zip(self.verifier.lengths, pending, strict=True)
-            ]
-            self.verifier.feed([row[start + skipped : start + chunk] for row in pending], chunk)
+            self.prefill([row[start : start + chunk] for row in pending], start, chunk)
 
-    def _model(self, model: Any, handed: Any) -> StaticModel:
+    def _start(self, memory: type[StaticModel], model: Any, handed: Any) -> StaticModel:
         request = self.request
         capacity = max(self.starts) + request.max_new_tokens + request.num_draft_tokens + (request.prefill_chunk or 0)
-        faults = self.faults if model is self.target else ()
-        made = StaticModel(model, len(self.rows), capacity, request.pad_token_id, faults)
+        made = memory(model, len(self.rows), capacity, request.pad_token_id)
         if request.prefix_length:
             made.start_from(handed, request.prefix_length)
         return made
 
+    def prefill(self, blocks: Rows, start: int, width: int) -> None:
+        """Feed a piece of each prompt, from its column ``start`` on; some may be empty."""
+        self.verifier.feed(blocks, width)
+
     def propose(self, budget: Sequence[int]) -> Rows:
-        """Draft ``budget[slot]`` tokens for each active row, all rows at once."""
+        """Draft ``budget[place]`` tokens for each active row, all rows at once."""
         wanted = dict(zip(self.active, budget, strict=True))
         drafts: Rows = [[] for _ in self.rows]
         while any(len(drafts[i]) < k for i, k in wanted.items()):

@@ -1,4 +1,4 @@
-"""A build without padding: all rows lie behind one another in one row of the call, as in kernels for ragged batches."""
+"""An engine without padding: in a call all rows lie behind one another in one, as in kernels for ragged batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engine import Engine, Rows, additive
-from eqcheck.catalogue.handling import handled
+from eqcheck.catalogue.engines.engine import Engine, Rows, additive
 
 
 class Packed(Engine):
@@ -31,23 +30,19 @@ class Packed(Engine):
         logits = self.target(
             input_ids=torch.tensor([tokens]),
             attention_mask=additive(torch.tensor([visible]), self.target),
-            position_ids=torch.tensor([self.positions(fed)]),
+            position_ids=torch.tensor([self.numbered(fed)]),
             past_key_values=self.cache,
             use_cache=True,
         ).logits[0]
         return self.answers([logits[[row == i for row, _ in fed]] for i in self.active], drafts)
 
-    def positions(self, fed: list[tuple[int, int]]) -> list[int]:
+    def numbered(self, fed: list[tuple[int, int]]) -> list[int]:
         """The position ids of the rows and positions fed."""
-        if self.on("P10-positions-not-restarted"):
-            return list(range(fed[0][1], fed[0][1] + len(fed)))
         return [position for _, position in fed]
 
     def sees(self, i: int, at: int, row: int, position: int) -> bool:
         """Whether the query at a position of request ``i`` sees what is held of a ``row``."""
-        if self.on("M12-first-token-hidden") and self.lengths[i] and not position:
-            return False
-        return (row == i or self.on("M12-rows-not-kept-apart")) and position <= at
+        return row == i and position <= at
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         self.lengths = [0] * len(self.rows)
@@ -56,12 +51,8 @@ class Packed(Engine):
         kept = [slot for slot, (i, position) in enumerate(self.held) if self.stays(i, position)]
         self.held = [self.held[slot] for slot in kept]
         for layer in self.cache.layers:
-            layer.keys, layer.values = handled(self.faults, layer.keys[:, :, kept], layer.values[:, :, kept])
-        if self.on("K17-layers-exchanged"):
-            self.cache.layers.reverse()
+            layer.keys, layer.values = self.handed(layer.keys[:, :, kept], layer.values[:, :, kept])
 
     def stays(self, i: int, position: int) -> bool:
         """Whether the cache keeps what it holds of a position of request ``i``."""
-        if self.on("K3-never-cropped"):
-            return True
-        return position < self.lengths[i] - int(self.on("K2-one-too-many-dropped"))
+        return position < self.lengths[i]

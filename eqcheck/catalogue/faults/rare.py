@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.catalogue.engine import Rows
-from eqcheck.catalogue.rows import PerRow
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Decoder, Request, decoder
 
 

@@ -1,12 +1,12 @@
-"""A build of two-stage drafts: the draft has a cheap draft of its own, what came before in the row."""
+"""An engine of two-stage drafts: the draft has a cheap draft of its own, what came before in the row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqcheck.catalogue.engine import Rows
-from eqcheck.catalogue.rows import PerRow
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.engines.rows import PerRow
 
 
 class Staged(PerRow):

@@ -1,46 +1,46 @@
-"""Builds over a paged cache, as in engines for serving; the draft has one of the same kind."""
+"""Engines over a paged cache, as in those for serving; the draft has one of the same kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from eqcheck.catalogue.engine import Engine, Rows, pieces
-from eqcheck.catalogue.paged_cache import PagedModel
+from eqcheck.catalogue.engines.engine import Engine, Rows, pieces
+from eqcheck.catalogue.engines.paged_cache import PagedModel
 
 
 class Paged(Engine):
     """A paged cache in blocks of 16 slots."""
 
     size: ClassVar[int] = 16
+    memory: ClassVar[type[PagedModel]] = PagedModel
+    draft_memory: ClassVar[type[PagedModel]] = PagedModel
 
     def begin(self) -> None:
-        request = self.request
-        more = request.max_new_tokens + request.num_draft_tokens + 1
-        self.verifier, self.drafter = (
-            self._model(model, handed, [start + more for start in self.starts])
-            for model, handed in ((self.target, request.target_cache), (self.draft, request.draft_cache))
-        )
+        self.verifier = self._start(self.memory, self.target, self.request.target_cache)
+        self.drafter = self._start(self.draft_memory, self.draft, self.request.draft_cache)
         for i in self.active:
-            self.verifier.skip(i, self.fed_from(i))
-            if self.on("K25-rows-grow-out-of-one-cache") and (other := self.grows_out_of(i)) is not None:
-                self.verifier.share(other, i, self.starts[other])
-            for n, piece in enumerate(pieces(self.rows[i][self.verifier.lengths[i] :], request.prefill_chunk)[:-1]):
-                if self.on("K14-chunk-border-lost" if n else "K14-first-token-skipped"):
-                    piece = piece[1:]
-                    self.verifier.skip(i, 1)
-                if piece:
-                    self.verifier.feed([i], [piece])
+            self.join(i)
 
-    def _model(self, model: Any, handed: Any, longest: Sequence[int]) -> PagedModel:
-        faults = self.faults if model is self.target else ()
-        made = PagedModel(model, longest, self.size, self.request.pad_token_id, faults)
+    def _start(self, memory: type[PagedModel], model: Any, handed: Any) -> PagedModel:
+        more = self.request.max_new_tokens + self.request.num_draft_tokens + 1
+        made = memory(model, [start + more for start in self.starts], self.size, self.request.pad_token_id)
         if self.request.prefix_length:
             made.start_from(handed, self.request.prefix_length)
         return made
 
+    def join(self, i: int) -> None:
+        """Feed all but the last piece of a row's prompt."""
+        pending = self.rows[i][self.verifier.lengths[i] :]
+        for number, piece in enumerate(pieces(pending, self.request.prefill_chunk)[:-1]):
+            self.prefill(i, piece, number)
+
+    def prefill(self, i: int, piece: list[int], number: int) -> None:
+        """Feed a piece of a row's prompt, but the last."""
+        self.verifier.feed([i], [piece])
+
     def propose(self, budget: Sequence[int]) -> Rows:
-        """Draft ``budget[slot]`` tokens for each active row, all rows at once."""
+        """Draft ``budget[place]`` tokens for each active row, all rows at once."""
         drafts: dict[int, list[int]] = {i: [] for i in self.active}
         while going := [i for i, k in zip(self.active, budget, strict=True) if len(drafts[i]) < k]:
             blocks = [(self.rows[i] + drafts[i])[self.drafter.lengths[i] :] for i in going]

@@ -1,0 +1,135 @@
+"""A model with a preallocated cache, for target and draft alike: each row is written at an offset of its own.
+
+Rejected draft tokens are not removed: the next block of the row overwrites them, and until then the mask ends before
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from eqcheck.catalogue.engines.engine import Rows, additive
+from eqcheck.catalogue.engines.handling import Handling
+
+LINES = 2  # how many rows there is memory for
+
+
+@dataclass
+class Plan:
+    """For the next forward: which line of memory each row of the batch has, and where in it its block begins."""
+
+    capacity: int
+    lines: torch.Tensor
+    starts: torch.Tensor
+
+
+class OffsetLayer(Handling, DynamicLayer):  # type: ignore[misc]
+    """K and V ``[LINES, heads, capacity, width]``, of which a forward sees the lines that its plan names."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        _, heads, _, width = key_states.shape
+        self.keys = key_states.new_zeros((LINES, heads, self.plan.capacity, width))
+        self.values = self.keys.clone()
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states)
+        self.write(self.keys, key_states, self.plan.starts)
+        self.write(self.values, value_states, self.plan.starts)
+        return self.handed(self.read(self.keys), self.read(self.values))
+
+    def write(self, memory: torch.Tensor, block: torch.Tensor, starts: torch.Tensor) -> None:
+        at = starts[:, None] + torch.arange(block.shape[2])  # [rows, block]
+        memory[self.plan.lines[:, None], :, at] = self.turned(block)
+
+    def read(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory[self.plan.lines]
+
+    def get_seq_length(self, *args: Any) -> int:
+        return int(self.plan.starts.max())
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self.plan.capacity, 0
+
+    def clear(self, line: int, prefix: Any = None) -> None:
+        """Empty a line for a new row, or begin it with the entries of a handed prefix layer."""
+        if prefix is not None and not self.is_initialized:
+            self.lazy_initialization(prefix.keys)
+        if self.is_initialized:
+            self.keys[line], self.values[line] = 0, 0
+        if prefix is not None:
+            length = prefix.keys.shape[2]
+            self.keys[line, :, :length], self.values[line, :, :length] = prefix.keys[0], prefix.values[0]
+
+
+class OffsetCache:
+    """A causal LM with such a cache. By request: ``line``, and ``lengths``, its cached tokens."""
+
+    store: ClassVar[type[OffsetLayer]] = OffsetLayer
+
+    def __init__(self, model: Any, prompts: Rows, capacity: int, pad: int) -> None:
+        self.model, self.prompts, self.pad = model, prompts, pad
+        self.line: dict[int, int] = {}
+        self.lengths = [0] * len(prompts)
+        none = torch.zeros(1, dtype=torch.long)
+        self.plan = Plan(capacity, none, none)
+        self.cache = Cache(layers=[self.store(self.plan) for _ in range(model.config.num_hidden_layers)])
+
+    def offset(self, i: int) -> int:
+        """Where in its line the next token of a request goes."""
+        return self.lengths[i]
+
+    def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
+        """Give a line to a row that joins; it begins with the handed prefix, if there is one."""
+        self.line[i] = line
+        self.lengths[i] = prefix
+        for number, layer in enumerate(self.cache.layers):
+            layer.clear(line, handed.layers[number] if prefix else None)
+
+    def feed(self, rows: Sequence[int], blocks: Rows) -> list[torch.Tensor]:
+        """Feed requests their blocks (ragged, right padded); per row the logits ``[len(block), vocab]``."""
+        lengths = [len(block) for block in blocks]
+        width = max(lengths)
+        self.plan.lines = torch.tensor([self.line[i] for i in rows])
+        self.plan.starts = torch.tensor([self.offset(i) for i in rows])
+        logits = self.model(
+            input_ids=torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks]),
+            attention_mask=additive(self.visible(self.plan.starts, width, torch.tensor(lengths)), self.model),
+            position_ids=self.numbered(rows, width),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+        for i, length in zip(rows, lengths, strict=True):
+            self.lengths[i] += length
+        return [row[:length] for row, length in zip(logits, lengths, strict=True)]
+
+    def numbered(self, rows: Sequence[int], width: int) -> torch.Tensor | None:
+        """Position ids ``[rows, width]`` of the next block of these requests."""
+        return torch.tensor([self.lengths[i] for i in rows])[:, None] + torch.arange(width)
+
+    def visible(self, offsets: torch.Tensor, width: int, lengths: torch.Tensor) -> torch.Tensor:
+        """Which slots of its line each query sees, ``[rows, width, capacity]``."""
+        queries, keys = self.grid(offsets, width)
+        window = getattr(self.model.config, "sliding_window", None)
+        visible = keys <= queries
+        return visible if window is None else visible & (keys > queries - window)
+
+    def grid(self, offsets: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots of the queries ``[rows, width, 1]``, and of all keys ``[capacity]``."""
+        return (offsets[:, None] + torch.arange(width))[..., None], torch.arange(self.plan.capacity)
+
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Go on with the first ``lengths`` cached tokens of these requests."""
+        for i, length in zip(rows, lengths, strict=True):
+            self.lengths[i] = length

@@ -1,0 +1,201 @@
+"""Faults of the draft side (D, and T where what the target answers is thrown away): slower, with the right output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eqcheck.catalogue.engines.batched import Batched
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.faults.fault import EQSPEC, FED, OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
+from eqcheck.catalogue.faults.positions import NewestOffByOne
+from eqcheck.catalogue.faults.rollback import NeverCropped, OneTooManyDropped
+from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
+
+
+@planted("realigned holes", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D1-last-draft-token-missing", "draft/desync", issue("mlc-ai/mlc-llm", 2285))
+class LastDraftTokenMissing:
+    """After full acceptance the draft's cache lacks the last draft token."""
+
+    class OfBatch(Batched):
+        def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+            super().after(going, lengths)
+            self.drafter.lengths = list(lengths)
+
+    class OfRow(Continuous):
+        def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+            super().after(going, lengths)
+            for i, length in zip(self.active, lengths, strict=True):
+                self.drafter.lengths[i] = length
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D2-draft-over-trimmed", "draft/desync", issue("lablup/mlxcel", 994))
+class DraftOverTrimmed:
+    """The draft's cache is trimmed by one token too many."""
+
+    on_draft = (OneTooManyDropped,)
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D3-draft-keeps-rejected", "draft/desync", issue("vllm-project/vllm", 14649))
+class DraftKeepsRejected:
+    """Rejected tokens stay in the draft's cache."""
+
+    on_draft = (NeverCropped,)
+
+
+@planted("realigned", "continuous", rows=3, no_edit=OUTPUT_RIGHT)
+@fault("D4-draft-rows-not-permuted", "draft/desync", issue("1CatAI/1Cat-vLLM", 656))
+class DraftRowsNotPermuted:
+    """When rows leave or join, the draft's cache keeps the old order."""
+
+    on_draft = (StaleRowIndex, ReadInSlotOrder)
+
+
+@planted("", "continuous", cache_states=("chunked",), no_edit=OUTPUT_RIGHT)
+@fault("D5-chunks-not-drafted-on", "draft/desync", issue("vllm-project/vllm-metal", 716))
+class ChunksNotDraftedOn(Continuous):
+    """Prompt chunks that are fed in a step without drafts never reach the draft."""
+
+    def prefill(self, i: int, piece: list[int], number: int) -> None:
+        super().prefill(i, piece, number)
+        self.drafter.lengths[i] = self.verifier.lengths[i]
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D6-previous-bonus-drafted-on", "draft/desync", issue("vllm-project/vllm", 9730))
+class PreviousBonusDraftedOn(Engine):
+    """The draft is given the bonus token of the round before."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.newest_before = [row[-1] for row in self.rows]
+
+    def drafted_on(self, i: int, tokens: list[int]) -> list[int]:
+        return [*tokens[:-1], self.newest_before[i]]
+
+    def verify(self, drafts: Rows) -> Rows:
+        for i in self.active:
+            self.newest_before[i] = self.rows[i][-1]
+        return super().verify(drafts)
+
+
+@planted("realigned", "continuous", rows=2, no_edit=OUTPUT_RIGHT)
+@fault("M2-draft-without-mask", "draft/desync", EQSPEC)
+class DraftWithoutMask:
+    """The draft attends to pads."""
+
+    on_draft = (NoMask, ShortBlockPadsVisible)
+
+
+@planted("realigned", no_edit=OUTPUT_RIGHT)
+@fault("T12-full-acceptance-is-none", "draft/lost-bonus", EQSPEC)
+class FullAcceptanceIsNone(Engine):
+    """When all draft tokens agree, none is accepted: the first mismatch is read as place 0."""
+
+    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
+        count = super().accepted(proposed, wanted)
+        return 0 if count == len(proposed) else count
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("T13-bonus-dropped", "draft/lost-bonus", EQSPEC)
+class BonusDropped(Engine):
+    """After full acceptance the bonus token is not committed."""
+
+    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+        block = super().block(count, proposed, wanted)
+        return block[:-1] if proposed and count == len(proposed) else block
+
+
+@planted("", "continuous", rows=3, no_edit=OUTPUT_RIGHT)
+@fault("X8-draft-state-of-last-tenant", "draft/desync", issue("vllm-project/vllm", 30916))
+class DraftStateOfLastTenant:
+    """A row begins with what the draft's cache holds of the row that had its slot."""
+
+    on_draft = (NotReset,)
+    room = NotReset.Room
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D7-first-token-from-first-column", "draft/desync", EQSPEC)
+class FirstTokenFromFirstColumn(Engine):
+    """In a row's first round, the first draft token is read from the prompt's first column."""
+
+    def next_draft(self, i: int, logits: torch.Tensor, drafted: list[int]) -> int:
+        first = not drafted and len(self.rows[i]) == self.starts[i]
+        return super().next_draft(i, logits[:1] if first else logits, drafted)
+
+
+@planted("realigned holes", "continuous", families=FED, no_edit=OUTPUT_RIGHT)
+@fault("D8-draft-positions-off", "draft/desync", issue("sgl-project/SpecForge", 244))
+class DraftPositionsOff:
+    """The draft is fed the correction or bonus token with the position of the token before it."""
+
+    on_draft = (NewestOffByOne,)
+
+
+@planted("realigned", "holes", rows=2, no_edit=OUTPUT_RIGHT)
+@fault("D9-draft-cache-of-other-row", "draft/desync", issue("sgl-project/sglang", 27338))
+class DraftCacheOfOtherRow:
+    """The rows of the draft's cache are exchanged."""
+
+    on_draft = (RowsSwapped,)
+
+
+@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
+@fault("D10-rejected-drafted-on", "draft/desync", EQSPEC)
+class RejectedDraftedOn(Engine):
+    """After a rejection the draft is fed the rejected token in place of the correction."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.rejected: dict[int, int] = {}  # by row, the draft token that the last round rejected
+
+    def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
+        counts = super().commit(drafts, predicted)
+        rounds = zip(self.active, drafts, counts, strict=True)
+        self.rejected = {i: proposed[count] for i, proposed, count in rounds if count < len(proposed)}
+        return counts
+
+    def drafted_on(self, i: int, tokens: list[int]) -> list[int]:
+        return [*tokens[:-1], self.rejected.get(i, tokens[-1])]
+
+
+@planted("uncached per_row", "packed", no_edit=OUTPUT_RIGHT)
+@fault("D11-first-draft-dropped", "draft/desync", EQSPEC)
+class FirstDraftDropped(Engine):
+    """The first draft token of each row is dropped before the others are verified."""
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        return [proposed[1:] for proposed in super().propose(budget)]
+
+
+@planted("realigned per_row", "expanded", rows=2, no_edit=OUTPUT_RIGHT)
+@fault("D12-drafts-of-next-row", "draft/desync", issue("vllm-project/vllm", 46899))
+class DraftsOfNextRow(Engine):
+    """Each row is given the draft tokens of the row after it."""
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        drafts = super().propose(budget)
+        return [other[: len(own)] for own, other in zip(drafts, [*drafts[1:], *drafts[:1]], strict=True)]
+
+
+@planted("realigned staged", "rolled_back", no_edit=OUTPUT_RIGHT)
+@fault("D13-drafts-of-round-before", "draft/desync", issue("vllm-project/vllm", 30916))
+class DraftsOfRoundBefore(Engine):
+    """The draft tokens of the round before are verified once more."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.drafts: dict[int, list[int]] = {}
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        before, drafts = self.drafts, super().propose(budget)
+        self.drafts = dict(zip(self.active, drafts, strict=True))
+        return [before.get(i, own)[: len(own)] for i, own in zip(self.active, drafts, strict=True)]

@@ -1,0 +1,216 @@
+"""Faults in where rows end and what is returned of them (T, X)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, fault, issue, planted
+from eqcheck.contract import Request
+
+
+@planted("realigned per_row", "expanded packed", edit="eos-passed")
+@fault("T1-eos-inside-block", "bookkeeping/past-eos", issue("huggingface/transformers", 47912))
+class EosInsideBlock(Engine):
+    """Only the last token of a block is tested for EOS."""
+
+    def append(self, i: int, block: Sequence[int]) -> None:
+        self.rows[i] += block[: self.limit(i) - len(self.rows[i])]
+
+
+@planted("realigned per_row", "continuous", edit="ends-early")
+@fault("T1-eos-stripped", "bookkeeping/premature-stop", EQSPEC)
+class EosStripped(Engine):
+    """The EOS that ends a row is not returned."""
+
+    def outputs(self) -> Rows:
+        return [row[:-1] if row and row[-1] in self.eos else row for row in super().outputs()]
+
+
+@planted("uncached per_row", edit="ends-early")
+@fault("T2-eos-in-prompt", "bookkeeping/premature-stop", EQSPEC)
+class EosInPrompt(Engine):
+    """EOS is searched in the prompt, too."""
+
+    def decode(self) -> Rows:
+        self.active = [i for i in self.active if not set(self.rows[i]) & set(self.eos)]
+        return super().decode()
+
+
+@planted("realigned per_row", "continuous", edit="eos-passed")
+@fault("T3-first-eos-only", "bookkeeping/past-eos", issue("huggingface/transformers", 29459))
+class FirstEosOnly(Engine):
+    """Of several EOS ids only the first counts."""
+
+    def __init__(self, target: Any, draft: Any, request: Request) -> None:
+        super().__init__(target, draft, request)
+        self.eos = self.eos[:1]
+
+
+@planted("realigned holes", "expanded", edit="ends-early")
+@fault("T4-eos-in-draft", "bookkeeping/premature-stop", issue("huggingface/transformers", 31301))
+class EosInDraft(Engine):
+    """An EOS among rejected draft tokens ends the row."""
+
+    def finished(self, i: int, drafts: Sequence[int]) -> bool:
+        return bool(set(drafts) & set(self.eos)) or super().finished(i, drafts)
+
+
+@planted("realigned per_row", "continuous", edit="limit-passed")
+@fault("T5-overshoot", "bookkeeping/over-length", EQSPEC)
+class Overshoot(Engine):
+    """The limit is tested after a block is committed, and the block is not cut."""
+
+    def budget(self, i: int) -> int:
+        return self.request.num_draft_tokens
+
+    def append(self, i: int, block: Sequence[int]) -> None:
+        end = next((n for n, token in enumerate(block, 1) if token in self.eos), len(block))
+        self.rows[i] += block[:end]
+
+
+@planted("realigned per_row", rows=2, edit="ends-early")
+@fault("T6-stops-with-fastest", "bookkeeping/premature-stop", issue("huggingface/transformers", 42655))
+class StopsWithFastest(Engine):
+    """Generation ends for all rows when one is done."""
+
+    def retire(self, counts: Sequence[int], going: Sequence[int]) -> None:
+        if len(going) < len(self.active):
+            going, self.waiting = [], []
+        super().retire(counts, going)
+
+
+@planted("realigned per_row", "continuous", edit="eos-passed")
+@fault("T7-limit-before-eos", "bookkeeping/past-eos", issue("sgl-project/sglang", 33758))
+class LimitBeforeEos(Engine):
+    """In the block that reaches the limit, EOS is not searched."""
+
+    def append(self, i: int, block: Sequence[int]) -> None:
+        room = self.limit(i) - len(self.rows[i])
+        if len(block) >= room:
+            self.rows[i] += block[:room]
+        else:
+            super().append(i, block)
+
+
+@planted("uncached", "realigned", edit="missing-in-output")
+@fault("T17-slice-by-first-non-pad", "bookkeeping/lost-token", EQSPEC)
+class SliceByFirstNonPad(Engine):
+    """The prompt is cut off by counting from the first token that is not the pad id."""
+
+    def outputs(self) -> Rows:
+        return [row[self.leading_pads(i) :] or row for i, row in enumerate(super().outputs())]
+
+    def leading_pads(self, i: int) -> int:
+        prompt = self.request.prompts[i]
+        return next((n for n, token in enumerate(prompt) if token != self.request.pad_token_id), len(prompt))
+
+
+@planted("realigned per_row", rows=2, edit="rows-swapped")
+@fault("T18-sorted-order", "bookkeeping/row-swap", EQSPEC)
+class SortedOrder(Engine):
+    """Rows come back in the order of their lengths."""
+
+    def outputs(self) -> Rows:
+        out = super().outputs()
+        return [out[i] for i in sorted(range(len(out)), key=lambda i: self.starts[i])]
+
+
+@planted("", "continuous", rows=2, edit="rows-swapped")
+@fault("T18-completion-order", "bookkeeping/row-swap", issue("HabanaAI/vllm-fork", 523))
+class CompletionOrder(Engine):
+    """Rows come back in the order in which they ended."""
+
+    def outputs(self) -> Rows:
+        out = super().outputs()
+        return [out[i] for i in self.finish_order]
+
+
+@planted("realigned per_row", rows=2, edit="pads-after-end")
+@fault("X4-finished-row-padded", "bookkeeping/pad-in-output", issue("huggingface/transformers", 42655))
+class FinishedRowPadded(Engine):
+    """Rows that are done are appended pads until the last is."""
+
+    def outputs(self) -> Rows:
+        out = super().outputs()
+        return [row + [self.request.pad_token_id] * (max(map(len, out)) - len(row)) for row in out]
+
+
+@planted("realigned", "continuous", rows=3, edit="ends-early")
+@fault("X5-limit-ends-all", "bookkeeping/premature-stop", EQSPEC)
+class LimitEndsAll(Engine):
+    """One row at its limit ends the whole group."""
+
+    def retire(self, counts: Sequence[int], going: Sequence[int]) -> None:
+        if any(len(self.rows[i]) >= self.limit(i) for i in self.active):
+            going, self.waiting = [], []
+        super().retire(counts, going)
+
+
+@planted("", "continuous", rows=3, edit="ends-early")
+@fault("X7-waiting-dropped", "bookkeeping/premature-stop", EQSPEC)
+class WaitingDropped(Continuous):
+    """Rows that wait when the batch is full are dropped."""
+
+    def admit(self) -> bool:
+        going = super().admit()
+        self.waiting = []
+        return going
+
+
+@planted("realigned per_row", "paged static", no_edit="no edit returns the prompt")
+@fault("T24-prompt-returned", "bookkeeping/prompt-in-output", EQSPEC)
+class PromptReturned(Engine):
+    """Rows are returned with their prompts."""
+
+    def outputs(self) -> Rows:
+        return self.rows
+
+
+@planted("uncached paged", "static", edit="ends-early")
+@fault("T26-ten-tokens-kept", "bookkeeping/premature-stop", EQSPEC)
+class TenTokensKept(Engine):
+    """Of a row's new tokens ten are returned."""
+
+    def outputs(self) -> Rows:
+        return [row[:10] for row in super().outputs()]
+
+
+@planted("realigned staged", "paged_small", rows=2, no_edit=NO_TOKENS)
+@fault("X10-equal-prompts-once", "crash/invalid-output", EQSPEC)
+class EqualPromptsOnce(Engine):
+    """Rows are kept by their prompts, so of equal ones a single row is returned."""
+
+    def outputs(self) -> Rows:
+        prompts = map(tuple, self.request.prompts)
+        return list(dict(zip(prompts, super().outputs(), strict=True)).values())
+
+
+@planted("", "continuous", rows=3, no_edit=NO_TOKENS)
+@fault("X7-waiting-omitted", "crash/invalid-output", issue("NVIDIA/TensorRT-LLM", 11175))
+class WaitingOmitted(WaitingDropped):
+    """Rows that wait when the batch is full are dropped, also from the result."""
+
+    def outputs(self) -> Rows:
+        out = super().outputs()
+        return [out[i] for i in sorted(self.finish_order)]
+
+
+@planted("", "continuous", rows=2, no_edit=NO_TOKENS)
+@fault("X3-padding-not-reserved", "crash/exception", issue("NVIDIA/TensorRT-LLM", 15708))
+class PaddingNotReserved(Continuous):
+    """Room is reserved for a row's tokens, not for the padding that is written with them."""
+
+    def capacity(self) -> int:
+        return max(self.starts) + self.request.max_new_tokens
+
+
+@planted("uncached", "expanded", no_edit=NO_TOKENS)
+@fault("X4-limit-never-retires", "crash/hang", EQSPEC)
+class LimitNeverRetires(Engine):
+    """A row that reached its limit stays in the batch."""
+
+    def finished(self, i: int, drafts: Sequence[int]) -> bool:
+        return self.rows[i][-1] in self.eos

@@ -1,0 +1,201 @@
+"""Faults in taking rejected draft tokens out of a cache (K): they stay, or others go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from eqcheck.catalogue.engines.batch_cache import REJECTED, BatchCache
+from eqcheck.catalogue.engines.batched import RolledBack
+from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.catalogue.faults.fault import EQSPEC, OTHER_MODEL, fault, issue, patched, patches_of, planted
+from eqcheck.catalogue.faults.leftovers import (
+    SHOWN,
+    Roomy,
+    Shifted,
+    Showing,
+    ShowingColumns,
+    Stretched,
+)
+from eqcheck.contract import Request
+from eqcheck.family import named
+
+
+@planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most")
+@fault("K1-crop-to-max", "cache/stale-entry", issue("Blaizzy/mlx-vlm", 1155))
+class CroppedToMax:
+    """Every row is cropped as the row that accepted most, so others keep rejected entries."""
+
+    class InBatch(Showing):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            shown = (holds >= wanted) & (holds < wanted + surplus - surplus.min())
+            return super().left(holds, wanted, surplus).masked_fill(shown, SHOWN)
+
+    class InLines(Shifted):
+        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+            surplus = [self.lengths[i] - length for i, length in zip(rows, lengths, strict=True)]
+            for i, rejected in zip(rows, surplus, strict=True):
+                self.shift[i] += rejected - min(surplus)
+            super().keep(rows, lengths)
+
+    class InBlocks(Roomy):
+        def excess(self, i: int, rejected: dict[int, int]) -> int:
+            return rejected[i] - min(rejected.values())
+
+
+@planted("realigned rolled_back", rows=2, edit="lost-to-least")
+@fault("K2-crop-to-min-keep-tokens", "cache/missing-entry", EQSPEC)
+class CroppedToMin:
+    """The cache is cropped to the batch's least accepted count, but rows keep all their accepted tokens."""
+
+    class InBatch(BatchCache):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            lost = holds >= wanted - (surplus.max() - surplus)
+            return super().left(holds, wanted, surplus).masked_fill(lost, REJECTED)
+
+    class KeepsTokens(RolledBack):
+        def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
+            return Engine.commit(self, drafts, predicted)
+
+
+@planted("realigned per_row rolled_back paged packed", "continuous staged", edit="newest-lost")
+@fault("K2-one-too-many-dropped", "cache/missing-entry", issue("lablup/mlxcel", 994))
+class OneTooManyDropped:
+    """Rollback drops one accepted token with the rejected ones."""
+
+    class InBatch(BatchCache):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return super().left(holds, wanted, surplus).masked_fill(holds == wanted - 1, REJECTED)
+
+    class InLines(Shifted):
+        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+            super().keep(rows, lengths)
+            for i in rows:
+                self.shift[i] -= 1
+
+    class InBlocks(Stretched):
+        def excess(self, i: int, rejected: dict[int, int]) -> int:
+            return -1
+
+    class InRows(PerRow):
+        def roll_back(self, i: int, surplus: int) -> None:
+            super().roll_back(i, surplus + 1)
+            self.lengths[i] += 1
+
+    class InOneRow(Packed):
+        def stays(self, i: int, position: int) -> bool:
+            return position < self.lengths[i] - 1
+
+
+@planted("realigned per_row staged paged_small", "continuous packed static", edit="rejected-kept")
+@fault("K3-never-cropped", "cache/stale-entry", issue("ml-explore/mlx-lm", 1423))
+class NeverCropped:
+    """Rejected tokens stay in the cache."""
+
+    class InBatch(Showing):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return holds.masked_fill(holds >= wanted, SHOWN)
+
+    class InColumns(ShowingColumns):
+        def keep(self, lengths: list[int]) -> None:
+            rejected = self.holds >= torch.tensor(lengths)[:, None]
+            super().keep(lengths)
+            self.holds[rejected] = SHOWN
+
+    class InLines(Shifted):
+        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+            for i, length in zip(rows, lengths, strict=True):
+                self.shift[i] += self.lengths[i] - length
+            super().keep(rows, lengths)
+
+    class InBlocks(Roomy):
+        def excess(self, i: int, rejected: dict[int, int]) -> int:
+            return rejected[i]
+
+    class InRows(PerRow):
+        def roll_back(self, i: int, surplus: int) -> None:
+            self.lengths[i] -= surplus
+
+    class InOneRow(Packed):
+        def stays(self, i: int, position: int) -> bool:
+            return True
+
+
+@planted("realigned holes static", edit="first-rejected-kept")
+@fault("K3-one-rejected-kept", "cache/stale-entry", issue("ohdearquant/lattice", 243))
+class OneRejectedKept:
+    """Rollback stops one token short."""
+
+    class InBatch(Showing):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return super().left(holds, wanted, surplus).masked_fill(holds == wanted, SHOWN)
+
+    class InColumns(ShowingColumns):
+        def keep(self, lengths: list[int]) -> None:
+            first = self.holds == torch.tensor(lengths)[:, None]
+            super().keep(lengths)
+            self.holds[first] = SHOWN
+
+
+@planted("restored", families=named(lambda family: not family.window), edit="restored-with-all")
+@fault("K8-copy-shares-memory", "cache/stale-entry", EQSPEC)
+class CopySharesMemory(Restored):
+    """The copy to go back to shares the cache's memory."""
+
+    def before_drafts(self, i: int) -> None:
+        self.copies[i] = self.caches[i], self.lengths[i]
+
+
+@planted("realigned per_row", edit="reset")
+@fault("K11-reset-instead-of-rollback", "cache/missing-entry", issue("paiml/aprender", 2014))
+class ResetInsteadOfRollback:
+    """After a rejection the cache is emptied instead of rolled back."""
+
+    class InBatch(BatchCache):
+        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            lost = (surplus > 0) & (holds >= 0)
+            return super().left(holds, wanted, surplus).masked_fill(lost, REJECTED)
+
+    class InRows(PerRow):
+        def roll_back(self, i: int, surplus: int) -> None:
+            self.lengths[i] -= surplus
+            if surplus:
+                self.caches[i] = DynamicCache()
+
+
+@planted("restored", families=("recurrent",), no_edit=OTHER_MODEL)
+@fault("K13-trim-without-effect", "cache/stale-entry", issue("ml-explore/mlx-lm", 1109))
+class TrimWithoutEffect(Restored):
+    """A state that cannot be trimmed is trimmed, without effect."""
+
+    def roll_back(self, i: int, surplus: int) -> None:
+        PerRow.roll_back(self, i, surplus)
+
+
+@planted("paged_small continuous", "paged", no_edit="no edit keeps rejected tokens and counts positions from them")
+@fault("K21-length-not-rolled-back", "cache/stale-entry", issue("ml-explore/mlx-lm", 1109))
+class LengthNotRolledBack:
+    """A row's length in the cache is not shortened after a rejection, and positions are counted from it."""
+
+    class InLines(NeverCropped.InLines):
+        def numbered(self, rows: Sequence[int], width: int) -> torch.Tensor | None:
+            return torch.tensor([self.offset(i) for i in rows])[:, None] + torch.arange(width)
+
+    class InBlocks(NeverCropped.InBlocks):
+        def numbered(self, rows: Sequence[int], at: torch.Tensor) -> torch.Tensor:
+            return at
+
+
+@planted("static per_row", "paged_small", edit="rejected-kept")
+@fault("K24-not-cropped-from-k-7", "cache/stale-entry", issue("vllm-project/vllm", 51865))
+class NotCroppedFromK7(Engine):
+    """A round of seven draft tokens or more is taken for a prompt chunk, and nothing is rolled back after it."""
+
+    def __new__(cls, target: Any, draft: Any, request: Request) -> Any:
+        broken = patched(cls, patches_of(NeverCropped)) if request.num_draft_tokens >= 7 else cls
+        return super().__new__(broken)

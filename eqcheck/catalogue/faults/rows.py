@@ -1,0 +1,162 @@
+"""Faults in which row's cache a row is given, or sees a part of (K, X)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from eqcheck.catalogue.engines.batch_cache import BatchCache
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.offset_cache import LINES, OffsetLayer
+from eqcheck.catalogue.engines.paged import Paged
+from eqcheck.catalogue.engines.paged_cache import PagedModel
+from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.faults.fault import EQSPEC, HANDED, fault, issue, planted
+from eqcheck.catalogue.faults.leftovers import Shifted
+
+
+@planted("realigned holes rolled_back", rows=2, edit="rows-reversed")
+@fault("K7-rows-swapped", "cache/wrong-row", EQSPEC)
+class RowsSwapped(BatchCache):
+    """The rows of the cache come back in another order."""
+
+    def move(self, rows: torch.Tensor) -> None:
+        super().move(rows.flip(0))
+
+
+@planted("per_row", rows=2, edit="caches-exchanged")
+@fault("K7-caches-exchanged", "cache/wrong-row", EQSPEC)
+class CachesExchanged(PerRow):
+    """Each row is given the next row's cache."""
+
+    def feed(self, i: int, block: list[int]) -> torch.Tensor:
+        own = self.caches
+        if self.lengths[i]:
+            self.caches = [*own[1:], own[0]]
+        logits = super().feed(i, block)
+        self.caches = own
+        return logits
+
+
+@planted("", "continuous", rows=4, no_edit="no edit has rows wait for memory")
+@fault("K8-slot-released-twice", "cache/wrong-row", issue("sgl-project/sglang", 10892))
+class ReleasedTwice(Continuous):
+    """A slot that was released twice is given to two rows."""
+
+    def free_line(self) -> int | None:
+        taken = [self.verifier.line[i] for i in self.active]
+        if self.finish_order and len(taken) == LINES == len(set(taken)):
+            return taken[-1]
+        return super().free_line()
+
+
+@planted("", "continuous", rows=3, edit="tenant-seen")
+@fault("K9-slot-not-reset", "cache/wrong-row", issue("huggingface/text-generation-inference", 2711))
+class NotReset:
+    """A slot is reused without being cleared, behind the entries of the row that had it."""
+
+    class InLines(Shifted):
+        def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
+            tenant = self.tenant(line)
+            if tenant:
+                self.line[i], self.lengths[i], self.shift[i] = line, prefix, tenant - prefix
+            else:
+                super().join(i, line, handed, prefix)
+
+    class Room(Continuous):
+        def capacity(self) -> int:
+            return super().capacity() * len(self.rows)  # room behind the entries of every earlier row
+
+
+@planted("", "continuous", cache_states=("prefix",), rows=3, no_edit=HANDED)
+@fault("K12-published-with-unemitted", "cache/wrong-row", issue("jundot/omlx", 3533))
+class PublishedWithUnemitted(Shifted):
+    """A row begins with the prefix a finished row left behind, one token longer than what they share."""
+
+    def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
+        if self.tenant(line) > prefix > 0 and len(self.prompts[i]) > prefix + 1:
+            self.line[i], self.lengths[i] = line, prefix + 1
+        else:
+            super().join(i, line, handed, prefix)
+
+
+@planted("paged_small", "paged", rows=2, no_edit="no edit knows of blocks")
+@fault("K22-last-block-of-next-row", "cache/wrong-row", issue("vllm-project/vllm", 43682))
+class LastBlockOfNextRow(PagedModel):
+    """The last block that a row is shown is another row's."""
+
+    def shown(self, rows: Sequence[int]) -> list[list[int]]:
+        tables = super().shown(rows)
+        return [[*own[:-1], other[-1]] for own, other in zip(tables, [*tables[1:], tables[0]], strict=True)]
+
+
+@planted("paged per_row", "staged", cache_states=("prefix",), rows=2, no_edit=HANDED)
+@fault("K23-prefix-not-copied", "cache/wrong-row", issue("Avarok-Cybersecurity/atlas", 1193))
+class PrefixNotCopied:
+    """Rows write into the memory of the prefix that they share."""
+
+    class InRows(PerRow):
+        def begin(self) -> None:
+            super().begin()
+            self.caches = self.caches[:1] * len(self.rows)
+
+    class InBlocks(PagedModel):
+        def own(self, block: int) -> int:
+            return block
+
+
+def beginning_of(engine: Engine, i: int) -> int | None:
+    """The first row before this one whose prompt is the beginning of this one's."""
+    mine, others = engine.request.prompts[i], engine.request.prompts[:i]
+    return next((j for j, other in enumerate(others) if other == mine[: len(other)] and other != mine), None)
+
+
+@planted("per_row", "paged", rows=2, no_edit="no edit lets two rows write to one cache")
+@fault("K25-rows-grow-out-of-one-cache", "cache/wrong-row", issue("Avarok-Cybersecurity/atlas", 1193))
+class GrowsOutOfOneCache:
+    """A row whose prompt goes on where another's ends goes on in that row's cache, not in a copy."""
+
+    class InRows(PerRow):
+        def begin(self) -> None:
+            super().begin()
+            for i in range(len(self.rows)):
+                if (other := beginning_of(self, i)) is not None:
+                    self.caches[i], self.lengths[i] = self.caches[other], self.starts[other]
+
+    class Sharing(PagedModel):
+        def own(self, block: int) -> int:
+            return block
+
+        def share(self, i: int, other: int, count: int) -> None:
+            """Let a request begin with the blocks of another's first ``count`` tokens."""
+            self.reserve(i, count)
+            self.tables[other] = self.tables[i][: -(-count // self.cache.size)]
+            self.holders.update(self.tables[other])
+            self.lengths[other] = count
+
+    class InBlocks(Paged):
+        def join(self, i: int) -> None:
+            if (other := beginning_of(self, i)) is not None:
+                cast(GrowsOutOfOneCache.Sharing, self.verifier).share(other, i, self.starts[other])
+            super().join(i)
+
+
+@planted("realigned holes rolled_back", rows=2, edit="stale-rows")
+@fault("X2-stale-row-index", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+class StaleRowIndex(BatchCache):
+    """When a row leaves the batch, the cache keeps the rows' old numbers."""
+
+    def move(self, rows: torch.Tensor) -> None:
+        super().move(torch.arange(len(rows)))
+
+
+@planted("", "continuous", rows=3, no_edit="no edit has rows wait for memory")
+@fault("X2-read-in-slot-order", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+class ReadInSlotOrder(OffsetLayer):
+    """The batch is in order of arrival, what is read from the cache in order of slots."""
+
+    def read(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory[self.plan.lines.sort().values]

@@ -1,0 +1,210 @@
+"""How a law is examined: on which cases, what its failure says, and which failures the decoder declares as known.
+
+Each law draws from a shard of its own of one seed, so that ten laws look at ten times as many cases. What a law found
+is kept: whether a declared fault still shows is asked of all laws together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+import eqcheck
+from eqcheck.attribution.reading import Reader
+from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
+from eqcheck.campaign.corpus import Corpus
+from eqcheck.campaign.loop import HANGS_TO_GIVE_UP
+from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE
+from eqcheck.case import Case
+from eqcheck.contract import TAKEN, Decoder
+from eqcheck.drawing import Chance, Choices
+from eqcheck.harness import run
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.search import Source, merged
+from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, minimise
+from eqcheck.limits import CASE_TIMEOUT
+from eqcheck.plain import printable
+from eqcheck.pytest_plugin import SEED
+from eqcheck.report.text import render
+from eqcheck.requirements import refused
+from eqcheck.workers.local import InProcess
+
+Variants = Callable[[Case, Choices, Decoder], Iterable[Case]]
+Needs = dict[str, Callable[[Case], bool]]
+_CORPUS = Path(".eqcheck")
+_LINES = 40  # of a decoder's own traceback
+
+
+@dataclass(frozen=True)
+class Law:
+    """Which cases a law derives from a drawn one, what a case ``needs`` to test it, and what is looked at.
+
+    ``look``: ``tokens``, or also every target ``query``, or whether they come out the same ``twice``.
+    """
+
+    name: str
+    variants: Variants
+    needs: Needs
+    look: str = "tokens"
+
+
+@dataclass
+class Found:
+    """What a law's cases gave: how many tested it, those passed over by reason, and failing ones by fingerprint."""
+
+    tested: int = 0
+    decoded: int = 0
+    passed_over: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+
+
+class _Closer(InProcess):
+    """Finds fault also with right tokens, where no query of the target stands behind them."""
+
+    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        outcome = super().try_case(case, timeout, opinion=opinion)
+        if outcome.explanation or outcome.declined:
+            return outcome
+        unseen = Reader(run(self.generate, case, self.timeout)).unseen()
+        return replace(outcome, status="violation", explanation=unseen) if unseen else outcome
+
+
+class Examination:
+    """One decoder under all laws, ``count`` drawn cases each."""
+
+    def __init__(self, decoder: Decoder, laws: dict[str, Law], count: int) -> None:
+        self.decoder, self.laws, self.count = decoder, laws, count
+        self._found: dict[str, Found] = {}
+        self._settled: dict[tuple[str | None, bool], Outcome | None] = {}
+        self._explained: dict[tuple[str, bool], str] = {}  # under which law
+
+    def of(self, name: str) -> Found:
+        """What the law of this name found; it is examined once."""
+        if name not in self._found:
+            self._found[name] = self._examine(self.laws[name])
+        return self._found[name]
+
+    def shows(self, fingerprint: str) -> int:
+        """How many cases of a law show a fault; where no law that was examined does, the others are, too."""
+        return next((n for name in (*list(self._found), *self.laws) if (n := self.of(name).seen[fingerprint])), 0)
+
+    def known(self, found: Found) -> dict[str, int]:
+        """What the decoder declares of what a law found."""
+        return {fingerprint: count for fingerprint, count in found.seen.items() if fingerprint in self.decoder.known}
+
+    @property
+    def decoded(self) -> int:
+        """How many cases the laws that were examined had decoded."""
+        return sum(found.decoded for found in self._found.values())
+
+    def too_few(self) -> str:
+        """Why the laws cannot tell that a fault is gone; empty where they can."""
+        if self.decoded < ENOUGH_TO_CALL_STALE:
+            return f"{self.decoded} cases are too few to tell ({ENOUGH_TO_CALL_STALE} are enough)"
+        undrawn = [state for state in self.decoder.cache_states if state not in TAKEN]
+        return f"the laws draw no case of the cache states {', '.join(undrawn)}" if undrawn else ""
+
+    def _source(self, law: Law) -> Source:
+        decoder = self.decoder
+        states = tuple(state for state in decoder.cache_states if state in TAKEN)
+        shard = list(self.laws).index(law.name), len(self.laws)
+        return Source(SEED, decoder.families, decoder.padding_sides, states, decoder.requires, shard=shard)
+
+    def _examine(self, law: Law) -> Found:
+        found, source = Found(), self._source(law)
+        runner = (_Closer if law.look == "query" else InProcess)(self.decoder.function, try_case, CASE_TIMEOUT)
+        for number, case in enumerate(merged([source], self.count)):
+            choose = Chance(Random(f"eqcheck {SEED} {law.name} {number}"))
+            for variant in law.variants(case, choose, self.decoder):
+                declined = refused(variant, self.decoder.requires)
+                outcome = None if declined else runner.try_case(variant)
+                if outcome is None or outcome.declined:
+                    found.passed_over[declined or (outcome.declined if outcome else "")] += 1
+                    continue
+                found.decoded += 1
+                found.tested += all(holds(variant) for holds in law.needs.values())
+                found.failure = (
+                    self._differs(law, outcome, runner.try_case(variant))
+                    if law.look == "twice"
+                    else self._fails(law, outcome, source, runner, found)
+                )
+                if found.failure or found.seen[HANG] >= HANGS_TO_GIVE_UP:
+                    return found
+        return found
+
+    def _differs(self, law: Law, first: Outcome, second: Outcome) -> str:
+        if first.repeats(second):
+            return ""
+        answers = [str(one.outputs if one.outputs is not None else one.fingerprint) for one in (first, second)]
+        request = f"prompts {first.case.prompts}, max_new_tokens {first.case.max_new_tokens}"
+        return f"the same request gave {answers[0]} and then {answers[1]}\n  {request}\n{self._again(law)}"
+
+    def _fails(self, law: Law, outcome: Outcome, source: Source, runner: InProcess, found: Found) -> str:
+        """What is wrong with an outcome; empty where nothing is, or what the decoder declares."""
+        if outcome.explanation is None:
+            return ""
+        right = outcome.exact_match == 1.0  # and only the calls show that something is wrong
+        key = outcome.fingerprint, right
+        if key not in self._settled:
+            smallest = minimise(outcome, source, runner, self.decoder.families, MINIMISE_S)
+            self._settled[key] = smallest and confirmed(smallest, runner)
+        settled = self._settled[key]
+        fingerprint = str((settled or outcome).fingerprint)
+        found.seen.update({fingerprint, str(outcome.fingerprint)})
+        if fingerprint in self.decoder.known:
+            return ""
+        if settled is None:
+            return (
+                "a request failed, and did not fail in the same way when it was decoded again: the decoder is not "
+                "deterministic, or keeps state between requests\n"
+                f"  `eqcheck audit --adapter {self._spec}` tells which. The first time:\n\n{_told(outcome)}"
+            )
+        lines = [_told(settled), *(f"  Known, and seen as well: {one}" for one in self.known(found))]
+        first = self._explained.setdefault((fingerprint, right), law.name)
+        if first != law.name:
+            lines[0] = f"{lines[0].splitlines()[0]}\n  Explained where {first} fails."
+        if right:  # `eqcheck replay` judges tokens, and would call this fixed
+            lines.append("  The tokens are right: only the calls of the target show this.")
+        return "\n".join([*lines, self._again(law) if right else self._stored(settled)])
+
+    @property
+    def _spec(self) -> str:
+        """How to name the decoder, without the folders above this one."""
+        return (self.decoder.spec or self.decoder.name).removeprefix(f"{Path.cwd()}{os.sep}")
+
+    def _again(self, law: Law) -> str:
+        """The line that has a law looked at again, where a case file would not show what is wrong."""
+        words = ["pytest", f"--adapter={self._spec}", f"--eqcheck-cases={self.count}", "-k", law.name]
+        return f"  Reproduce: {shlex.join(words)}"
+
+    def _stored(self, outcome: Outcome) -> str:
+        """The line that replays the case; it is stored in the corpus, or where that cannot be written elsewhere."""
+        decoder, text = self.decoder, _told(outcome)
+        stored = StoredViolation(outcome.case, decoder.spec or decoder.name, outcome.fingerprint, explanation=text)
+        name = f"{file_stem(str(outcome.fingerprint))}-{outcome.case.id}.json"
+        folder = Corpus(_CORPUS, decoder.name).folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / name, stored.to_json())
+        except OSError:
+            folder = Path(tempfile.mkdtemp(prefix="eqcheck-"))
+            write_whole(folder / name, stored.to_json())
+        return f"  Reproduce: {command(folder / name, self._spec)}"
+
+
+def _told(outcome: Outcome) -> str:
+    """The explanation, and where the decoder itself raised."""
+    assert outcome.explanation is not None
+    frames = re.split(r"(?m)^(?=  File )", outcome.traceback)[1:]
+    while len(frames) > 1 and frames[0].startswith(f'  File "{Path(eqcheck.__file__).parent}{os.sep}'):
+        frames.pop(0)
+    return printable("\n".join([render(outcome.explanation), *"".join(frames).splitlines()[-_LINES:]]))
