@@ -127,6 +127,27 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Opinion:
+    """The second opinion: the sets of components whose repair ``restores`` the output, none larger than need be.
+
+    Where none does, ``mends`` are those under which the target answers for the first wrong token as it should and did
+    not before, whatever the decoder makes of that. ``failed`` says how repair itself did, which says nothing else.
+    """
+
+    restores: tuple[tuple[str, ...], ...]
+    mends: tuple[tuple[str, ...], ...]
+    failed: str = ""
+
+    def __str__(self) -> str:
+        for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
+            if sets:
+                return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
+        if self.failed:
+            return f"nothing, because eqcheck could not carry it out ({self.failed})"
+        return "no right positions, mask or cache restore the output"
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
@@ -134,7 +155,7 @@ class Explanation:
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``subject`` says what is concerned, where a kind has several: what was raised, which option, which edit of a search.
     ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
-    is the second opinion, empty where none was sought. ``tied``: what was seen ties the wrong token to the cause
+    is the second opinion, None where none was sought. ``tied``: what was seen ties the wrong token to the cause
     (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read.
     ``permuted`` counts the cases with other ids that show the same cause, another one, and nothing wrong. ``drafted``
     are the ids that a draft which saw its row proposed at ``token_index``.
@@ -155,7 +176,7 @@ class Explanation:
     expected_row: tuple[int, ...] = ()
     observed_row: tuple[int, ...] = ()
     wrong_rows: tuple[int, ...] = ()
-    repair: str = ""
+    repair: Opinion | None = None
     repair_confirms: bool = False
     tied: bool = False
     permuted: tuple[int, int, int] = (0, 0, 0)

@@ -139,7 +139,7 @@ def test_an_audit_reports_it_and_replays(tmp_path: Path, monkeypatch: pytest.Mon
         f"options/ignored-option:{state}" for state in STATES
     }
     for violation in result.violations:
-        assert violation.explanation.repair == ""
+        assert violation.explanation.repair is None
         assert len(violation.case.prompts) <= 2
         assert told(heedless, violation.case).startswith(violation.fingerprint)
     known = {f"options/ignored-option:{state}": "https://example.org" for state in STATES}

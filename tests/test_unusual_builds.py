@@ -18,7 +18,7 @@ from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.report.text import render
-from eqcheck.verdict import Deviation, Explanation, Query
+from eqcheck.verdict import Deviation, Explanation, Opinion, Query
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_unattributed_shows_both_opinions() -> None:
         detail=detail,
         query=Query(1, 0, 0, 3, 0, 0, 7),
         deviations=(Deviation("mask", "token-hidden", 0, 0, 0, slot=0, token_position=0),),
-        repair="right cache restores the output",
+        repair=Opinion((("cache",),), ()),
     )
     text = render(read)
     assert f"Two opinions: {detail}." in text

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from eqcheck.attribution import witnesses
-from eqcheck.attribution.repair import Opinion
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
 from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
@@ -22,7 +21,7 @@ from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, Opinion
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}
@@ -87,7 +86,7 @@ def test_a_reading_that_repair_contradicts_is_not_asserted(component: str) -> No
     both = second_opinion(generate, done, wrong)
     assert both.fingerprint == "unattributed/unattributed"
     assert f"reading says {OTHERS[component]}/window" in both.detail
-    assert both.repair in both.detail
+    assert str(both.repair) in both.detail
 
 
 def test_a_crash_has_no_second_opinion() -> None:

@@ -8,7 +8,6 @@ right part of the decoder's cache (mask), or the right entries (cache); each alo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -23,32 +22,11 @@ from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, Opinion
 
 PARTS = ("position", "mask", "cache")
 _BLANK = Label(-1, -1, "blank")
 _OTHER_MODEL = Label(-1, -1, "draft model")
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """What repair says: the sets of components whose repair ``restores`` the output, none of them larger than need be.
-
-    Where none does, ``mends`` are those under which the target answers for the first wrong token as it should and did
-    not before, whatever the decoder makes of that. ``failed`` says how repair itself did, which says nothing else.
-    """
-
-    restores: tuple[tuple[str, ...], ...]
-    mends: tuple[tuple[str, ...], ...]
-    failed: str = ""
-
-    def __str__(self) -> str:
-        for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
-            if sets:
-                return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
-        if self.failed:
-            return f"nothing, because eqcheck could not carry it out ({self.failed})"
-        return "no right positions, mask or cache restore the output"
 
 
 def repair(generate: Generate, run: Run, explanation: Explanation, timeout: float | None = None) -> Opinion:

@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.repair import Opinion, repair
+from eqcheck.attribution.repair import repair
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.kinds import KINDS
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, Opinion
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
 # asserted; `tests/test_witnesses.py` tries every combination.
@@ -58,7 +58,7 @@ def second_opinion(
         return explanation
     opinion = repair(generate, run, explanation, timeout)
     shown, counts = permutation(generate, explanation, variants, timeout)
-    said = replace(explanation, repair=str(opinion), permuted=counts)
+    said = replace(explanation, repair=opinion, permuted=counts)
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
