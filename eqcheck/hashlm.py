@@ -10,133 +10,36 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from eqcheck import hashing
 from eqcheck.caches import install_state
 from eqcheck.errors import Unsupported
-from eqcheck.families import TAKES_CACHE_POSITION, Feed, Sizes, View
+from eqcheck.families import TAKES_CACHE_POSITION, Feed, View
 from eqcheck.family import FAMILY
 from eqcheck.hashing import Bools, Ints, Words
+from eqcheck.hashparts import (
+    POSITIONS,
+    HashConfig,
+    HashHead,
+    Offers,
+    Script,
+    integers,
+    numbers,
+    positions_of,
+    sizes_of,
+    stacked,
+)
 from eqcheck.trace import Call, Fix, Trace
 
-POSITIONS = 4096  # the size of the table of positions
-_SALT = np.uint64(0xD1B54A32D192ED03)
 
-
-# What code reaches for inside of real models, and a model without layers of its own cannot offer.
-_INSIDE_REAL_MODELS = frozenset(
-    """layers norm final_layer_norm ln_f h self_attn mlp drop rotary_emb embed_positions transformer gpt_neox decoder
-    encoder backbone wte wpe embed_in embed_out word_embeddings project_in project_out""".split()  # noqa: SIM905
-)
-
-
-class _Limit(Unsupported, AttributeError):
-    """A part of real models that a `HashLM` does not have; an ``AttributeError``, so that ``hasattr`` is False."""
-
-
-class HashConfig(PretrainedConfig):
-    """Configuration of a `HashLM`.
-
-    ``family`` says how positions and masks are seen (`eqcheck.family`): ``"rotary"`` (like Llama: only distances
-    matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a
-    target, 2 for a draft. ``extra_pad``: the last id of the vocabulary is a pad that the model never emits, as where a
-    pad token was added to a real model's vocabulary.
-    """
-
-    model_type = "hashlm"
-
-    def __init__(
-        self,
-        vocab_size: int = 128,
-        seed: int = 0,
-        family: str = "rotary",
-        role: int = 1,
-        extra_pad: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.seed = seed
-        self.family = family
-        self.role = role
-        self.extra_pad = extra_pad
-        self.num_hidden_layers = hashing.LAYERS
-        self.num_attention_heads = 2 * hashing.HEADS  # grouped queries: caches have fewer heads than attention has
-        self.num_key_value_heads = hashing.HEADS
-        self.head_dim = hashing.WIDTH
-        self.hidden_size = self.num_attention_heads * self.head_dim
-        self.max_position_embeddings = POSITIONS
-        self.use_cache = True
-        if window := FAMILY[family].window:
-            self.sliding_window = window
-            self.layer_types = ["sliding_attention"] * hashing.LAYERS
-        super().__init__(**{"tie_word_embeddings": False, **kwargs})
-
-
-class Script(NamedTuple):
-    """Where a draft proposes its second choice: after the final digests ``wrong_after``, and at random elsewhere."""
-
-    wrong_after: frozenset[int] = frozenset()
-    agreement: float = 1.0
-
-    def disagrees(self, digests: Words) -> Bools:
-        """Whether the second choice is proposed after each context; a fixed function of the context."""
-        wrong = np.array([digest in self.wrong_after for digest in digests.ravel().tolist()], np.bool_)
-        wrong = wrong.reshape(digests.shape)
-        return wrong | disagrees_by_chance(digests, self.agreement) if self.agreement < 1.0 else wrong
-
-
-class HashHead(torch.nn.Module):
-    """The logits of hidden states ``[..., hidden_size]``: the table's row that the digest in them selects."""
-
-    def __init__(self, config: HashConfig) -> None:
-        super().__init__()
-        self.role, self.emitted = config.role, config.vocab_size - config.extra_pad
-        table = torch.from_numpy(hashing.logits_table(self.emitted, config.seed)).double()
-        lowest = table.new_full((len(table), int(config.extra_pad)), -1.0)
-        self.weight = torch.nn.Parameter(torch.cat([table, lowest], dim=1), requires_grad=False)
-        self.script: Script | None = None
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., vocab_size]``; a scripted draft exchanges its first two choices where it is to be wrong."""
-        digests = hashing.final_digests(_numbers(states), self.role)
-        logits = self.weight[torch.from_numpy(hashing.table_row(digests)).to(self.weight.device)]
-        disagrees = None if self.script is None else self.script.disagrees(digests)
-        if disagrees is None or not disagrees.any():
-            return logits
-        swap = torch.from_numpy(disagrees).to(logits.device)[..., None] & (logits >= self.emitted - 2)
-        return torch.where(swap, 2 * self.emitted - 3 - logits, logits)
-
-
-class _Offers(PreTrainedModel):
-    """What `HashModel` and `HashLM` share."""
-
-    config_class = HashConfig
-    main_input_name = "input_ids"
-    _supports_cache_class = True
-    _supports_static_cache = True
-    _supports_sdpa = True
-    _no_split_modules: list[str] = []  # noqa: RUF012 (the type transformers declares)
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Weights follow from the configuration; there is nothing to initialise."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _INSIDE_REAL_MODELS:
-            raise _Limit(
-                f"{type(self).__name__} has no {name!r}: the transparent target hashes what it is fed and has no "
-                "layers inside. This is a limit of eqcheck's target, not a fault of the decoder"
-            )
-        return super().__getattr__(name)
-
-
-class HashModel(_Offers):
+class HashModel(Offers):
     """The part of a `HashLM` below its head: embeds, writes caches, attends.
 
     Embeddings ``[vocab_size, hidden_size]`` and hidden states ``[batch, block, hidden_size]`` are digits, like the
@@ -200,8 +103,8 @@ class HashModel(_Offers):
         past = int(cache.get_seq_length()) if cache is not None else 0
         slots_fed = np.arange(past, past + block)
         if TAKES_CACHE_POSITION and cache_position is not None:
-            slots_fed = _integers(cache_position)
-        positions = _positions(position_ids, slots_fed, batch)
+            slots_fed = integers(cache_position)
+        positions = positions_of(position_ids, slots_fed, batch)
         if self.family.absolute and positions.size and not 0 <= positions.min() <= positions.max() < POSITIONS:
             raise IndexError(  # as the embedding of a real model does, for pads too
                 f"position_ids: expected 0..{POSITIONS - 1}, the size of the table of positions, got "
@@ -209,7 +112,7 @@ class HashModel(_Offers):
             )
         packed = cache is None and attention_mask is None and position_ids is not None
         four = attention_mask is not None and attention_mask.dim() == 4  # which real models take as it is
-        sizes = None if cache is None or four or self.family.stateful else _sizes(cache, slots_fed)
+        sizes = None if cache is None or four or self.family.stateful else sizes_of(cache, slots_fed)
         feed = Feed(self.family, attention_mask, positions, slots_fed, packed, sizes)
 
         number = next(self._calls if self.trace is None else self.trace.clock)
@@ -265,7 +168,7 @@ class HashModel(_Offers):
                         f"past_key_values: expected a cache of {batch} rows like input_ids; "
                         f"appending {list(keys.shape)} failed: {error}"
                     ) from error
-            digits, odd = hashing.whole(_stacked(keys, values, batch))
+            digits, odd = hashing.whole(stacked(keys, values, batch))
             seen, at = hashing.contents(digits, role, layer)
             if view is None or view.visible.shape[2] != digits.shape[3]:
                 view = feed.view(at, hashing.written(digits))
@@ -301,7 +204,7 @@ class HashModel(_Offers):
         return entries
 
     def _tokens(self, input_ids: torch.Tensor) -> Ints:
-        tokens = _integers(input_ids)
+        tokens = integers(input_ids)
         if tokens.ndim != 2:
             raise ValueError(f"input_ids: expected [batch, block], got shape {list(tokens.shape)}")
         if tokens.size and not (tokens.min() >= 0 and tokens.max() < self.config.vocab_size):
@@ -312,13 +215,13 @@ class HashModel(_Offers):
 
     def _embedded(self, inputs_embeds: torch.Tensor) -> Ints:
         """The tokens of embeddings; `Unsupported` for vectors that are no rows of the embedding."""
-        numbers = _numbers(inputs_embeds)
-        if numbers.ndim != 3 or numbers.shape[-1] != self.config.hidden_size:
-            raise ValueError(f"inputs_embeds: expected [batch, block, {self.config.hidden_size}], got {numbers.shape}")
-        tokens: Ints = (numbers[..., 1:4] * [1, 256, 65536]).sum(axis=-1).astype(np.int64)
+        given = numbers(inputs_embeds)
+        if given.ndim != 3 or given.shape[-1] != self.config.hidden_size:
+            raise ValueError(f"inputs_embeds: expected [batch, block, {self.config.hidden_size}], got {given.shape}")
+        tokens: Ints = (given[..., 1:4] * [1, 256, 65536]).sum(axis=-1).astype(np.int64)
         known = (tokens >= 0) & (tokens < self.config.vocab_size)
         rows = self.embed_tokens.weight.detach()[torch.from_numpy(np.where(known, tokens, 0))]
-        if not (known.all() and np.array_equal(_numbers(rows), numbers)):
+        if not (known.all() and np.array_equal(numbers(rows), given)):
             raise Unsupported(
                 "inputs_embeds: expected rows of get_input_embeddings(), got other vectors; the transparent target "
                 "hashes tokens, so it cannot take mixed or scaled embeddings. This is a limit of eqcheck's target"
@@ -326,7 +229,7 @@ class HashModel(_Offers):
         return tokens
 
 
-class HashLM(_Offers, GenerationMixin):
+class HashLM(Offers, GenerationMixin):
     """A transparent target: any error in what a query sees changes its prediction.
 
     Cache tensors are ``[batch, 2 heads, slots, 20]`` per layer (two layers), of any float dtype from bfloat16 on; what
@@ -423,50 +326,4 @@ def _copied(module: _Module) -> _Module:
     return new
 
 
-def disagrees_by_chance(digests: Words, agreement: float) -> Bools:
-    """Where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
-    chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
-    return chance.astype(np.float64) * 2.0**-53 >= agreement
-
-
-def _numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
-    return cast("npt.NDArray[np.float64]", tensor.detach().to("cpu", torch.float64).numpy())
-
-
-def _stacked(keys: torch.Tensor, values: torch.Tensor, batch: int) -> npt.NDArray[np.float64]:
-    """K and V as numbers, ``[2, batch, heads, slots, width]``; a copy, so later writes do not reach it."""
-    if keys.shape[0] != batch:
-        raise ValueError(f"past_key_values: expected a cache of {batch} rows like input_ids, got {keys.shape[0]}")
-    if keys.shape != values.shape or keys.shape[1::2] != (hashing.HEADS, hashing.WIDTH):
-        raise ValueError(
-            f"past_key_values: expected keys and values of [{batch}, {hashing.HEADS}, slots, {hashing.WIDTH}], got "
-            f"{list(keys.shape)} and {list(values.shape)}"
-        )
-    return np.stack([_numbers(keys), _numbers(values)])
-
-
-def _integers(tensor: torch.Tensor) -> Ints:
-    return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
-
-
-def _sizes(cache: Any, slots_fed: Ints) -> Sizes:
-    """What a cache tells of the mask for a block; ``TypeError`` for one that does not, with which real models fail."""
-    if not hasattr(cache, "get_mask_sizes"):
-        raise TypeError(
-            f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
-            f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
-        )
-    length, offset = cache.get_mask_sizes(torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed), 0)
-    return Sizes(int(length), int(offset), bool(getattr(cache, "is_compileable", False)))
-
-
-def _positions(position_ids: torch.Tensor | None, slots_fed: Ints, batch: int) -> Ints:
-    block = len(slots_fed)
-    if position_ids is None:
-        return np.broadcast_to(slots_fed, (batch, block)).copy()
-    positions = _integers(position_ids)
-    if positions.ndim == 1:
-        positions = positions[None]
-    if positions.ndim != 2 or positions.shape[-1] != block or positions.shape[0] not in (1, batch):
-        raise ValueError(f"position_ids: expected [{batch}, {block}], got shape {list(positions.shape)}")
-    return np.broadcast_to(positions, (batch, block)).copy()
+__all__ = ["POSITIONS", "HashConfig", "HashLM", "Script"]
