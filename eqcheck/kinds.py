@@ -61,11 +61,7 @@ _RECORDS = (
         _MASK,
     ),
     Kind(
-        "mask",
-        "future-visible",
-        "a query sees a later token",
-        "{slot} holds the later {bare} and is seen",
-        rank=_MASK,
+        "mask", "future-visible", "a query sees a later token", "{slot} holds the later {bare} and is seen", rank=_MASK
     ),
     Kind(
         "mask",
@@ -132,11 +128,7 @@ _RECORDS = (
     Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
     Kind("crash", "exception", "the decoder raised"),
     Kind("crash", "hang", "the decoder does not end"),
-    Kind(
-        "crash",
-        "invalid-output",
-        "what the decoder returned, or left of its request, breaks the contract",
-    ),
+    Kind("crash", "invalid-output", "what the decoder returned, or left of its request, breaks the contract"),
     Kind(
         "unattributed",
         "unattributed",

@@ -13,10 +13,11 @@ from eqcheck.lanes.checkpoint.abduction import abduce, abduce_alike
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
 from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.explain import explain
+from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.checkpoint.truth import Truth, row_with
+from eqcheck.report.text import render
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,24 @@ def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]
     assert explanation.detail.endswith("return row[len(prompt):]")
     wrong = (*whole[:-1], (*whole[-1][:-1], (whole[-1][-1] + 1) % VOCAB_SIZE))
     assert explain(judged(Judge("float32"), case, {"outputs": wrong}), None).component == "unattributed"
+
+
+def test_an_explanation_has_the_search_as_data_and_the_text_says_it(models: tuple[Any, Any]) -> None:
+    case = case_of(max_new_tokens=14)
+    right = [Truth(models[0]).row(row) for row in case.rows]
+    outcome = judged(Judge("float64"), case, {"outputs": tuple(map(tuple, _ends(right)["row-swap"]))})
+    explanation = explain(outcome, abduced(outcome))
+    assert (explanation.fingerprint, explanation.detail) == ("bookkeeping/row-swap:rows-swapped", "")
+    search = explanation.search
+    assert search is not None
+    assert (search.edit, search.of, search.cases, search.wrong_cases) == ("rows-swapped", "this case", 1, 1)
+    assert search.explained == search.surprising > 0
+    assert 0 < search.chance < 1e-9 < 1 < search.tried
+    assert explanation.to_dict()["search"]["words"] == search.words == "rows hold the output of other rows"
+    said = f"The reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}."
+    assert said in render(explanation)
+    nothing = explain(outcome, None)
+    assert (nothing.search, nothing.detail) == (None, UNEXPLAINED)
 
 
 def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(

@@ -58,9 +58,14 @@ class Engine:
 """
 OWN_TESTS = """
 import eqcheck
+import pytest
 
-def test_named(decoder):
-    assert decoder.name == "engine"
+@pytest.fixture
+def known_fault():
+    return "engine"
+
+def test_named(decoder, known_fault):
+    assert decoder.name == known_fault
 
 def test_called(decoder):
     request = eqcheck.Request([[1, 2], [3]], 1, 1, (), 0, "left")

@@ -91,7 +91,7 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Told:
         detail = f"new token {index} is missing, and the one after it stands in its place"
         return Told("lost-token", detail, known.asked)
     for dropped in range(1, len(wanted)):
-        after = wanted[dropped:][:2]
+        after = wanted[dropped:][:2]  # one token alone may agree by chance
         if observed[index:][:2] == after and len(after) == 2:
             return Told("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
     if token == pad and token not in known.nearby and token not in expected:

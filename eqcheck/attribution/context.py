@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,35 @@ class Context:
     slots: tuple[Slot, ...]
 
 
+@dataclass(frozen=True)
+class _Query:
+    """A query that is held against the token it stands for: the one ``at`` this logical position of the ``request``.
+
+    ``low`` is the first position that it should see, ``entries`` are the slots of its row, ``own_block`` those that its
+    own call wrote.
+    """
+
+    call: Call
+    row: int
+    column: int
+    request: int
+    at: int
+    low: int
+    family: Family
+    labels: Labels
+    entries: list[Entry]
+    own_block: set[int]
+
+    def deviation(self, component: str, kind: str, entry: Entry | None = None, **more: object) -> Deviation:
+        slot, token = (entry.slot, entry.token) if entry else (None, None)
+        given = {"slot": slot, "token": token, **more}
+        return Deviation(component, kind, self.call.number, self.column, self.request, **given)  # type: ignore[arg-type]
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether an entry is a token of the request that the query may see, but for a window."""
+        return self.labels.same(entry.label, self.request) and entry.label.position <= self.at
+
+
 def read(
     call: Call, row: int, column: int, label: Label, labels: Labels, stored: Sequence[Ints], family: Family
 ) -> Context:
@@ -61,88 +90,105 @@ def read(
     ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
     """
     request, at = label.request, label.position
-    low = family.first_seen(at)
     if call.kv[0].shape != call.kv[1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
         return Context((torn,), (), ())
-    found = _entries(call, row, column, labels, family)
+    entries = _entries(call, row, column, labels, family)
+    own_block = {entry.slot for entry in entries if entry.write[0] == call.number}
+    query = _Query(call, row, column, request, at, family.first_seen(at), family, labels, entries, own_block)
+    surplus, right = _seen(query)
+    deviations = _as_shift(query, surplus + _unseen(query, right))
+    offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
+    misplaced, follow = _misplaced(query, right, offset, stored[request])
+    deviations += misplaced
+    return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)))
 
-    def deviation(component: str, kind: str, entry: Entry | None = None, **more: object) -> Deviation:
-        slot, token = (entry.slot, entry.token) if entry else (None, None)
-        given = {"slot": slot, "token": token, **more}
-        return Deviation(component, kind, call.number, column, request, **given)  # type: ignore[arg-type]
 
+def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
+    """What is seen and should not be; and by logical position, the entries that are rightly seen."""
     deviations: list[Deviation] = []
-    follow: list[Write] = []
     right: dict[int, Entry] = {}
-    hidden: dict[int, Entry] = {}
-    own_block = {e.slot for e in found if e.write[0] == call.number}
-    for entry in found:
-        mine = labels.same(entry.label, request) and entry.label.position <= at
-        if not entry.visible:
-            if mine:
-                hidden.setdefault(entry.label.position, entry)
-        elif entry.torn:
-            deviations.append(deviation("cache", "torn-entry", entry, origin=entry.torn))
-            right.setdefault(entry.label.position if mine else -1, entry)
-        elif mine and entry.label.position < low:
-            deviations.append(deviation("mask", "window", entry, token_position=entry.label.position))
-        elif mine and entry.label.position not in right:
-            right[entry.label.position] = entry
+    for entry in (entry for entry in query.entries if entry.visible):
+        own, position = query.is_own(entry), entry.label.position
+        if entry.torn:
+            deviations.append(query.deviation("cache", "torn-entry", entry, origin=entry.torn))
+            if own:  # it is there, and whatever else is wrong with it follows
+                right.setdefault(position, entry)
+        elif own and position < query.low:
+            deviations.append(query.deviation("mask", "window", entry, token_position=position))
+        elif own and position not in right:
+            right[position] = entry
         else:
-            component, kind = _surplus(entry, request, at, entry.slot in own_block)
-            origin = holds(entry.label, request)
+            component, kind = _surplus(entry, query.request, query.at, entry.slot in query.own_block)
+            origin = holds(entry.label, query.request)
             origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
-            deviations.append(deviation(component, kind, entry, origin=origin))
-    right.pop(-1, None)
-    own_slot = max(own_block, default=len(found) - 1) - call.tokens.shape[1] + 1 + column
-    for position in range(low, at + 1):
+            deviations.append(query.deviation(component, kind, entry, origin=origin))
+    return deviations, right
+
+
+def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
+    """What should be seen and is not: it is hidden, or it is not in the row's cache."""
+    deviations: list[Deviation] = []
+    hidden: dict[int, Entry] = {}
+    for entry in query.entries:
+        if not entry.visible and query.is_own(entry):
+            hidden.setdefault(entry.label.position, entry)
+    width = query.call.tokens.shape[1]
+    own_slot = max(query.own_block, default=len(query.entries) - 1) - width + 1 + query.column
+    for position in range(query.low, query.at + 1):
         if position in right:
             continue
         where = hidden.get(position)
-        component, kind = ("mask", "token-hidden") if where else ("cache", "missing-entry")
-        if where and family.window and own_slot - where.slot >= family.window:
-            kind = "window"
-        elsewhere = _elsewhere(call, row, request, position, labels) if where is None else ""
-        deviations.append(deviation(component, kind, where, token_position=position, origin=elsewhere))
-    deviations = _as_shift(deviations, found, request, at, own_block, call.number, column, labels.left)
+        if where is None:
+            origin = _elsewhere(query.call, query.row, query.request, position, query.labels)
+            deviations.append(query.deviation("cache", "missing-entry", token_position=position, origin=origin))
+        else:  # a window that counts slots loses what is that far away in slots
+            far = query.family.window and own_slot - where.slot >= query.family.window
+            kind = "window" if far else "token-hidden"
+            deviations.append(query.deviation("mask", kind, where, token_position=position))
+    return deviations
 
-    offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
-    query_position = int(call.places[row, column])
-    if query_position != at + offset:
-        deviations.append(
-            deviation("position", "query-position", token_position=at, expected=at + offset, observed=query_position)
-        )
+
+def _misplaced(
+    query: _Query, right: dict[int, Entry], offset: int, stored: Ints
+) -> tuple[list[Deviation], list[Write]]:
+    """What is seen at a wrong position or written under an earlier fault, and the writes that explain it."""
+    deviations: list[Deviation] = []
+    follow: list[Write] = []
+    call, at = query.call, query.at
+    carried = int(call.places[query.row, query.column])
+    if carried != at + offset:
+        fault = query.deviation("position", "query-position", token_position=at, expected=at + offset, observed=carried)
+        deviations.append(fault)
     for position, entry in right.items():
-        writer = labels.calls.get(entry.write[0])
-        if position != at and entry.position != position + offset:
+        if position == at:
+            continue
+        if entry.position != position + offset:
+            writer = query.labels.calls.get(entry.write[0])
             fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
             origin = FED_WITH if fed == entry.position else "changed in the cache"
-            if not family.fed:
+            if not query.family.fed:
                 origin = "counted by its slot"
             elif fed == entry.position and entry.write[0] <= call.number:
                 follow.append(entry.write)
-            deviations.append(
-                deviation(
-                    "position",
-                    "key-position",
-                    entry,
-                    token_position=position,
-                    expected=position + offset,
-                    observed=entry.position,
-                    origin=origin,
-                )
-            )
-        elif position != at and entry.digest != stored[request][position]:
+            places = {"expected": position + offset, "observed": entry.position}
+            fault = query.deviation("position", "key-position", entry, token_position=position, origin=origin, **places)
+            deviations.append(fault)
+        elif entry.digest != stored[position]:
             follow.append(entry.write)
-            deviations.append(deviation("cache", "poisoned-entry", entry, token_position=position))
-    slots = [_slot(entry, request, range(low, at + 1), offset, right) for entry in found]
+            deviations.append(query.deviation("cache", "poisoned-entry", entry, token_position=position))
+    return deviations, follow
+
+
+def _slots(query: _Query, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
+    """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
+    slots = [_slot(entry, query.request, range(query.low, query.at + 1), offset, right) for entry in query.entries]
     absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     for position in absent:
-        token = labels.sequence(request)[position]
+        token = query.labels.sequence(query.request)[position]
         slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True))
-    return Context(tuple(deviations), tuple(follow), tuple(slots))
+    return slots
 
 
 def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]) -> tuple[str, str] | None:
@@ -216,42 +262,26 @@ def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels
     return "no row of the cache holds it"
 
 
-def _as_shift(
-    deviations: list[Deviation],
-    found: list[Entry],
-    request: int,
-    at: int,
-    own_block: set[int],
-    call: int,
-    column: int,
-    left: bool,
-) -> list[Deviation]:
+def _as_shift(query: _Query, deviations: list[Deviation]) -> list[Deviation]:
     """When mask and cache differ by a shift alone, say which of the two was not moved.
 
     The one at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other was left
     behind.
     """
-    cached = [entry for entry in found if entry.slot not in own_block]
-    mine = {e.slot for e in cached if e.label.what == "token" and e.label.request == request and e.label.position <= at}
+    cached = [entry for entry in query.entries if entry.slot not in query.own_block]
+    own = {entry.slot for entry in cached if entry.label.request == query.request and query.is_own(entry)}
     shown = {entry.slot for entry in cached if entry.visible}
-    if not mine or mine == shown or len(mine) != len(shown) or not (mine - shown):
+    if not own or own == shown or len(own) != len(shown) or not (own - shown):
         return deviations
-    shift = min(mine) - min(shown)
-    if {slot + shift for slot in shown} != mine:
+    shift = min(own) - min(shown)
+    if {slot + shift for slot in shown} != own:
         return deviations
-    edge = min(own_block, default=len(found)) - 1 if left else 0
-    if edge not in shown or edge in mine:
+    edge = min(query.own_block, default=len(query.entries)) - 1 if query.labels.left else 0
+    if edge not in shown or edge in own:
         return deviations
-    moved = Deviation(
-        "cache",
-        "misaligned",
-        call,
-        column,
-        request,
-        slot=min(mine),
-        origin=f"{shift:+d} slots from where the mask shows",
-    )
-    return [moved, *(d for d in deviations if d.slot not in mine | shown)]
+    origin = f"{shift:+d} slots from where the mask shows"
+    moved = replace(query.deviation("cache", "misaligned"), slot=min(own), origin=origin)
+    return [moved, *(d for d in deviations if d.slot not in own | shown)]
 
 
 def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int:

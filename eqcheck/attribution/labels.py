@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from eqcheck.attribution.alignment import align
 from eqcheck.attribution.record import Label, Record, Sequences, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
@@ -35,7 +36,7 @@ class Labels(Record):
             self._proposed.append((call.number, set(call.predictions[call.tells].tolist())))
             return
         self.calls[call.number] = call
-        self._committed.update(self._begun)
+        self.committed.update(self._begun)
         taken: set[int] = set()
         for row in range(len(call.tokens)):
             found = self._label_row(call, row, taken)
@@ -54,7 +55,7 @@ class Labels(Record):
         if len(segments) > 1:
             return {self._label_segment(call, row, columns, places) for columns in segments}
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
-            aligned = self._align(call, row, taken)
+            aligned = align(self, call, row, taken)
             if aligned is None:
                 last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
                 proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
@@ -88,12 +89,12 @@ class Labels(Record):
 
         So it is where a call with fewer rows than there are requests feeds several in one row.
         """
-        if len(call.tokens) >= len(self._requests):
+        if len(call.tokens) >= len(self.requests):
             return False
         hidden = self_hidden(call, row)
         return any(
             not hidden[column - 1]
-            and int(call.tokens[row, column - 1]) != self._pad
+            and int(call.tokens[row, column - 1]) != self.pad
             and int(call.visible[row, column].sum()) == 1
             for column in range(1, len(hidden))
             if not hidden[column]
@@ -137,7 +138,7 @@ class Labels(Record):
             slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
             votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
-            aligned = self._align(call, row, set(), columns, list(votes) or None)
+            aligned = align(self, call, row, set(), columns, list(votes) or None)
             if aligned is None:
                 for column in columns:
                     self.of[call.number, row, column] = Label(-1, -1, "unknown")
@@ -156,7 +157,7 @@ class Labels(Record):
             theirs = places[column]
             if not theirs or any(r == request for r, _ in theirs) or column < self._pads(call, row):
                 continue
-            if int(call.tokens[row, column]) != self._pad or self._goes_on(call, row, column, places):
+            if int(call.tokens[row, column]) != self.pad or self._goes_on(call, row, column, places):
                 found.append(column)
         return found
 
@@ -165,7 +166,7 @@ class Labels(Record):
         for request, position in places[column]:
             at = 1
             while column + at < len(places) and (request, position + at) in places[column + at]:
-                if int(call.tokens[row, column + at]) != self._pad:
+                if int(call.tokens[row, column + at]) != self.pad:
                     return True
                 at += 1
         return False
@@ -204,7 +205,7 @@ class Labels(Record):
             else:
                 on_path = False
                 position += 1
-                filler = self._drafted and int(call.tokens[row, column]) not in proposed
+                filler = self.drafted and int(call.tokens[row, column]) not in proposed
                 what, at = "filler" if filler else "draft", position
             self.of[call.number, row, column] = Label(request, at, what, column in exact)
         own = {column: self.of[call.number, row, column] for column in columns}
@@ -217,7 +218,7 @@ class Labels(Record):
         reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
         self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
         # A draft is fed behind a token of the row, so the first one of a call is none.
-        prompt = len(self._requests[request].prompt)
+        prompt = len(self.requests[request].prompt)
         begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
         self._begun[request] = max(self._begun.get(request, -1), begins)
 
@@ -226,7 +227,7 @@ class Labels(Record):
     ) -> int:
         """The request that most of these columns are right for; of several the one that the row goes on with, or whose
         writes it holds, or else its own index."""
-        held = [label.request for label in self._held(call, row) if label.what == "token"]
+        held = [label.request for label in self.held(call, row) if label.what == "token"]
         found = [(request, position - column) for column in columns for request, position in places[column]]
         starts = dict(reversed(found))
         counts = Counter(request for request, _ in found)
@@ -246,12 +247,12 @@ class Labels(Record):
         tokens = call.tokens[row].tolist()
         if len(tokens) < call.kv[0].shape[3] or not self.left:
             return 0
-        return next((column for column, token in enumerate(tokens) if token != self._pad), len(tokens))
+        return next((column for column, token in enumerate(tokens) if token != self.pad), len(tokens))
 
     def _pad_ahead(self, call: Call, row: int, column: int, request: int, position: int, proposed: set[int]) -> bool:
         """Whether a column feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
-        asked = self._reached.get(request, len(self._requests[request].prompt) - 1)
-        new = position >= len(self._requests[request].prompt) and position > asked + 1
+        asked = self._reached.get(request, len(self.requests[request].prompt) - 1)
+        new = position >= len(self.requests[request].prompt) and position > asked + 1
         return new and self._is_pad(call, row, column, proposed)
 
     def _inside(self, call: Call, row: int, columns: range, request: int, position: int) -> int:
@@ -259,7 +260,7 @@ class Labels(Record):
 
         So they are pads among its tokens, even if the draft proposed the pad id somewhere.
         """
-        pads = next((at for at, c in enumerate(columns) if int(call.tokens[row, c]) != self._pad), len(columns))
+        pads = next((at for at, c in enumerate(columns) if int(call.tokens[row, c]) != self.pad), len(columns))
         inside = 1 < pads < len(columns) and self._is(request, position, call, row, columns[pads])
         return columns[pads] if inside else 0
 

@@ -141,7 +141,7 @@ class Reader:
         sources = self.sources
         known = sources.known(row, position, since, True)
         uncut = self.run.truth.uncut[row][position + 1 - len(self.run.case.prompts[row]) :]
-        if observed in known.drafted | known.astray or observed in uncut[:3]:
+        if observed in known.drafted | known.astray or observed in uncut[:3]:  # or up to two tokens were lost
             return None
         if sources.for_another(row, observed, since, until) is not None:
             return None
@@ -209,18 +209,7 @@ class Reader:
     def _context_fault(
         self, verdict: RowVerdict, index: int, blamed: list[Write]
     ) -> tuple[tuple[int, ...], Explanation]:
-        visited: set[Write] = set()
-        pending = blamed[:1]
-        found: list[tuple[tuple[int, ...], Deviation, Write]] = []
-        while pending:
-            write = pending.pop()
-            if write in visited or write not in self.labels.of or self.labels.of[write].what != "token":
-                continue
-            visited.add(write)
-            context = self._context(write)
-            pending += context.follow
-            found += [(_order(deviation, write), deviation, write) for deviation in context.deviations]
-        found.sort(key=lambda one: one[0])
+        found = self._followed(blamed[:1])
         roots = [one for one in found if not (KINDS[one[1].kind].inherited and self._explained(one[1], one[2]))]
         if not roots:
             detail = (
@@ -267,6 +256,20 @@ class Reader:
             slots=self._context(write).slots,
         )
         return key, explanation
+
+    def _followed(self, pending: list[Write]) -> list[tuple[tuple[int, ...], Deviation, Write]]:
+        """What queries saw wrongly, and the queries that wrote it, and so on, in causal order."""
+        visited: set[Write] = set()
+        found: list[tuple[tuple[int, ...], Deviation, Write]] = []
+        while pending:
+            write = pending.pop()
+            if write in visited or write not in self.labels.of or self.labels.of[write].what != "token":
+                continue
+            visited.add(write)
+            context = self._context(write)
+            pending += context.follow
+            found += [(_order(deviation, write), deviation, write) for deviation in context.deviations]
+        return sorted(found, key=lambda one: one[0])
 
     def _changed(self, deviation: Deviation, write: Write) -> Deviation | None:
         """A slot whose own query was right when it was written, so that it was changed since; None for any other."""

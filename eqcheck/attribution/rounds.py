@@ -50,8 +50,10 @@ from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, agrees
 from eqcheck.trace import DRAFT
 
-_COINCIDENCES = 100
-_ENOUGH_AHEAD = 10  # one row seen ahead refutes so many that are level
+_COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
+# One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and
+# that happens far less often than once in so many rounds.
+_ENOUGH_AHEAD = 10
 _WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 # What each warning begins with, and what it says of each of its counts.
 _WARNINGS = {

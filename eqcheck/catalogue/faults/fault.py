@@ -178,11 +178,12 @@ def planted(
 ) -> Callable[[C], C]:
     """Plant a fault in several builds, given by name; those of ``held_back`` are held back.
 
-    ``families`` are those on which it shows, as far as a build claims them; for the rest see `Fault`.
+    ``families`` are those on which it shows, as far as a build claims them; for the rest see `Fault`. Where
+    that is not the same in all builds, a fault is planted twice.
     """
 
     def plant(broken: C) -> C:
-        record = _RECORDS.pop(broken)
+        record = _RECORDS[broken]
         for build in (*builds.split(), *held_back.split()):
             one = {
                 **record,

@@ -156,7 +156,8 @@ class ShortDraftPadsVisible(BatchCache):
         return mask
 
 
-@planted("static", "continuous", rows=2, edit="pads-after-seen")
+@planted("static", rows=2, no_edit="no edit keeps the pads of earlier blocks")
+@planted("", "continuous", rows=2, edit="pads-after-seen")
 @fault("M8-short-block-pads-visible", "mask/pad-visible", issue("vllm-project/vllm-ascend", 15461))
 class ShortBlockPadsVisible:
     """The mask covers every row's block up to the width of the widest."""

@@ -80,7 +80,8 @@ class MovedTheWrongWay(RealignedCache):
         return used.long().argsort(dim=1, stable=True, descending=True)[:, : order.shape[1]]
 
 
-@planted("realigned", "static", edit="values-not-moved")
+@planted("", "static", no_edit="no edit compacts a cache of fixed shape")
+@planted("realigned", edit="values-not-moved")
 @fault("K6-values-not-moved", "cache/torn-entry", issue("alibaba/MNN", 4600))
 class ValuesNotMoved:
     """Keys are realigned, values are not."""

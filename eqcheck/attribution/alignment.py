@@ -1,0 +1,167 @@
+"""Which request a row of a call stands for, and from which of its tokens on, where no query of the row is right.
+
+Every token of a request that the row feeds is a start it may have. What speaks for and against a start is counted, and
+the highest score is taken. Nothing derives the weights: each stands where decoders are told apart that differ in
+nothing else, and `tests/test_labels.py` has for each a row that is aligned wrongly without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eqcheck.attribution.record import Record, self_hidden
+from eqcheck.hashing import MODEL
+from eqcheck.trace import DRAFT, TARGET, Call
+
+
+class Counts(NamedTuple):
+    """What speaks for a start, or against it; `WEIGHTS` says how much each of them does."""
+
+    held: int
+    gap: int
+    beyond: int
+    fed: int
+    position: int
+    own_row: int
+    own_row_in_order: int
+    prompt: int
+    taken: int
+    hidden: int
+    strange: int
+
+
+# In tenths of a point.
+WEIGHTS = Counts(
+    held=30,  # an entry of the request that the row's cache holds before the start
+    gap=-30,  # a token before the start of which the cache holds nothing, or an entry too many
+    beyond=-30,  # an entry held of the start or what is behind it
+    fed=20,  # a token fed that the request has there
+    position=20,  # the first one carries its logical position
+    own_row=5,  # the row of the call has the request's number, which engines give up when rows leave
+    own_row_in_order=40,  # the same in a batch that is whole and has no cache, where rows seldom move
+    prompt=20,  # the row reaches the end of the prompt, from where on there is something to ask
+    taken=-40,  # another row of the call stands for the request
+    hidden=-30,  # the first token does not see itself, as pads do not
+    strange=-30,  # behind what fits, something is fed that no draft had proposed
+)
+
+
+class Start(NamedTuple):
+    """Column ``first`` of the row feeds the token at logical position ``at`` of the request.
+
+    ``ahead`` is 1 where the call asks for a token that is not committed, and less by the tokens that it asks for again.
+    That would be of no use to a decoder, so a start of which it holds is taken only where nothing else fits.
+    """
+
+    request: int
+    first: int
+    at: int
+    ahead: int
+    counts: Counts
+
+    @property
+    def score(self) -> tuple[int, int]:
+        return self.ahead, sum(count * weight for count, weight in zip(self.counts, WEIGHTS, strict=True))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row to be aligned, or the ``columns`` of it that belong to one request.
+
+    ``held[request]`` are the positions in its cache, ``garbled`` the entries seen that no model wrote, which may stand
+    for any token; ``in_order``: the whole batch is fed, without caches.
+    """
+
+    call: Call
+    row: int
+    begin: int
+    tokens: list[int]
+    hidden: list[bool]
+    held: list[set[int]]
+    garbled: int
+    in_order: bool
+
+
+def align(
+    record: Record,
+    call: Call,
+    row: int,
+    taken: Collection[int],
+    columns: range | None = None,
+    requests: Sequence[int] | None = None,
+) -> tuple[int, int, int] | None:
+    """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
+
+    ``taken`` are requests that other rows of the call stand for; ``requests`` those that this one may stand for, all if
+    not given.
+    """
+    fed = _row(record, call, row, columns)
+    all_of_them = range(len(record.requests)) if requests is None else requests
+    found = (start for request in all_of_them for start in _starts(record, fed, request, request in taken))
+    best = max(found, key=lambda start: start.score, default=None)
+    return None if best is None else (best.request, fed.begin + best.first, best.at - fed.begin - best.first)
+
+
+def _row(record: Record, call: Call, row: int, columns: range | None) -> _Row:
+    begin = columns[0] if columns else 0
+    held: list[set[int]] = [set() for _ in record.requests]
+    for label in record.held(call, row):
+        for request, positions in enumerate(held) if label.what == "token" else ():
+            if record.same(label, request):
+                positions.add(label.position)
+    nobodys = call.kv[0][0, row, 0, :, MODEL] > max(TARGET, DRAFT)
+    return _Row(
+        call,
+        row,
+        begin,
+        tokens=call.tokens[row].tolist()[begin : columns[-1] + 1 if columns else None],
+        hidden=self_hidden(call, row)[begin:],
+        held=held,
+        garbled=int((call.visible[row].any(axis=0) & nobodys).sum()),
+        in_order=len(call.tokens) == len(record.requests) and not any(held),
+    )
+
+
+def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[Start]:
+    """The starts that the row may have in a request: columns before one must be pads."""
+    pad, tokens = record.pad, fed.tokens
+    proposed = record.proposed(request, fed.call.number) | {pad} if record.drafted else set(tokens)
+    for first, token in enumerate(tokens):
+        for whole in record.requests[request].wholes:
+            for at in (at for at, other in enumerate(whole) if other == token):
+                run = _common_prefix(tokens[first:], whole[at:])
+                prompt = len(record.requests[request].prompt)
+                if at + run < prompt and any(other != pad for other in tokens[first + run :]):
+                    continue  # a row cannot leave its own prompt
+                behind = zip(tokens[first + run :], fed.hidden[first + run :], strict=False)
+                strange = any(not unseen and other not in proposed for other, unseen in behind)
+                last = min(at + len(tokens) - first, prompt + record.requests[request].needed - 1) - 1
+                ahead = min(1, last - record.committed.get(request, -1))
+                yield Start(request, first, at, ahead, _counts(fed, request, first, at, run, prompt, strange, taken))
+        if token != pad:
+            return
+
+
+def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int, strange: bool, taken: bool) -> Counts:
+    have = fed.held[request]
+    before = sum(position < at for position in have)
+    own_row = int(request == fed.row)
+    return Counts(
+        held=before,
+        gap=abs(at - before - fed.garbled),
+        beyond=len(have) - before,
+        fed=run,
+        position=int(fed.call.positions[fed.row, fed.begin + first] == at),
+        own_row=0 if fed.in_order else own_row,
+        own_row_in_order=own_row if fed.in_order else 0,
+        prompt=int(at + len(fed.tokens) - first >= prompt),
+        taken=int(taken),
+        hidden=int(fed.hidden[first]),
+        strange=int(strange),
+    )
+
+
+def _common_prefix(fed: Sequence[int], wanted: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(fed, wanted, strict=False)) if a != b), min(len(fed), len(wanted)))

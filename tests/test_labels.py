@@ -1,0 +1,190 @@
+"""Rows in which no query is right are still known for what they are, and every weight of the alignment is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from eqcheck.attribution import alignment
+from eqcheck.attribution.alignment import WEIGHTS, Counts
+from eqcheck.attribution.labels import Labels, labels_of
+from eqcheck.attribution.record import Label, Write
+from eqcheck.case import Case
+from eqcheck.catalogue import FAULTS
+from eqcheck.harness import run
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Row(NamedTuple):
+    """A row of a call that a fault makes, one column of it, and what stands there."""
+
+    fault: str
+    case: Case
+    write: Write
+    label: tuple[int, int, str]
+
+
+def case(prompts: list[list[int]], new: int, k: int, accepts: Any, pad: int, family: str, **more: Any) -> Case:
+    some = tuple(map(tuple, prompts))
+    table = tuple(map(tuple, accepts))
+    return Case(some, max_new_tokens=new, num_draft_tokens=k, accepts=table, pad_token_id=pad, family=family, **more)
+
+
+ROLLED_BACK = case(
+    [[43, 84, 15], [114, 60, 76, 18], [31], [114, 60, 76, 18]],
+    1,
+    4,
+    [[3], [0], [1], [1]],
+    18,
+    "window",
+    eos_token_ids=(125, 114),
+    cache_state="preallocated",
+)
+EQUAL_BEGINNINGS = case(
+    [[46, 77, 112, 43], [46, 77, 112], [89, 72]],
+    8,
+    4,
+    [[0, 0], [1, 2, 1, 2, 1], [1, 1]],
+    112,
+    "rotary",
+    eos_token_ids=(37,),
+)
+SCALED = case([[33, 8, 101, 7], [125, 85, 116, 74]], 6, 3, [[2, 3], []], 127, "slot-distance")
+# In all of these but one the row of the call has the number of its request, and the position ids are right.
+ROWS = {
+    "held": Row(
+        "K9-spare-slots-visible.holes",
+        case([[64, 100, 122, 34], [123, 56]], 4, 2, [[], [2, 1, 1]], 127, "learned", cache_state="preallocated"),
+        (9, 0, 0),
+        (0, 6, "token"),
+    ),
+    "gap": Row("K29-sizes-one-late.static", EQUAL_BEGINNINGS, (10, 1, 0), (1, 3, "token")),
+    "beyond": Row(
+        "M7-sees-next-draft.holes",
+        case(
+            [[37, 56, 45, 39], [110, 46, 105, 127, 48]],
+            16,
+            6,
+            [[6, 1, 5, 4, 5, 2, 0, 0], [2]],
+            126,
+            "learned",
+            eos_token_ids=(18, 94),
+        ),
+        (63, 1, 0),
+        (1, 12, "token"),
+    ),
+    "fed": Row(
+        "K9-spare-slots-visible.holes",
+        case(
+            [[118], [127, 48], [96, 78]],
+            5,
+            3,
+            [],
+            111,
+            "rotary",
+            agreement=0.7,
+            eos_token_ids=(111,),
+            cache_state="preallocated",
+        ),
+        (4, 1, 0),
+        (1, 0, "token"),
+    ),
+    "position": Row("K18-keys-scaled.paged_small", SCALED, (15, 1, 0), (1, 6, "token")),
+    "own_row": Row(
+        "K3-never-cropped.static",
+        case(
+            [
+                [115, 119, 41, 68, 51],
+                [126, 55],
+                [9],
+                [104, 69, 118, 36],
+                [1],
+                [104, 69, 118, 36],
+                [30, 5, 61],
+                [111, 86],
+                [87, 61, 8, 91],
+            ],
+            2,
+            3,
+            [[1, 3], [], [], [], [3, 0], [2], [2], [3], [3]],
+            82,
+            "learned",
+            eos_token_ids=(82, 69),
+        ),
+        (3, 5, 0),
+        (5, 4, "token"),
+    ),
+    "own_row_in_order": Row("K9-spare-slots-visible.rolled_back", ROLLED_BACK, (1, 2, 3), (2, 0, "token")),
+    "prompt": Row(  # one batch row holds all prompts, in order
+        "P10-positions-not-restarted.packed",
+        case(
+            [
+                [93, 108, 19, 103, 124, 77],
+                [87],
+                [0, 62, 64, 103],
+                [102],
+                [63, 103, 5, 57, 72],
+                [0],
+                [14, 37, 5],
+                [70, 119, 21, 112, 47, 65],
+                [102],
+                [70, 57, 72, 119, 126, 39],
+            ],
+            1,
+            1,
+            [[], [], [1], [], [], [1], [], [1], [0], [0]],
+            37,
+            "learned",
+            eos_token_ids=(122, 103),
+        ),
+        (1, 0, 17),
+        (5, 0, "token"),
+    ),
+    "taken": Row("K18-keys-scaled.paged_small", SCALED, (15, 1, 0), (1, 6, "token")),
+    "hidden": Row("K9-spare-slots-visible.rolled_back", ROLLED_BACK, (1, 2, 3), (2, 0, "token")),
+    "strange": Row("K11-reset-instead-of-rollback.realigned", EQUAL_BEGINNINGS, (27, 1, 1), (1, 8, "token")),
+}
+
+
+def labelled(row: Row) -> tuple[Labels, Label]:
+    fault = next(fault for fault in FAULTS if fault.id == row.fault)
+    done = run(fault.decoder(), row.case)
+    labels = labels_of(done, done.trace)
+    return labels, labels.of[row.write]
+
+
+def without(weight: str) -> Counts:
+    return WEIGHTS._replace(**{weight: 0})
+
+
+@pytest.mark.parametrize("weight", ROWS)
+def test_a_row_is_known_for_what_it_is_and_would_not_be_without_the_weight(
+    weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ROWS[weight]
+    labels, label = labelled(row)
+    call = labels.calls[row.write[0]]
+    assert (label.request, label.position, label.what) == row.label
+    if row.fault.endswith(".packed"):
+        assert sum(map(len, row.case.prompts[: label.request])) == row.write[2]
+    else:
+        assert (label.request, label.position) == (row.write[1], call.positions[row.write[1:]])
+    monkeypatch.setattr(alignment, "WEIGHTS", without(weight))
+    other = labelled(row)[1]
+    assert (other.request, other.position, other.what) != row.label
+
+
+def test_every_weight_has_its_reason_and_its_row() -> None:
+    assert list(ROWS) == list(WEIGHTS._fields)
+    source = Path(alignment.__file__).read_text()
+    for name, weight in WEIGHTS._asdict().items():
+        assert weight
+        assert re.search(rf"\b{name}={weight},  # \w+", source)
