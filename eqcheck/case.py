@@ -49,6 +49,7 @@ class Case:
 
     format: ClassVar[str] = "eqcheck-case/1"
     lane: ClassVar[str] = "transparent"
+    checkpoint: ClassVar[str] = ""
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int = 4
     num_draft_tokens: int = 1

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from eqcheck.campaign.loop import audit
 from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Decoder, Request, decoder
+from eqcheck.contract import Decoder, Request, RowOptions, decoder
+from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.workers.forked import context
 
 Rows = list[list[int]]
@@ -211,3 +213,12 @@ def test_ten_kills_leave_every_case_whole_and_lose_none(tmp_path: Path) -> None:
     result = audit(made(raising_often), Options(cases=1, corpus=tmp_path / ".eqcheck"))
     assert len(result.replayed) == to_dict(result, tmp_path)["corpus"]["replayed"] == len(complete)
     assert not list((tmp_path / ".eqcheck").rglob(".*.tmp"))
+
+
+def test_a_case_of_another_lane_is_no_older_version_of_a_case(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path, "mine")
+    engine = EngineCase((Row((1,), RowOptions(1)),), checkpoint="of-another-torch")
+    for case in (engine, Case(prompts=((1, 2, 3),), max_new_tokens=9), replace(engine, checkpoint="")):
+        corpus.store(StoredViolation(case, "mine", SHORT), claimed=True)
+    assert [stored.case.lane for stored in corpus.load().values()].count("checkpoint") == 2
+    assert len(corpus.load()) == 3

@@ -61,7 +61,10 @@ class Corpus:
             path = folder / f"{stem}~{violation.case.id}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not _better(violation, read_case(path)):
+            old = read_case(path) if path.exists() else None
+            if old and (old.case.lane, old.case.checkpoint) != (violation.case.lane, violation.case.checkpoint):
+                path = folder / f"{stem}~{violation.case.id}.json"
+            elif old and not _better(violation, old):
                 return
             write_whole(path, violation.to_json())
         except OSError as error:  # the same for every case: the loop says it once

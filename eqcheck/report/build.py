@@ -13,7 +13,7 @@ from eqcheck.campaign.casefile import command, file_stem, read_case, stored_viol
 from eqcheck.campaign.result import Audit, Finding, by_cause
 from eqcheck.errors import UsageError
 from eqcheck.kinds import KINDS
-from eqcheck.plain import cleaned, one_line
+from eqcheck.plain import one_line
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -28,6 +28,7 @@ from eqcheck.report.schema import (
     Report,
     Violation,
     from_builtins,
+    printable_report,
     to_builtins,
 )
 from eqcheck.report.text import about_condition, render
@@ -116,7 +117,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         cases_per_second=round(len(audit.outcomes) / audit.drawing_s, 2) if audit.drawing_s else None,
         elapsed_s=round(audit.elapsed, 1),
     )
-    return from_builtins(cleaned(to_builtins(report)))
+    return printable_report(report)
 
 
 def _versions(audit: Audit) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from eqcheck.campaign.result import RealPair
+from eqcheck.plain import cleaned
 from eqcheck.verdict import Explanation
 
 FORMAT: Final = "eqcheck-report/2"
@@ -185,6 +186,11 @@ def to_builtins(report: Report) -> dict[str, Any]:
 def from_builtins(data: Any) -> Report:
     """The inverse of `to_builtins`; raises `msgspec.ValidationError` for data of another shape."""
     return msgspec.convert(data, Report)
+
+
+def printable_report(report: Report) -> Report:
+    """The report with texts that can be printed and written, whatever the decoder says."""
+    return from_builtins(cleaned(msgspec.to_builtins(report)))
 
 
 def schema() -> str:

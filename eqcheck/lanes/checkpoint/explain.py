@@ -27,8 +27,9 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     search, detail = (found.search, "") if found else (None, unexplained)
     # What was searched for is named after the edit that explains it; what nobody can explain, after how it looks.
-    look = "" if outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2].replace(" ", "-")
-    subject = search.edit.partition(":")[0] if search else look
+    subject = "" if found or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2].replace(" ", "-")
+    if search and search.surprising:
+        subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]
     if whole := _returned_whole(outcome):
         component, kind, search, detail, subject = "bookkeeping", "prompt-in-output", None, whole[1], ""

@@ -48,7 +48,14 @@ class Investigation:
         found = self._cause(smallest, minimised, elsewhere) if tried else None
         named = needs(smallest.case)
         explanation = explain(smallest, found) if tried else explain(smallest, None, UNTRIED)
-        finding = Finding(smallest, explanation, needs=named, plain=self._plain(smallest.case), minimised=minimised)
+        finding = Finding(
+            smallest,
+            explanation,
+            needs=named,
+            plain=self._plain(smallest.case),
+            stored=smallest is outcome and not outcome.drawn,
+            minimised=minimised,
+        )
         if found is not None:
             self.causes.setdefault(finding.id, found)
         return finding
