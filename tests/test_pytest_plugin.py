@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck.campaign.casefile import read_case
 from eqcheck.replay import replay
 
