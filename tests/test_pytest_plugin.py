@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck.campaign.casefile import read_case
 from eqcheck.replay import replay
 
@@ -40,6 +40,14 @@ def worse(target, draft, request):
 @eqcheck.decoder(name="mended", known=KNOWN)
 def mended(target, draft, request):
     return good(target, draft, request)
+
+earlier = []
+
+@eqcheck.decoder(name="keeps")
+def keeps(target, draft, request):
+    earlier.append(request)
+    rows = good(target, draft, request)
+    return rows if len(earlier) < 3 else [row[:-1] for row in rows]
 
 @eqcheck.decoder(name="raises")
 def raises(target, draft, request):
@@ -130,7 +138,9 @@ def test_a_wrong_decoder_fails_with_the_explanation_and_nothing_else(
 
 
 @pytest.mark.usefixtures("engines")
-def test_the_stored_case_is_small_and_can_be_replayed(pytester: pytest.Pytester, monkeypatch: Any) -> None:
+def test_the_stored_case_is_small_and_can_be_replayed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(pytester, "--adapter=engines/mine.py:short", "-k", "solo")
     (path,) = (pytester.path / ".eqcheck" / "1" / "short").iterdir()
     stored = read_case(path)
@@ -138,6 +148,18 @@ def test_the_stored_case_is_small_and_can_be_replayed(pytester: pytest.Pytester,
     assert stored.adapter == f"{pytester.path / 'engines' / 'mine.py'}:short"
     monkeypatch.chdir(pytester.path)
     assert [replay(path, f"engines/mine.py:{name}") for name in ("short", "good")] == [1, 0]
+
+
+@pytest.mark.usefixtures("engines")
+def test_a_case_that_fails_after_others_only_is_stored_with_them(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(pytester, "--adapter=engines/mine.py:keeps", "-k", "solo")
+    result.stdout.fnmatch_lines(["state/leaks-from-earlier-request - *", "*Reproduce: eqcheck replay *"])
+    (path,) = (pytester.path / ".eqcheck" / "1" / "keeps").iterdir()
+    assert len(read_case(path).case.before) == 2
+    monkeypatch.chdir(pytester.path)
+    assert replay(path, "engines/mine.py:keeps") == 1
 
 
 @pytest.mark.usefixtures("engines")

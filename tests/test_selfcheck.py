@@ -90,7 +90,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FAULTS", [replace(FEW[0], id="T0-nothing.realigned")])
+    monkeypatch.setattr(module, "FAULTS", [replace(FEW[0], id="T0-nothing.realigned", patches=(), draft_patches=())])
     monkeypatch.setattr(module, "MOST_CASES", 3)
     found = check_fault(0)
     assert not found.caught

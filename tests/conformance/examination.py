@@ -29,13 +29,16 @@ from eqcheck.drawing import Chance, Choices
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source, merged
-from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, minimise
+from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, Sequences
+from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
 from eqcheck.limits import CASE_TIMEOUT
 from eqcheck.plain import printable
 from eqcheck.pytest_plugin import SEED
 from eqcheck.report.text import render
 from eqcheck.requirements import refused
+from eqcheck.workers.forked import Limits
 from eqcheck.workers.local import InProcess
+from eqcheck.workers.runner import Runner
 
 Variants = Callable[[Case, Choices, Decoder], Iterable[Case]]
 Needs = dict[str, Callable[[Case], bool]]
@@ -84,6 +87,8 @@ class Examination:
     def __init__(self, decoder: Decoder, laws: dict[str, Law], count: int) -> None:
         self.decoder, self.laws, self.count = decoder, laws, count
         self._found: dict[str, Found] = {}
+        self._log: list[Case] = []  # what was decoded in this process
+        self._slowest = 0.0
         self._settled: dict[tuple[str | None, bool], Outcome | None] = {}
         self._explained: dict[tuple[str, bool], str] = {}  # under which law
 
@@ -121,7 +126,9 @@ class Examination:
 
     def _examine(self, law: Law) -> Found:
         found, source = Found(), self._source(law)
-        runner = (_Closer if law.look == "query" else InProcess)(self.decoder.function, try_case, CASE_TIMEOUT)
+        runner = (_Closer if law.look == "query" else InProcess)(
+            self.decoder.function, try_case, CASE_TIMEOUT, log=self._log
+        )
         for number, case in enumerate(merged([source], self.count)):
             choose = Chance(Random(f"eqcheck {SEED} {law.name} {number}"))
             for variant in law.variants(case, choose, self.decoder):
@@ -131,6 +138,7 @@ class Examination:
                     found.passed_over[declined or (outcome.declined if outcome else "")] += 1
                     continue
                 found.decoded += 1
+                self._slowest = max(self._slowest, outcome.seconds if outcome.fingerprint != HANG else 0.0)
                 found.tested += all(holds(variant) for holds in law.needs.values())
                 found.failure = (
                     self._differs(law, outcome, runner.try_case(variant))
@@ -155,8 +163,7 @@ class Examination:
         right = outcome.exact_match == 1.0  # and only the calls show that something is wrong
         key = outcome.fingerprint, right
         if key not in self._settled:
-            smallest = minimise(outcome, source, runner, self.decoder.families, MINIMISE_S)
-            self._settled[key] = smallest and confirmed(smallest, runner)
+            self._settled[key] = self._settle(outcome, source, runner)
         settled = self._settled[key]
         fingerprint = str((settled or outcome).fingerprint)
         found.seen.update({fingerprint, str(outcome.fingerprint)})
@@ -175,6 +182,26 @@ class Examination:
         if right:  # `eqcheck replay` judges tokens, and would call this fixed
             lines.append("  The tokens are right: only the calls of the target show this.")
         return "\n".join([*lines, self._again(law) if right else self._stored(settled)])
+
+    def _settle(self, outcome: Outcome, source: Source, runner: Runner) -> Outcome | None:
+        """The smallest case, confirmed as an audit does it: in fresh processes, so that a stored case can be replayed.
+
+        Where the decoder fails only after other requests, the case has them; None where it does not fail again.
+        """
+        if outcome.exact_match == 1.0 or not self.decoder.spec:
+            return self._settle_by(outcome, source, runner, None)
+        with Fresh(self.decoder.spec, Limits(CASE_TIMEOUT, None)) as fresh:
+            by = (fresh.same, Sequences(fresh, lambda: None, source.claims)) if fresh.usable else (runner, None)
+            return self._settle_by(outcome, source, *by)
+
+    def _settle_by(
+        self, outcome: Outcome, source: Source, runner: Runner, sequences: Sequences | None
+    ) -> Outcome | None:
+        again = confirms(outcome, runner, sequences, self._slowest, SEARCH_S)
+        if again is None or again.case.before:
+            return again
+        smallest = minimise(again, source, runner, self.decoder.families, MINIMISE_S)
+        return smallest and confirmed(smallest, runner)
 
     @property
     def _spec(self) -> str:
