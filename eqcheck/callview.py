@@ -14,7 +14,7 @@ from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL, POSITION, ROW, TOKEN, Ints
-from eqcheck.report.text import ids
+from eqcheck.text import ids
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import many
 

@@ -23,7 +23,7 @@ from eqcheck.sizes import WIDE
 
 if TYPE_CHECKING:
     from eqcheck.bench.run import Results
-    from eqcheck.campaign.result import Audit
+    from eqcheck.findings import Audit
 
 _EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
@@ -146,7 +146,7 @@ def _audit(options: argparse.Namespace) -> int:
     from eqcheck import registry
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
-    from eqcheck.campaign.result import Options
+    from eqcheck.findings import Options
     from eqcheck.report.build import write
     from eqcheck.report.schema import to_builtins
     from eqcheck.report.terminal import progress, summary

@@ -18,7 +18,7 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
-    `eqcheck.report.text.say` fills in. Of what is wrong in one call the least ``rank`` is the cause. What is
+    `eqcheck.text.say` fills in. Of what is wrong in one call the least ``rank`` is the cause. What is
     ``inherited`` is no cause where an earlier query explains it. ``mended_by`` is a component whose repair also speaks
     for this kind.
     """

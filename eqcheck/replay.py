@@ -8,12 +8,12 @@ from pathlib import Path
 from eqcheck import registry
 from eqcheck.campaign.casefile import StoredViolation, command, read_case
 from eqcheck.campaign.lane import lane_named
-from eqcheck.campaign.outcome import Outcome
-from eqcheck.campaign.result import Options
 from eqcheck.errors import EQUIVALENT, NOTHING, VIOLATION, UsageError
+from eqcheck.findings import Options
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.outcome import Outcome
 from eqcheck.plain import printable
-from eqcheck.report.text import render
+from eqcheck.text import render
 
 
 def replay(

@@ -257,7 +257,7 @@ class Verdict:
 
     def explain(self) -> str:
         """The explanation as text; for an equivalent batch one line that says so."""
-        from eqcheck.report.text import render
+        from eqcheck.text import render
 
         if self.declined:
             return f"declined: {self.declined}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eqcheck.campaign.result import Audit
+from eqcheck.findings import Audit
 from eqcheck.report import build
 from eqcheck.report.schema import from_builtins, to_builtins
 from eqcheck.report.terminal import summary

@@ -17,7 +17,7 @@ from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.checkpoint.truth import Truth, row_with
-from eqcheck.report.text import render
+from eqcheck.text import render
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
+from eqcheck.findings import Options
 
 
 @pytest.mark.parametrize("name", ["hf_pr", "bsp", "dsd"])

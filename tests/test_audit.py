@@ -20,15 +20,15 @@ from as_data import to_dict
 from eqcheck import registry
 from eqcheck.campaign.events import CaseDone, Event, Finished, Started
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Audit, Options
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, decoder
+from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent import search
 from eqcheck.lanes.transparent.coverage import ESSENTIAL
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import render
+from eqcheck.text import render
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

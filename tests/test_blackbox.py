@@ -14,9 +14,9 @@ import torch
 
 from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.contract import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.errors import CaseError, UsageError
+from eqcheck.findings import Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
 from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised

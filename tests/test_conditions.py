@@ -10,10 +10,10 @@ import pytest
 from as_data import shown, to_dict, write
 
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Request, decoder
+from eqcheck.findings import Options
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conditions import conditions, only
 

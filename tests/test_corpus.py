@@ -17,10 +17,10 @@ from as_data import to_dict
 from eqcheck.campaign.casefile import StoredViolation, read_case
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, RowOptions, decoder
+from eqcheck.findings import Audit, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.workers.forked import context
 

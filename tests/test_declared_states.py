@@ -15,10 +15,10 @@ from transformers import DynamicCache
 from eqcheck import registry
 from eqcheck.attribution.declared import ignored
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.contract import TAKEN, Decoder, Request, decoder
+from eqcheck.findings import Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge

@@ -15,11 +15,11 @@ from as_data import to_dict
 import eqcheck
 from eqcheck import cli, registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.on_pair import on_pair

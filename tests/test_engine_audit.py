@@ -13,8 +13,8 @@ from test_blackbox import ENGINE
 
 from eqcheck import registry
 from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.campaign.result import Finding, Options
 from eqcheck.contract import RowOptions
+from eqcheck.findings import Finding, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.judge import RowJudgement
 from eqcheck.lanes.checkpoint.lane import Checkpoint

@@ -18,7 +18,7 @@ from eqcheck.contract import CACHE_STATES, Request, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import render
+from eqcheck.text import render
 from eqcheck.verdict import RowVerdict
 
 Rows = list[list[int]]

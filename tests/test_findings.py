@@ -16,12 +16,12 @@ from as_data import shown, write
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.outcome import Outcome
-from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import CACHE_STATES, Decoder, Request, decoder
+from eqcheck.findings import Audit, Options
 from eqcheck.lanes.transparent.sequences import RERUNS
+from eqcheck.outcome import Outcome
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -186,7 +186,7 @@ def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
 
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.campaign.result.ENOUGH_TO_CALL_STALE", 20)
+    monkeypatch.setattr("eqcheck.findings.ENOUGH_TO_CALL_STALE", 20)
 
 
 KNOWN = {"bookkeeping/past-eos": "https://example.org/1", SHORT: "https://example.org/2"}
@@ -214,7 +214,7 @@ def test_too_few_cases_do_not_make_it_stale() -> None:
 
 
 def test_three_hundred_cases_are_enough() -> None:
-    from eqcheck.campaign import result
+    from eqcheck import findings as result
 
     assert result.ENOUGH_TO_CALL_STALE == 300
 

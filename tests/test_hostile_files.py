@@ -16,9 +16,9 @@ import pytest
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
+from eqcheck.findings import Options
 from eqcheck.selfcheck import SelfCheck
 
 BARE: dict[str, Any] = Case(prompts=((1, 2), (3,))).to_dict()

@@ -17,9 +17,9 @@ from as_data import write
 from markdown_it import MarkdownIt
 
 from eqcheck import cli, registry
-from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import RowOptions, decoder
 from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script

@@ -14,10 +14,10 @@ import pytest
 
 from eqcheck import cli, registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import UsageError
+from eqcheck.findings import Options
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.workers.forked import Forked, Limits
 

@@ -17,7 +17,7 @@ SHOWN = """
 import json
 from pathlib import Path
 from eqcheck import registry
-from eqcheck.campaign.result import Options
+from eqcheck.findings import Options
 from eqcheck.campaign.loop import audit
 from eqcheck.report.build import report_of
 from eqcheck.report.schema import to_builtins

@@ -17,15 +17,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import eqcheck
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import OutputError, UsageError, Violation
+from eqcheck.findings import Options
 from eqcheck.harness import models, run, truth_of
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.oracle import Oracle, assert_equivalent, judge
-from eqcheck.report.text import render
 from eqcheck.strategies import cases
+from eqcheck.text import render
 from eqcheck.verdict import RowVerdict, Verdict
 
 torch.set_num_threads(1)

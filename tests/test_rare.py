@@ -12,9 +12,9 @@ import pytest
 from eqcheck import cli, registry
 from eqcheck import selfcheck as module
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.catalogue.faults.rare import RARE
 from eqcheck.drawing import USUAL
+from eqcheck.findings import Options
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.coverage import reached
 from eqcheck.lanes.transparent.search import Source

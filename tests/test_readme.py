@@ -16,7 +16,7 @@ from eqcheck.campaign.casefile import read_case
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report.markdown import percent
-from eqcheck.report.text import render
+from eqcheck.text import render
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 from test_findings import made, right, short
 
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.errors import UsageError
+from eqcheck.findings import Options
 from eqcheck.report import load
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
 

@@ -18,15 +18,15 @@ from as_data import to_dict, write
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Audit, Options
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import CaseError, Violation
+from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.sequences import Fresh, shrunk
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
-from eqcheck.report.text import render
+from eqcheck.text import render
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"
@@ -398,7 +398,7 @@ def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:
     """A worker is started without the main module: it may be a script that audits as it is imported."""
     (work / "script.py").write_text(
         "import torch\nfrom eqcheck import registry\n"
-        "from eqcheck.campaign.loop import audit\nfrom eqcheck.campaign.result import Options\n"
+        "from eqcheck.campaign.loop import audit\nfrom eqcheck.findings import Options\n"
         "torch.set_num_threads(1)\nprint('begins')\n"
         "print(audit(registry.load('stateful.py:wrong'), Options(cases=10)).verdict)\n"
     )

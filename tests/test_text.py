@@ -21,7 +21,7 @@ from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import render, say, searched
+from eqcheck.text import render, say, searched
 from eqcheck.verdict import Deviation, Explanation, Given, Query, Search, Slot
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row

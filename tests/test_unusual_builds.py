@@ -17,7 +17,7 @@ from eqcheck.contract import CLAIMED, Decoder, Request, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.report.text import render
+from eqcheck.text import render
 from eqcheck.verdict import Deviation, Explanation, Opinion, Query
 
 

@@ -12,7 +12,6 @@ import torch
 
 from eqcheck.attribution import witnesses
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
@@ -21,6 +20,7 @@ from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge
+from eqcheck.outcome import Outcome
 from eqcheck.verdict import Explanation, Opinion
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from eqcheck import registry
-from eqcheck.campaign.result import Options, RealPair
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
+from eqcheck.findings import Options, RealPair
 from eqcheck.workers.forked import context
 
 T = TypeVar("T")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__, registry
-from eqcheck.campaign.result import Audit, Finding
 from eqcheck.case import Case
 from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.plain import one_line, printable
-from eqcheck.report.text import render
+from eqcheck.text import render
 
 VIOLATION_FORMAT = "eqcheck-violation/1"
 AnyCase = Case | EngineCase

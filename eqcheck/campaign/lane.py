@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol
 
-from eqcheck.campaign.outcome import Outcome
-from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import Decoder
+from eqcheck.findings import Audit, Finding, Options
+from eqcheck.outcome import Outcome
 from eqcheck.workers.runner import Runner
 
 LANES = {

@@ -16,9 +16,9 @@ from eqcheck.campaign.casefile import stored_violation
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
 from eqcheck.campaign.lane import Lane, lane_of
-from eqcheck.campaign.outcome import HANG, Outcome
-from eqcheck.campaign.result import Audit, Finding, Options
 from eqcheck.contract import Decoder
+from eqcheck.findings import Audit, Finding, Options
+from eqcheck.outcome import HANG, Outcome
 
 HANGS_TO_GIVE_UP = 3
 

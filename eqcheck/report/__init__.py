@@ -2,7 +2,7 @@
 
     eqcheck.report.load(path).verdict
 
-schema: the data; build: from an audit to the data; text: an explanation in words; markdown, terminal: a report in words
+schema: the data; build: from an audit to the data; markdown, terminal: a report in words
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from eqcheck import __version__
 from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, write_whole
-from eqcheck.campaign.result import Audit, Finding, by_cause
 from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Finding, by_cause
 from eqcheck.kinds import KINDS
 from eqcheck.plain import one_line
 from eqcheck.report.markdown import to_markdown
@@ -31,7 +31,7 @@ from eqcheck.report.schema import (
     printable_report,
     to_builtins,
 )
-from eqcheck.report.text import about_condition, render
+from eqcheck.text import about_condition, render
 
 _FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
 _PACKAGES = ("torch", "transformers", "hypothesis")

@@ -8,11 +8,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.campaign.declining import told
 from eqcheck.contract import FAMILIES
+from eqcheck.declining import told
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, Violation
-from eqcheck.report.text import sentence
+from eqcheck.text import sentence
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
 

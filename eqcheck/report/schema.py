@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from eqcheck.campaign.result import RealPair
+from eqcheck.findings import RealPair
 from eqcheck.plain import cleaned
 from eqcheck.verdict import Explanation
 

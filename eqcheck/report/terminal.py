@@ -15,8 +15,8 @@ from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, Violati
 from eqcheck.plain import printable
 from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
 from eqcheck.report.schema import Report, Violation
-from eqcheck.report.text import render
 from eqcheck.selfcheck import SelfCheck
+from eqcheck.text import render
 
 _PLAIN_EVERY_S = 5.0
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from eqcheck import registry
-from eqcheck.campaign.outcome import HANG, Outcome
 from eqcheck.contract import Generate, Request, hook
 from eqcheck.limits import CASE_TIMEOUT
+from eqcheck.outcome import HANG, Outcome
 from eqcheck.workers.local import TryCase, set_up
 from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group
 
@@ -61,7 +61,7 @@ class Forked(ProcessWorker):
     ``scattered``: global random generators begin elsewhere in each process, so that a decoder that draws from them does
     not look deterministic.
 
-    >>> from eqcheck.campaign.outcome import HANG, Outcome
+    >>> from eqcheck.outcome import HANG, Outcome
     >>> from eqcheck.lanes.transparent.judge import try_case
     >>> with Forked("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eqcheck.campaign.outcome import HANG, History, Outcome
 from eqcheck.contract import Decoder, Generate, Request, hook
+from eqcheck.outcome import HANG, History, Outcome
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.campaign.outcome import HANG, Outcome
+from eqcheck.outcome import HANG, Outcome
 from eqcheck.workers.process import ProcessWorker
 
 _HANGS = 3  # of a family in one batch, after which the rest of it is left out

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eqcheck.campaign.outcome import History, Outcome
+from eqcheck.outcome import History, Outcome
 from eqcheck.verdict import Explanation, crash
 
 

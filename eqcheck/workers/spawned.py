@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
+from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line, printable
 from eqcheck.verdict import crash
 from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group

@@ -21,21 +21,21 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.loop import HANGS_TO_GIVE_UP
-from eqcheck.campaign.outcome import HANG, Outcome
-from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE
 from eqcheck.case import Case
 from eqcheck.contract import TAKEN, Decoder
 from eqcheck.drawing import Chance, Choices
+from eqcheck.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source, merged
 from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, Sequences
 from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
 from eqcheck.limits import CASE_TIMEOUT
+from eqcheck.outcome import HANG, Outcome
 from eqcheck.plain import printable
 from eqcheck.pytest_plugin import SEED
-from eqcheck.report.text import render
 from eqcheck.requirements import refused
+from eqcheck.text import render
 from eqcheck.workers.forked import Limits
 from eqcheck.workers.local import InProcess
 from eqcheck.workers.runner import Runner

@@ -18,7 +18,7 @@ import pytest
 
 from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
+from eqcheck.findings import Options
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import Axes
 from eqcheck.lanes.checkpoint.lane import worker as worker_of

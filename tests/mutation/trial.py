@@ -21,12 +21,12 @@ import torch
 
 from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.result import Options
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
+from eqcheck.findings import Options
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.report.text import render
+from eqcheck.text import render
 from mutation import real
 from mutation.mutator import ENGINES, FOLDER, Mutant, files, outside_functions
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
+from eqcheck.outcome import Outcome
 from eqcheck.verdict import Explanation, Given, RowVerdict
 
 UNTRIED = "there was no time to look for a cause"

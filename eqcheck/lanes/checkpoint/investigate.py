@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
-from eqcheck.campaign.outcome import HANG, Outcome
-from eqcheck.campaign.result import Finding
 from eqcheck.contract import Decoder
+from eqcheck.findings import Finding
 from eqcheck.lanes.checkpoint.abduction import Abduced
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, common, explain, fitting, misused
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.shrink import minimise, needs
+from eqcheck.outcome import HANG, Outcome
 
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from eqcheck.campaign import declining
-from eqcheck.campaign.outcome import Outcome
-from eqcheck.campaign.result import Audit, Finding, Options
+from eqcheck import declining
 from eqcheck.contract import CAPABILITIES, Decoder
 from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint.about import COUNTERS
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
@@ -27,6 +26,7 @@ from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
+from eqcheck.outcome import Outcome
 from eqcheck.requirements import unmet
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner

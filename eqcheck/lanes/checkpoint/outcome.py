@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.errors import OutputError
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
+from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.verdict import Explanation, check_rows
 

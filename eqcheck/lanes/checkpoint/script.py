@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.campaign.result import Finding
 from eqcheck.contract import Decoder, hook
+from eqcheck.findings import Finding
 from eqcheck.kinds import KINDS
 from eqcheck.lanes.checkpoint import checkpoints
 from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.plain import one_line
-from eqcheck.report.text import reason
+from eqcheck.text import reason
 
 _RUN_S = 300.0
 _SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")

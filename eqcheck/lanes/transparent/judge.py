@@ -6,13 +6,13 @@ import time
 
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle import judge
+from eqcheck.outcome import Outcome
 
 
 def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:

@@ -11,16 +11,15 @@ from itertools import count
 
 import torch
 
+from eqcheck import declining
 from eqcheck.attribution.rounds import draft_warnings, settled
 from eqcheck.attribution.state import leaked
 from eqcheck.callview import view
-from eqcheck.campaign import declining
-from eqcheck.campaign.outcome import HANG, Outcome
-from eqcheck.campaign.result import ENOUGH_TO_CALL_STALE, Audit, Finding, Options
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES, Decoder
 from eqcheck.errors import UsageError
 from eqcheck.family import FAMILY
+from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.conditions import conditions, only
 from eqcheck.lanes.transparent.coverage import reached, vacuous
@@ -28,6 +27,7 @@ from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, Sequences, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
+from eqcheck.outcome import HANG, Outcome
 from eqcheck.requirements import refused, unmet
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, set_up

@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 
 from eqcheck import pair
-from eqcheck.campaign.result import RealPair
 from eqcheck.contract import Decoder, Request
 from eqcheck.errors import Unsupported
+from eqcheck.findings import RealPair
 from eqcheck.harness import why
 from eqcheck.oracle import Oracle
-from eqcheck.report.text import render
+from eqcheck.text import render
 from eqcheck.workers.local import set_up
 
 TEXTS = (

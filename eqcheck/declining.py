@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.contract import REQUIREMENTS, Decoder
+from eqcheck.outcome import Outcome
 
 MOST_DECLINED = 0.5
 _SHOWN = 3  # reasons

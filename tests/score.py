@@ -214,7 +214,7 @@ def totals(scores: list[FaultScore]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the score."""
-    parser = argparse.ArgumentParser(prog="python -m eqcheck.lanes.checkpoint.score", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m score", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eqcheck.campaign.outcome import Outcome
 from eqcheck.contract import Decoder
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.outcome import Outcome
 from eqcheck.sizes import WIDE, Bounds
 from eqcheck.verdict import Explanation, merge
 
