@@ -115,7 +115,7 @@ Generate = Callable[[Any, Any, Request], Any]
 Inside = Callable[[], AbstractContextManager[Any]]
 
 
-class Engine:
+class Hooks:
     """What a decoder class may have beside ``__call__``: each is optional, and is this where it is left out.
 
     ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
@@ -137,19 +137,19 @@ class Engine:
 
 
 def hook(engine: Any, name: str) -> Any:
-    """What a decoder has of this `Engine`, or its default.
+    """What a decoder has of this `Hooks`, or its default.
 
     >>> hook(object(), "note")
     ''
     """
-    return getattr(engine, name, getattr(Engine, name))
+    return getattr(engine, name, getattr(Hooks, name))
 
 
 @dataclass(frozen=True)
 class Decoder:
     """A registered decoder; calling it decodes one request.
 
-    ``function`` is the decorated function, or a class whose instances are called and which may be an `Engine`.
+    ``function`` is the decorated function, or a class whose instances are called and which may be an `Hooks`.
     ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known violations to
     links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the modules that it
     imports (`eqcheck.modules`).

@@ -53,12 +53,12 @@ def cases(
 @st.composite
 def _cases(draw: st.DrawFn, claims: Claims, bounds: Bounds) -> Case:
     try:
-        return draw_case(_Drawn(draw), claims, bounds)
+        return draw_case(_Draws(draw), claims, bounds)
     except CaseError:  # beyond what a case may ask
         reject()
 
 
-class _Drawn:
+class _Draws:
     """Choices that Hypothesis makes, and shrinks."""
 
     def __init__(self, draw: st.DrawFn) -> None:
@@ -72,5 +72,5 @@ class _Drawn:
         return self._draw(st.sampled_from(options))
 
     def some(self, make: Callable[[Choices], T], least: int, most: int) -> list[T]:
-        one = st.composite(lambda draw: make(_Drawn(draw)))()
+        one = st.composite(lambda draw: make(_Draws(draw)))()
         return self._draw(st.lists(one, min_size=least, max_size=most))

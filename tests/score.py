@@ -22,7 +22,7 @@ from eqcheck.family import LLAMA
 from eqcheck.lanes.checkpoint.abduction import abduce
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.lanes.checkpoint.truth import ModelTruth
 from eqcheck.selfcheck import in_processes
 
 MOST_CASES = 40  # a fault not caught by then is missed
@@ -104,7 +104,7 @@ def _models() -> tuple[Any, Any]:
 def drawn(number: int, least: int) -> tuple[EngineCase, list[list[int]]]:
     """A case with at least so many rows, and what is right; the draws differ by the number alone."""
     draw = random.Random(_SEED * 10_000 + number)
-    truth = Truth(_models()[0])
+    truth = ModelTruth(_models()[0])
     limit = draw.choice((16, 24, 32, 40))
     prompts = [
         tuple(0 if draw.random() < 0.1 else draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 12)))

@@ -16,7 +16,7 @@ from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.lanes.checkpoint.truth import Truth, row_with
+from eqcheck.lanes.checkpoint.truth import ModelTruth, row_with
 from eqcheck.text import render
 
 
@@ -40,13 +40,13 @@ def _ends(outputs: list[list[int]]) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("kind", ["premature-stop", "pad-in-output", "row-swap", "lost-token", "repeated-token"])
 def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], kind: str) -> None:
     case = case_of(max_new_tokens=14)
-    right = [Truth(models[0]).row(row) for row in case.rows]
+    right = [ModelTruth(models[0]).row(row) for row in case.rows]
     assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
 
 
 def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]) -> None:
     case = case_of(max_new_tokens=6)
-    right = [Truth(models[0]).row(row) for row in case.rows]
+    right = [ModelTruth(models[0]).row(row) for row in case.rows]
     whole = tuple((*row.prompt, *new) for row, new in zip(case.rows, right, strict=True))
     outcome = judged(Judge("float32"), case, {"outputs": whole})
     explanation = explain(outcome, None)
@@ -58,7 +58,7 @@ def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]
 
 def test_an_explanation_has_the_search_as_data_and_the_text_says_it(models: tuple[Any, Any]) -> None:
     case = case_of(max_new_tokens=14)
-    right = [Truth(models[0]).row(row) for row in case.rows]
+    right = [ModelTruth(models[0]).row(row) for row in case.rows]
     outcome = judged(Judge("float64"), case, {"outputs": tuple(map(tuple, _ends(right)["row-swap"]))})
     explanation = explain(outcome, abduced(outcome))
     assert (explanation.fingerprint, explanation.detail) == ("bookkeeping/row-swap:rows-swapped", "")
@@ -77,7 +77,7 @@ def test_an_explanation_has_the_search_as_data_and_the_text_says_it(models: tupl
 def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other_faults(
     models: tuple[Any, Any],
 ) -> None:
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     draw = random.Random(3)
     prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(8))
     case = case_of(prompts=prompts, max_new_tokens=6)
@@ -96,7 +96,7 @@ def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other
 
 
 def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, Any]) -> None:
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     draw = random.Random(4)
     prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(2, 9))) for _ in range(20))
     case = case_of(prompts=prompts, max_new_tokens=4)
@@ -113,7 +113,7 @@ def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, A
 
 
 def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
     longer = [truth.row(row_with(row, max_new_tokens=11)) for row in case.rows]
     assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
@@ -123,7 +123,7 @@ def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[An
 
 def _unverified_once(models: tuple[Any, Any], case: EngineCase) -> list[list[int]]:
     """A draft token that the target rejects is emitted, then its own prediction for that place; the rest is right."""
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     right = truth.row(case.rows[0])
     evidence = Evidence(*models, case, [right])
     start = len(case.rows[0].prompt)
@@ -145,7 +145,7 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     assert found is not None
     assert found.search.explained == found.search.surprising > len(decoded)
     assert (found.search.of, found.search.cases, found.search.wrong_cases) == ("cases like this one", 4, 4)
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     random_tokens = [
         (case, [truth.row(case.rows[0], [draw.randrange(VOCAB_SIZE) for _ in range(2)])]) for case, _ in decoded
     ]

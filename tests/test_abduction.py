@@ -21,7 +21,7 @@ from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import NOISE, Evidence
 from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.lanes.checkpoint.truth import ModelTruth
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
 K = 3
@@ -278,7 +278,7 @@ def named(found: Abduced | None) -> str:
 def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder], fingerprint: str) -> None:
     case = case_of()
     outputs = decoder(*models, case).decode()
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     right = [truth.row(row) for row in case.rows]
     assert outputs != right, "the edit has to change a token"
     found = abduce(*models, case, outputs)
@@ -302,7 +302,7 @@ def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -
     prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 8))) for _ in range(2))
     case = case_of(prompts=prompts)
     outputs = Decoder(*models, case).decode()
-    assert outputs == [Truth(models[0]).row(row) for row in case.rows]
+    assert outputs == [ModelTruth(models[0]).row(row) for row in case.rows]
     assert abduce(*models, case, outputs) is None
 
 
@@ -311,7 +311,7 @@ def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -
 def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, count: int) -> None:
     draw = random.Random(seed)
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=12)
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     begin = truth.row(case.rows[0])[: 1 + seed] + [draw.randrange(VOCAB_SIZE) for _ in range(count)]
     outputs = [truth.row(case.rows[0], begin), truth.row(case.rows[1])]
     assert abduce(*models, case, outputs) is None
@@ -319,7 +319,7 @@ def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, c
 
 def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tuple[Any, Any]) -> None:
     case = case_of()
-    right = [Truth(models[0]).row(row) for row in case.rows]
+    right = [ModelTruth(models[0]).row(row) for row in case.rows]
     outputs = PadsSeen(*models, case).decode()
     assert outputs[1] != right[1]
     assert outputs[2] != right[2]
@@ -351,7 +351,7 @@ def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) 
 
 
 def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any]) -> None:
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     row = case_of(prompts=PROMPTS[:1], max_new_tokens=3).rows[0]
     right = truth.row(row)
     case = EngineCase((row,), num_draft_tokens=K)

@@ -17,7 +17,7 @@ from eqcheck.bench import run as bench_run
 from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Clock, Timed
 from eqcheck.bench.report import tables, write
-from eqcheck.bench.run import Plan, bench
+from eqcheck.bench.run import Scale, bench
 from eqcheck.bench.workload import Workload
 from eqcheck.contract import Decoder
 from eqcheck.pair import Pair
@@ -190,10 +190,10 @@ def _raises_on_batches(target: Any, draft: Any, request: Any) -> Any:
 
 
 @pytest.fixture
-def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Scale:
     monkeypatch.setattr("eqcheck.pair.load", lambda: models)
     monkeypatch.setattr(bench_run, "corpus", lambda: (None, TEXT))
-    return Plan(
+    return Scale(
         batches=(1, 2, 4),
         acceptances=(None, 0.7),
         num_draft_tokens=3,
@@ -207,7 +207,7 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Plan:
     )
 
 
-def test_bench(small: Plan, tmp_path: Path) -> None:
+def test_bench(small: Scale, tmp_path: Path) -> None:
     """Speeds of right tokens are shown, those of wrong ones are not, and a decoder of one row is timed with one."""
     decoders = [*map(registry.load, ("eqspec", "ragged", "transformers")), Decoder("off", _last_token_wrong)]
     decoders.append(Decoder("raises", _raises_on_batches))
@@ -267,7 +267,7 @@ class _Late:
 
 
 def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
-    small: Plan, monkeypatch: pytest.MonkeyPatch
+    small: Scale, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = replace(small, batches=(2,), acceptances=(None,), lengths=("uniform",), arrival_prompts=9)
     late = replace(registry.load("ragged"), name="late", engine=_Late)
@@ -277,7 +277,7 @@ def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
     assert re.search(r"late .* failed +failed", tables(found))
 
 
-def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_bench_command(small: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(bench_run, "QUICK", small)
     command = ["bench", "--quick", "--adapter", "ragged", "--out", str(tmp_path / "out"), "--json"]
     assert cli.main(command) == 0
@@ -291,7 +291,7 @@ def test_bench_command(small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_interrupt_tells_what_there_is_and_overwrites_nothing(
-    small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    small: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(bench_run, "FULL", small)
     measure, calls = Timed.measure, 0

@@ -23,7 +23,7 @@ from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
-from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.lanes.checkpoint.truth import ModelTruth
 from eqcheck.workers.spawned import environment
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
@@ -171,7 +171,7 @@ def test_the_checkpoint_is_varied_sensitive_and_partly_agreed_on() -> None:
 
 
 def test_truth_with_a_cache_is_what_every_token_says_without_one() -> None:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
     options = RowOptions(12, (3, 77), 4, 1.3, 0.7)
     for row in (Row((5, 6, 7), RowOptions(12)), Row((5, 6, 7), options)):
         tokens = truth.row(row)
@@ -179,7 +179,7 @@ def test_truth_with_a_cache_is_what_every_token_says_without_one() -> None:
 
 
 def test_what_is_emitted_together_is_what_each_row_emits_alone() -> None:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
     rows = [Row(tuple(range(3, 3 + size)), RowOptions(9, (1,), 3, 1.2)) for size in (1, 17, 60)]
     free = [Row(row.prompt, RowOptions(9)) for row in rows]
     emitted = truth.emitted(rows, 9)
@@ -189,7 +189,7 @@ def test_what_is_emitted_together_is_what_each_row_emits_alone() -> None:
 
 
 def test_penalties_and_minimum_are_applied_as_the_libraries_do() -> None:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
     plain, row = Row((5, 6, 5), RowOptions(2)), Row((5, 6, 5), RowOptions(2, (9,), 2, 2.0, 0.5))
     before, after = truth.scores(plain, [8]), truth.scores(row, [8])
     for token, seen, emitted in ((5, True, False), (8, True, True), (100, False, False)):
@@ -281,7 +281,7 @@ def test_cases_stay_within_the_capabilities_and_reach_each_of_them() -> None:
 
 
 def test_triggers_are_recorded_only_where_they_fired() -> None:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
     free = Row((5, 6, 7), RowOptions(6))
     eos = truth.row(free)[2]
     held, late = (Row((5, 6, 7), RowOptions(6, (eos,), minimum)) for minimum in (4, 1))
@@ -313,7 +313,7 @@ def test_minimising_walks_options_back_and_keeps_what_the_failure_needs() -> Non
 
 
 def test_rows_that_share_options_still_do_after_minimising() -> None:
-    eos = Truth(checkpoint().models()[0]).row(Row((1, 2, 0), RowOptions(9)))[3]
+    eos = ModelTruth(checkpoint().models()[0]).row(Row((1, 2, 0), RowOptions(9)))[3]
     case = EngineCase(tuple(Row((1, 2, number), RowOptions(9, (eos,))) for number in range(3)), 3)
     seen: list[EngineCase] = []
 

@@ -17,7 +17,7 @@ from eqcheck.contract import RowOptions
 from eqcheck.findings import Finding, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.judge import RowJudgement
-from eqcheck.lanes.checkpoint.lane import Checkpoint
+from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.verdict import Explanation
 
@@ -101,7 +101,7 @@ def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_
     (tmp_path / "engine.py").write_text(ENGINE)
     engine = registry.load(str(tmp_path / "engine.py"))
     case = EngineCase((Row((8, 8), RowOptions(1)),))
-    campaign = Campaign(Checkpoint(engine, Options(python=sys.executable)), lambda event: None)
+    campaign = Campaign(CheckpointLane(engine, Options(python=sys.executable)), lambda event: None)
     outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
     for component in ("unattributed", "position", "position", "mask"):
         kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from eqcheck.case import Case
-from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, Pair, engines
+from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, FaultPair, engines
 from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT
 from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.harness import run
@@ -38,7 +38,7 @@ def chunk(index: int, cache_states: tuple[str, ...]) -> list[Case]:
     return Source(3, FAMILIES, ("left",), cache_states).chunk(index)
 
 
-def cases_for(fault: Fault | Pair) -> Iterator[Case]:
+def cases_for(fault: Fault | FaultPair) -> Iterator[Case]:
     for index in range(CHUNKS):
         for case in chunk(index, fault.cache_states):
             if case.family in fault.families and case.cache_state in fault.cache_states:
@@ -65,7 +65,7 @@ def test_fault_is_caught_and_named(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
-def test_of_two_faults_the_first_is_named(pair: Pair) -> None:
+def test_of_two_faults_the_first_is_named(pair: FaultPair) -> None:
     found = Counter[str]()
     for case in cases_for(pair):
         if "equivalent" not in (named(pair.first.decoder(), case), named(pair.second.decoder(), case)):

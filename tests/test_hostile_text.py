@@ -23,7 +23,7 @@ from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script
-from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.lanes.checkpoint.truth import ModelTruth
 from eqcheck.plain import cleaned, code, fenced, inline, one_line, printable
 from eqcheck.report import build
 from eqcheck.selfcheck import SelfCheck
@@ -143,8 +143,8 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
     check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda: Truth(None))
-    monkeypatch.setattr(Truth, "row", lambda *_: [1])
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda: ModelTruth(None))
+    monkeypatch.setattr(ModelTruth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
     parsed = ast.parse(script(decoded, found.version, finding))
     assert "import os" in str(ast.get_docstring(parsed))

@@ -14,7 +14,7 @@ from eqcheck.lanes.checkpoint.abduction import abduce, abduce_options
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.truth import Truth, at_place, row_with
+from eqcheck.lanes.checkpoint.truth import ModelTruth, at_place, row_with
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ PENALTIES: dict[str, Any] = {"repetition_penalty": 1.7, "presence_penalty": 2.0,
 
 @pytest.mark.parametrize("option", PENALTIES)
 def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str) -> None:
-    truth = Truth(models[0])
+    truth = ModelTruth(models[0])
     eos = truth.row(case_of().rows[0])[9]
     case = case_of(eos_token_ids=(eos,), max_new_tokens=30, **{option: PENALTIES[option]})
     right = [truth.row(row) for row in case.rows]
@@ -110,28 +110,30 @@ def test_an_option_applied_at_the_wrong_places_is_named(
         cases = [
             case_of(prompts=(row.prompt,), min_new_tokens=place, eos_token_ids=(emitted[place],))
             for row in case_of().rows
-            for emitted in (Truth(models[0]).row(row),)
+            for emitted in (ModelTruth(models[0]).row(row),)
             for place in range(1, 12)
             if emitted[place] not in emitted[:place]
         ]
         row = Row((72,), RowOptions(3))  # the draft proposes this EOS before the minimum, if it may
-        cases.append(EngineCase((row_with(row, eos_token_ids=(Truth(models[0]).row(row)[2],), min_new_tokens=2),), 1))
+        cases.append(
+            EngineCase((row_with(row, eos_token_ids=(ModelTruth(models[0]).row(row)[2],), min_new_tokens=2),), 1)
+        )
     else:
         case = case_of(prompts=PROMPTS[:1], **{option: PENALTIES[option]})
         cases = [case, *(alike(case, number) for number in range(12))]
-    assert [_decoded(models, one) for one in cases] == [[Truth(models[0]).row(one.rows[0])] for one in cases]
+    assert [_decoded(models, one) for one in cases] == [[ModelTruth(models[0]).row(one.rows[0])] for one in cases]
     decoded = [(one, _decoded(models, one, before)) for one in cases]
-    decoded.sort(key=lambda one: one[1] == [Truth(models[0]).row(one[0].rows[0])])
+    decoded.sort(key=lambda one: one[1] == [ModelTruth(models[0]).row(one[0].rows[0])])
     found = abduce_options(*models, decoded)
     assert found is not None
     assert named(found) == "options/ignored-option"
     assert found.search.edit == edit
-    right = [(one, [Truth(models[0]).row(one.rows[0])]) for one in cases]
+    right = [(one, [ModelTruth(models[0]).row(one.rows[0])]) for one in cases]
     assert abduce_options(*models, right) is None
 
 
 def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
     rows = case_of(prompts=PROMPTS[:2]).rows
     case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
-    outputs = [Truth(models[0]).row(row) for row in rows]
+    outputs = [ModelTruth(models[0]).row(row) for row in rows]
     assert named(abduce(*models, case, outputs)) == "options/ignored-option"

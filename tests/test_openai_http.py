@@ -16,14 +16,14 @@ from eqcheck.contract import RowOptions
 from eqcheck.errors import Unsupported
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import Truth
+from eqcheck.lanes.checkpoint.truth import ModelTruth
 
 CASE = EngineCase((Row((1, 2, 3), RowOptions(6)), Row((9,), RowOptions(4))))
 
 
 @contextmanager
 def serving(*, token_ids: bool = True, stops: bool = True, error: int = 0) -> Iterator[str]:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -73,7 +73,7 @@ def _decode(case: EngineCase) -> Any:
 
 
 def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = Truth(checkpoint().models()[0])
+    truth = ModelTruth(checkpoint().models()[0])
     rows = (
         Row((1, 2, 3), RowOptions(8, (truth.row(CASE.rows[0])[3],), 2)),
         Row((9,), RowOptions(5, (), 0, 1.5, 0.5)),

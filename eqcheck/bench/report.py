@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.bench.run import BASELINE, Plan, Results
+from eqcheck.bench.run import BASELINE, Results, Scale
 
 Row = dict[str, Any]
 SHARES = ("draft", "verify", "realign", "group", "other")
@@ -70,12 +70,12 @@ def _table(title: str, rows: Sequence[Row], style: str) -> str:
     return f"**{title}**\n\n{body}" if style == "github" else f"{title}\n\n{body}"
 
 
-def _turns(plan: Plan, acceptance: float | None) -> str:
+def _turns(plan: Scale, acceptance: float | None) -> str:
     counts = {plan.turns(batch, acceptance) for batch in plan.batches}
     return " (one turn)" if counts == {1} else f" (the middle of {' or '.join(map(str, sorted(counts)))} turns)"
 
 
-def _throughput(rows: Sequence[Row], plan: Plan) -> list[Row]:
+def _throughput(rows: Sequence[Row], plan: Scale) -> list[Row]:
     """A line per engine; and how many prompts there were, and how often their drafts were accepted."""
     found = []
     for name in dict.fromkeys(row["engine"] for row in rows):
@@ -96,7 +96,7 @@ def _throughput(rows: Sequence[Row], plan: Plan) -> list[Row]:
     return found
 
 
-def _over_baseline(rows: Sequence[Row], plan: Plan) -> list[Row]:
+def _over_baseline(rows: Sequence[Row], plan: Scale) -> list[Row]:
     speeds = {(r["engine"], r["batch"]): r["turns_tokens_per_second"] for r in rows if r["verified"]}
     found: list[Row] = []
     for name in dict.fromkeys(name for name, _ in speeds if name != BASELINE):

@@ -30,7 +30,7 @@ LOAD = 0.6  # arrivals, as a share of the prompts a second that the slowest engi
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scale:
     """What is measured. ``acceptances`` are rates per draft token; None is the pair's own draft."""
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -56,8 +56,8 @@ class Plan:
         return self.focus_repeats if (batch, acceptance) == (self.focus, None) else self.repeats
 
 
-FULL = Plan()
-QUICK = Plan(
+FULL = Scale()
+QUICK = Scale(
     batches=(1, 8),
     acceptances=(None, 0.7),
     max_new_tokens=32,
@@ -77,7 +77,7 @@ class Failure(NamedTuple):
 
 
 @dataclass
-class _Engine:
+class _Measured:
     """A decoder that is set up, and whether its failure has been told."""
 
     decoder: Decoder
@@ -85,7 +85,7 @@ class _Engine:
     told: bool = False
 
 
-Engines = dict[str, _Engine]
+Engines = dict[str, _Measured]
 Listen = Callable[[str], None]
 
 
@@ -93,7 +93,7 @@ Listen = Callable[[str], None]
 class Results:
     """What was measured: a row per engine and configuration, and the latencies under arrivals."""
 
-    plan: Plan
+    plan: Scale
     machine: dict[str, Any]
     results: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Results:
         if text not in self.notes:
             self.notes.append(text)
 
-    def reject(self, engine: _Engine, config: dict[str, Any], failure: Failure) -> None:
+    def reject(self, engine: _Measured, config: dict[str, Any], failure: Failure) -> None:
         """The engine failed: no speed is shown, and with greater batches of these prompts it is not measured."""
         shown = {"tokens_per_second": None, "realign_share": None, "verified": False, "failure": failure.kind}
         self.results.append({**config, **shown})
@@ -127,7 +127,7 @@ class Results:
         }
 
 
-def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
+def bench(decoders: Sequence[Decoder], plan: Scale, listen: Listen) -> Results:
     """Measure plain decoding and these decoders; of one that fails no greater batch of such prompts is measured.
 
     ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
@@ -137,7 +137,7 @@ def bench(decoders: Sequence[Decoder], plan: Plan, listen: Listen) -> Results:
     models = pair.load()
     found = Results(plan, machine(models.target.device))
     with ExitStack() as stack:
-        engines = {d.name: _Engine(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
+        engines = {d.name: _Measured(d, stack.enter_context(d.running())) for d in (GREEDY, *decoders)}
         try:
             for lengths in plan.lengths:
                 workload = Workload(models, text, lengths, plan.count(max(plan.batches)), plan.max_new_tokens)

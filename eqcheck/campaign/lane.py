@@ -17,8 +17,8 @@ from eqcheck.outcome import Outcome
 from eqcheck.workers.runner import Runner
 
 LANES = {
-    "transparent": "eqcheck.lanes.transparent.lane:Transparent",
-    "checkpoint": "eqcheck.lanes.checkpoint.lane:Checkpoint",
+    "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
+    "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
 }
 
 

@@ -26,7 +26,7 @@ from eqcheck.report.schema import (
     FamilyCases,
     First,
     Report,
-    Violation,
+    ReportedViolation,
     from_builtins,
     printable_report,
     to_builtins,
@@ -131,7 +131,7 @@ def _versions(audit: Audit) -> dict[str, str]:
     return found | ({audit.decoder.name: engine} if engine else {})
 
 
-def _violations(audit: Audit, standing: str, folder: Path) -> tuple[Violation, ...]:
+def _violations(audit: Audit, standing: str, folder: Path) -> tuple[ReportedViolation, ...]:
     """The findings of one standing by cause; of each the condition with the fewest needs first."""
     found = []
     for findings in by_cause(audit.of(standing)).values():
@@ -140,12 +140,12 @@ def _violations(audit: Audit, standing: str, folder: Path) -> tuple[Violation, .
     return tuple(found)
 
 
-def _violation(audit: Audit, findings: list[Finding], folder: Path) -> Violation:
+def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedViolation:
     shown, e = findings[0], findings[0].explanation
     known = audit.decoder.known.get(e.fingerprint)
     conditions = tuple(_condition(audit, finding, folder) for finding in findings)
     text = render(e)
-    return Violation(
+    return ReportedViolation(
         fingerprint=e.fingerprint,
         component=e.component,
         kind=e.kind,

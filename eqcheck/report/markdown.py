@@ -11,7 +11,7 @@ from tabulate import tabulate
 from eqcheck.contract import FAMILIES
 from eqcheck.declining import told
 from eqcheck.plain import code, fenced, inline
-from eqcheck.report.schema import Condition, Report, Violation
+from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
@@ -80,7 +80,7 @@ def _families(report: Report) -> list[str]:
     return lines + ([not_taken(report), ""] if not_taken(report) else [])
 
 
-def _violation(violation: Violation, title: str, axes: Mapping[str, str]) -> list[str]:
+def _violation(violation: ReportedViolation, title: str, axes: Mapping[str, str]) -> list[str]:
     known = f" (declared as known: {violation.known})" if violation.known else ""
     count = f"{violation.count} cases{' and one stored before' if violation.from_corpus else ''}"
     beyond = ", families not claimed" if title == "Discovery" else ""
@@ -100,7 +100,7 @@ def _reproduce(condition: Condition) -> str:
     return f"{reproduce}, or with the engine alone: {code(f'python {script}')}" if script else reproduce
 
 
-def _axes(violation: Violation, names: Mapping[str, str]) -> list[str]:
+def _axes(violation: ReportedViolation, names: Mapping[str, str]) -> list[str]:
     """Failing cases over cases run; an axis of one value says nothing."""
     rows = []
     for axis, values in violation.axes.items():

@@ -91,7 +91,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Violation:
+class ReportedViolation:
     """A cause, with the condition under which it shows first; ``conditions`` are all, this one the first of them.
 
     ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
@@ -153,9 +153,9 @@ class Report:
     cases: Cases
     equivalence: Equivalence
     coverage: dict[str, Count]
-    violations: tuple[Violation, ...]
-    discoveries: tuple[Violation, ...]
-    inconclusive: tuple[Violation, ...]
+    violations: tuple[ReportedViolation, ...]
+    discoveries: tuple[ReportedViolation, ...]
+    inconclusive: tuple[ReportedViolation, ...]
     warnings: tuple[str, ...]
     declined: dict[str, Count]
     requires: tuple[str, ...]

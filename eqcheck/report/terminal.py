@@ -14,7 +14,7 @@ from tabulate import tabulate
 from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
 from eqcheck.plain import printable
 from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
-from eqcheck.report.schema import Report, Violation
+from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.selfcheck import SelfCheck
 from eqcheck.text import render
 
@@ -161,7 +161,7 @@ def _details(report: Report, folder: str) -> list[str]:
     return lines
 
 
-def _finding(finding: Violation, title: str) -> list[str]:
+def _finding(finding: ReportedViolation, title: str) -> list[str]:
     title += " and a stored one of an earlier audit" if finding.from_corpus else ""
     lines = ["", title, finding.explanation, *_last_frames(finding.traceback)]
     lines += [f"  Where: {statement}." for statement in finding.only]

@@ -28,7 +28,7 @@ from eqcheck.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source, merged
-from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, Sequences
+from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, SequenceSearch
 from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
 from eqcheck.limits import CASE_TIMEOUT
 from eqcheck.outcome import HANG, Outcome
@@ -191,11 +191,11 @@ class Examination:
         if outcome.exact_match == 1.0 or not self.decoder.spec:
             return self._settle_by(outcome, source, runner, None)
         with Fresh(self.decoder.spec, Limits(CASE_TIMEOUT, None)) as fresh:
-            by = (fresh.same, Sequences(fresh, lambda: None, source.claims)) if fresh.usable else (runner, None)
+            by = (fresh.same, SequenceSearch(fresh, lambda: None, source.claims)) if fresh.usable else (runner, None)
             return self._settle_by(outcome, source, *by)
 
     def _settle_by(
-        self, outcome: Outcome, source: Source, runner: Runner, sequences: Sequences | None
+        self, outcome: Outcome, source: Source, runner: Runner, sequences: SequenceSearch | None
     ) -> Outcome | None:
         again = confirms(outcome, runner, sequences, self._slowest, SEARCH_S)
         if again is None or again.case.before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 class Handling:
@@ -18,6 +18,6 @@ class Handling:
         """K or V ``[rows, heads, tokens, width]`` of a block as memory keeps it, ``[rows, tokens, heads, width]``."""
         return block.transpose(1, 2)
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         """K and V ``[rows, heads, slots, width]`` as a layer gets them, or as they stay in the cache."""
         return keys, values

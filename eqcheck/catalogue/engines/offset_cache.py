@@ -21,7 +21,7 @@ LINES = 2  # how many rows there is memory for
 
 
 @dataclass
-class Plan:
+class Layout:
     """For the next forward: which line of memory each row of the batch has, and where in it its block begins."""
 
     capacity: int
@@ -32,7 +32,7 @@ class Plan:
 class OffsetLayer(Handling, DynamicLayer):  # type: ignore[misc]
     """K and V ``[LINES, heads, capacity, width]``, of which a forward sees the lines that its plan names."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Layout) -> None:
         super().__init__()
         self.plan = plan
 
@@ -83,7 +83,7 @@ class OffsetCache:
         self.line: dict[int, int] = {}
         self.lengths = [0] * len(prompts)
         none = torch.zeros(1, dtype=torch.long)
-        self.plan = Plan(capacity, none, none)
+        self.plan = Layout(capacity, none, none)
         self.cache = Cache(layers=[self.store(self.plan) for _ in range(model.config.num_hidden_layers)])
 
     def offset(self, i: int) -> int:

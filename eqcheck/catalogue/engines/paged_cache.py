@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows, additive
-from eqcheck.catalogue.engines.handling import Handling, Pair
+from eqcheck.catalogue.engines.handling import Handling, KeysValues
 
 
 class PagedCache(Handling):
@@ -25,11 +25,11 @@ class PagedCache(Handling):
 
     def __init__(self, blocks: int, size: int) -> None:
         self.blocks, self.size = blocks, size
-        self.layers: dict[int, Pair] = {}
+        self.layers: dict[int, KeysValues] = {}
         self.write = self.read = torch.zeros((1, 0), dtype=torch.long)
         self.length = 0
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Pair:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> KeysValues:
         real = self.write >= 0
         shown = []
         for pool, fed in zip(self.pools(layer_idx, keys), (keys, values), strict=True):
@@ -38,7 +38,7 @@ class PagedCache(Handling):
             shown.append(slots[self.read].transpose(1, 2))
         return self.handed(shown[0], shown[1])
 
-    def pools(self, layer: int, like: torch.Tensor) -> Pair:
+    def pools(self, layer: int, like: torch.Tensor) -> KeysValues:
         """K and V of a layer, made when first asked for."""
         if layer not in self.layers:
             keys = like.new_zeros((self.blocks, self.size, like.shape[1], like.shape[3]))

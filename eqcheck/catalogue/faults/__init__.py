@@ -12,7 +12,7 @@ from eqcheck.catalogue.faults import (  # noqa: F401  # noqa: F401
     rows,
     tensors,
 )
-from eqcheck.catalogue.faults.fault import PLANTED, Fault, Pair
+from eqcheck.catalogue.faults.fault import PLANTED, Fault, FaultPair
 from eqcheck.catalogue.faults.pairs import PAIRS
 
 # Switches in every build, and single faults, that the self-check leaves out as yet: they are not met, or not named as
@@ -36,4 +36,4 @@ LEFT_OUT = {
 }
 FAULTS = [fault for fault in PLANTED if LEFT_OUT.isdisjoint({fault.id, fault.switch})]
 
-__all__ = ["FAULTS", "PAIRS", "PLANTED", "Fault", "Pair"]
+__all__ = ["FAULTS", "PAIRS", "PLANTED", "Fault", "FaultPair"]

@@ -89,7 +89,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Pair:
+class FaultPair:
     """Two faults in one build at once; where both show, ``first`` must be named: it comes first in causal order."""
 
     first: Fault

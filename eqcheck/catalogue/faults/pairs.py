@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from eqcheck.catalogue.faults.fault import PLANTED, Pair
+from eqcheck.catalogue.faults.fault import PLANTED, FaultPair
 
 _BY_ID = {fault.id: fault for fault in PLANTED}
 
 
-def _pair(build: str, first: str, second: str) -> Pair:
-    return Pair(_BY_ID[f"{first}.{build}"], _BY_ID[f"{second}.{build}"])
+def _pair(build: str, first: str, second: str) -> FaultPair:
+    return FaultPair(_BY_ID[f"{first}.{build}"], _BY_ID[f"{second}.{build}"])
 
 
 PAIRS = [

@@ -17,7 +17,7 @@ from eqcheck.contract import CLAIMED, PADDING_SIDES, Decoder, Request, decoder
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """What a round did to a row: so many drafts proposed and accepted, these tokens committed, and was it the end?"""
 
     row: int
@@ -34,7 +34,7 @@ class Seen:
 
     request: Request
     outputs: Rows
-    rounds: list[list[Part]]
+    rounds: list[list[Share]]
 
     @property
     def lengths(self) -> list[int]:
@@ -44,11 +44,11 @@ class Seen:
         """Whether a row's prompt fits into so many tokens and the whole row does not."""
         return any(n <= size < n + len(row) for n, row in zip(self.lengths, self.outputs, strict=True))
 
-    def ended(self, part: Part) -> bool:
+    def ended(self, part: Share) -> bool:
         """Whether the part is the end of its row by an EOS."""
         return part.ended and part.committed[-1] in self.request.eos_token_ids
 
-    def full(self, part: Part) -> bool:
+    def full(self, part: Share) -> bool:
         """Whether all K drafts were accepted."""
         return part.accepted == self.request.num_draft_tokens
 
@@ -92,7 +92,7 @@ class _Recording(PerRow):
     """A cache per row; notes its rounds."""
 
     def begin(self) -> None:
-        self.rounds: list[list[Part]] = []
+        self.rounds: list[list[Share]] = []
         super().begin()
 
     def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
@@ -100,7 +100,7 @@ class _Recording(PerRow):
         counts = super().commit(drafts, predicted)
         self.rounds.append(
             [
-                Part(i, len(proposed), count, tuple(self.rows[i][n:]), len(self.rows[i]), self.finished(i, proposed))
+                Share(i, len(proposed), count, tuple(self.rows[i][n:]), len(self.rows[i]), self.finished(i, proposed))
                 for i, proposed, count, n in zip(self.active, drafts, counts, before, strict=True)
             ]
         )
@@ -113,25 +113,25 @@ def _first_beside(prompts: Sequence[Sequence[int]], related: Callable[[list[int]
     return any(related(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j)
 
 
-def _round(seen: Seen, holds: Callable[[list[Part]], bool]) -> bool:
+def _round(seen: Seen, holds: Callable[[list[Share]], bool]) -> bool:
     return any(holds(parts) for parts in seen.rounds)
 
 
-def _part(seen: Seen, holds: Callable[[Part], bool]) -> bool:
+def _part(seen: Seen, holds: Callable[[Share], bool]) -> bool:
     return any(holds(part) for parts in seen.rounds for part in parts)
 
 
-def _bonus(seen: Seen, part: Part) -> int | None:
+def _bonus(seen: Seen, part: Share) -> int | None:
     """The token that a part committed after all K drafts, if it came to that."""
     return part.committed[-1] if seen.full(part) and len(part.committed) == part.accepted + 1 else None
 
 
-def _ends_at_last_draft(seen: Seen, part: Part) -> bool:
+def _ends_at_last_draft(seen: Seen, part: Share) -> bool:
     k = seen.request.num_draft_tokens
     return k > 1 and seen.full(part) and len(part.committed) == k and seen.ended(part)
 
 
-def _streak(seen: Seen, holds: Callable[[list[Part]], bool], count: int) -> bool:
+def _streak(seen: Seen, holds: Callable[[list[Share]], bool], count: int) -> bool:
     held = 0
     for parts in seen.rounds:
         held = held + 1 if holds(parts) else 0

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.batch_cache import PAD, BatchCache, RealignedCache
-from eqcheck.catalogue.engines.handling import Handling, Pair
+from eqcheck.catalogue.engines.handling import Handling, KeysValues
 from eqcheck.catalogue.engines.offset_cache import OffsetLayer
 from eqcheck.catalogue.engines.paged_cache import PagedCache
 from eqcheck.catalogue.engines.rows import PerRow
@@ -130,7 +130,7 @@ class ValuesAtLongestOffset(OffsetLayer):
 class KeysAndValuesExchanged(Handling):
     """K and V are exchanged."""
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return values, keys
 
 
@@ -139,7 +139,7 @@ class KeysAndValuesExchanged(Handling):
 class ValuesAsKeys(Handling):
     """V is handed out as K."""
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return values, values
 
 
@@ -149,7 +149,7 @@ class OneBuffer:
     """K and V share one buffer, so V is written over K."""
 
     class InBlocks(PagedCache):
-        def pools(self, layer: int, like: torch.Tensor) -> Pair:
+        def pools(self, layer: int, like: torch.Tensor) -> KeysValues:
             keys, _ = super().pools(layer, like)
             return keys, keys
 
@@ -166,7 +166,7 @@ class HeadsRolled(Handling):
 
     in_rows = AfterRounds
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys.roll(1, 1), values.roll(1, 1)
 
 
@@ -175,7 +175,7 @@ class HeadsRolled(Handling):
 class Head0Everywhere(Handling):
     """K and V of the first head are handed out for every head."""
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys[:, :1].expand_as(keys).clone(), values[:, :1].expand_as(values).clone()
 
 
@@ -186,7 +186,7 @@ class KeysHeadsReversed(Handling):
 
     in_rows = AfterRounds
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys.flip(1), values
 
 
@@ -217,7 +217,7 @@ class LayersExchanged:
 class KeysScaled(Handling):
     """K is handed out with a scale that is not undone."""
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys * 2, values
 
 
@@ -228,7 +228,7 @@ class ValuesNegated(Handling):
 
     in_rows = AfterRounds
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys, -values
 
 
@@ -244,7 +244,9 @@ class KeysOfAnotherRow:
                 layer.keys = layer.keys.roll(1, 0)
 
     class InBlocks(PagedCache):
-        def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Pair:
+        def update(
+            self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> KeysValues:
             keys, values = super().update(keys, values, layer_idx)
             return keys.roll(1, 0) if layer_idx else keys, values
 

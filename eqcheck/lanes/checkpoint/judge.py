@@ -11,7 +11,7 @@ import torch
 from eqcheck import ties
 from eqcheck.lanes.checkpoint.case import EngineCase, Row
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import Truth, with_options
+from eqcheck.lanes.checkpoint.truth import ModelTruth, with_options
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class Judge:
         """How much the target may prefer its own token at a tie on these rows."""
         if self.dtype == torch.float64:
             return 0.0
-        return ties.bound(scores, Truth(checkpoint().models(self.dtype)[0]).together(rows, outputs))
+        return ties.bound(scores, ModelTruth(checkpoint().models(self.dtype)[0]).together(rows, outputs))
 
 
 @lru_cache(maxsize=1)
-def truth() -> Truth:
+def truth() -> ModelTruth:
     """The truth of the checkpoint: its target in float64."""
-    return Truth(checkpoint().models()[0])
+    return ModelTruth(checkpoint().models()[0])

@@ -54,7 +54,7 @@ def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 
-class Checkpoint:
+class CheckpointLane:
     """One audit on checkpoints; see `eqcheck.campaign.lane.Lane`."""
 
     running: Runner

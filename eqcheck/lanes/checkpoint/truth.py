@@ -12,12 +12,12 @@ from transformers import DynamicCache
 from eqcheck.lanes.checkpoint.case import Row
 
 
-class Truth:
+class ModelTruth:
     """What a model emits for one row.
 
     >>> from eqcheck.lanes.checkpoint.checkpoints import checkpoint
     >>> from eqcheck.contract import RowOptions
-    >>> truth = Truth(checkpoint().models()[0])
+    >>> truth = ModelTruth(checkpoint().models()[0])
     >>> row = Row((1, 2, 3), RowOptions(max_new_tokens=5))
     >>> truth.choices(row, truth.row(row))[:5].tolist() == truth.row(row)
     True

@@ -25,7 +25,7 @@ from eqcheck.lanes.transparent.conditions import conditions, only
 from eqcheck.lanes.transparent.coverage import reached, vacuous
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.lanes.transparent.sequences import Fresh, Sequences, verdict
+from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.requirements import refused, unmet
@@ -35,7 +35,7 @@ from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 
 
-class Transparent:
+class TransparentLane:
     """One audit on the transparent target; see `eqcheck.campaign.lane.Lane`."""
 
     running: Runner
@@ -46,7 +46,7 @@ class Transparent:
         self.source = Source(options.seed, families, *takes, options.bounds)
         self.result = Audit(decoder, options, "transparent", families, decoder.families)
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
-        self.sequences: Sequences | None = None
+        self.sequences: SequenceSearch | None = None
         self._drawing = ExitStack()
         self._rounds = 0
 
@@ -99,7 +99,7 @@ class Transparent:
         self._drawing.close()
         with Fresh(decoder.spec, self.limits) as fresh:
             if fresh.usable:
-                self.running, self.sequences = fresh.same, Sequences(fresh, check, self.source.claims)
+                self.running, self.sequences = fresh.same, SequenceSearch(fresh, check, self.source.claims)
                 yield
                 return
         if not self.result.options.isolate:
@@ -130,7 +130,7 @@ class Transparent:
 
     def replay(self, case: Case) -> Outcome:
         outcome = self.running.try_case(case)
-        if case.before and outcome.explanation:  # for `Sequences` to confirm or deny
+        if case.before and outcome.explanation:  # for `SequenceSearch` to confirm or deny
             outcome = replace(outcome, explanation=leaked(case, outcome.explanation))
         return outcome
 

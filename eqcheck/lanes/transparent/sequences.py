@@ -68,7 +68,7 @@ def verdict(fresh: Fresh, case: Case, timeout: float | None = None) -> Outcome:
 
 
 @dataclass
-class Sequences:
+class SequenceSearch:
     """The search for sequences in one audit.
 
     ``claims`` are those of the cases that the audit may draw. ``proven`` are earlier requests that made a later one

@@ -11,7 +11,7 @@ from eqcheck.attribution.witnesses import mechanism
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.lanes.transparent.sequences import RERUNS, Sequences
+from eqcheck.lanes.transparent.sequences import RERUNS, SequenceSearch
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.workers.runner import Runner
 
@@ -22,7 +22,7 @@ _ALONE_TRIES = 150  # where each takes a process of its own
 
 
 def confirms(
-    outcome: Outcome, runner: Runner, sequences: Sequences | None, slowest: float, seconds: float
+    outcome: Outcome, runner: Runner, sequences: SequenceSearch | None, slowest: float, seconds: float
 ) -> Outcome | None:
     """The outcome if the case fails time and again, alone or (then it becomes a sequence) after earlier requests.
 
@@ -35,7 +35,7 @@ def confirms(
     return outcome if repeats else None
 
 
-def of_state(others: list[Outcome], runner: Runner, sequences: Sequences, seconds: float) -> Outcome | None:
+def of_state(others: list[Outcome], runner: Runner, sequences: SequenceSearch, seconds: float) -> Outcome | None:
     """A sequence among the other cases of a fingerprint whose first case fails alone: one name, two faults."""
     if sequences.proven:
         return None

@@ -23,7 +23,7 @@ from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Edit, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
 from eqcheck.lanes.checkpoint.abduction.options import anothers_end, ignored
 from eqcheck.lanes.checkpoint.abduction.outputs import emitted, ended
-from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding, row_by_row, together, tried
+from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding, row_by_row, together, tried
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.verdict import Search
 
@@ -117,9 +117,9 @@ def abduce_alike(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
     )
 
 
-def _pooled(tries: Sequence[tuple[Evidence, list[Finding], int]]) -> Abduced | None:
+def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced | None:
     """The best of what explains the first case, by what it explains of all cases."""
-    shared: dict[Hypothesis, list[Finding]] = {}
+    shared: dict[Hypothesis, list[Explained]] = {}
     for number, (evidence, found, _) in enumerate(tries):
         here = {
             one.hypothesis: one
@@ -170,7 +170,7 @@ def _ended(evidence: Evidence) -> Abduced | None:
     return Abduced(found.edit.component, found.edit.kind, row, index, Search(found.id, found.words))
 
 
-def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
+def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
     """What the edits explain that an engine makes everywhere, and how many were tried."""
     rows = len(evidence.texts)
     rules = [
@@ -188,7 +188,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Finding], int]:
     return found, count
 
 
-def _best(evidence: Evidence, found: list[Finding], count: int) -> Abduced | None:
+def _best(evidence: Evidence, found: list[Explained], count: int) -> Abduced | None:
     found = [one for one in found if one.explained]
     if not found:
         return None
@@ -208,13 +208,13 @@ def _best(evidence: Evidence, found: list[Finding], count: int) -> Abduced | Non
     return replace(said, search=replace(said.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))
 
 
-def _said(evidence: Evidence, found: Finding, count: int) -> Abduced:
+def _said(evidence: Evidence, found: Explained, count: int) -> Abduced:
     row, index = min(found.explained, key=lambda at: (at[1], at[0]))
     said, chance = found.hypothesis, min(1.0, found.chance * count)
     search = Search(said.id, said.words, len(found.explained), len(evidence.surprising), chance, count)
     return Abduced(said.edit.component, said.edit.kind, row, index, search)
 
 
-def _rivals(other: Finding, best: Finding, count: int) -> bool:
+def _rivals(other: Explained, best: Explained, count: int) -> bool:
     """Whether another finding leaves the best one in doubt: of two partial ones each that is sure enough does."""
     return other.complete or (not best.complete and other.chance * count <= PARTIAL)

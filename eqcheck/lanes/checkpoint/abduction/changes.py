@@ -35,7 +35,7 @@ class Applied:
 
 
 @dataclass
-class Slot:
+class HeldToken:
     """What a row's mask knows of a slot: the logical position of its token, PAD_SLOT or GONE; if it is shown anyway."""
 
     at: int
@@ -44,7 +44,7 @@ class Slot:
 
 
 @dataclass
-class Block:
+class FedBlock:
     """A row's part of a forward: ``tokens`` from logical position ``start`` on, behind ``pads``.
 
     With these it begins at slot ``begin``. The first ``again`` of them are in the cache already.
@@ -59,13 +59,13 @@ class Block:
 
 
 @dataclass
-class View:
+class RowView:
     """What the queries of a block may see: the row's slots, the columns in them, and those not hidden from all (None).
 
     The block's own begin at ``begin``.
     """
 
-    slots: list[Slot]
+    slots: list[HeldToken]
     held: list[int]
     seen: list[int | None]
     begin: int
@@ -85,7 +85,7 @@ class Rollback:
     least: int
 
 
-def _in_order(sim: Sim, block: Block) -> list[int]:
+def _in_order(sim: Sim, block: FedBlock) -> list[int]:
     return list(range(block.start, block.start + len(block.tokens)))
 
 
@@ -103,12 +103,12 @@ class Change:
     again: bool = False  # the last cached token is fed again
     pads_after: bool = False  # pads that follow a short block are seen
     cache_of: Callable[[Sim, int], int] = lambda sim, row: row
-    pad_position: Callable[[Sim, Block, int], int] = lambda sim, block, column: 0
-    positions: Callable[[Sim, Block], list[int]] = _in_order
+    pad_position: Callable[[Sim, FedBlock, int], int] = lambda sim, block, column: 0
+    positions: Callable[[Sim, FedBlock], list[int]] = _in_order
     # what is seen
     shows: Callable[[Sim, int, int, int], bool | None] = lambda sim, row, slot, begin: None  # None: as the mask says
-    view: Callable[[Sim, Block, View], View] = lambda sim, block, view: view
-    query: Callable[[Sim, int, View, int, list[int]], list[int]] = lambda sim, row, view, query, visible: visible
+    view: Callable[[Sim, FedBlock, RowView], RowView] = lambda sim, block, view: view
+    query: Callable[[Sim, int, RowView, int, list[int]], list[int]] = lambda sim, row, view, query, visible: visible
     blind: bool = False  # a query that sees nothing attends to everything alike
     # what is kept
     crops: Callable[[Sim, bool], bool] = lambda sim, ended: True
@@ -135,7 +135,7 @@ def _not_prefilled(zeroed: bool) -> Callable[[Sim], None]:
             sim.lengths[row] = sim.believed[row] = len(prompt) - 1
             if zeroed:
                 sim.held[row] = [sim.blank() for _ in prompt[:-1]]
-                sim.slots[row] = [Slot(GONE, token, True) for token in prompt[:-1]]
+                sim.slots[row] = [HeldToken(GONE, token, True) for token in prompt[:-1]]
 
     return start
 
@@ -144,37 +144,37 @@ def _next_rows_cache(sim: Sim, row: int) -> int:
     return (row + 1) % len(sim.held) if sim.number else row
 
 
-def _moved(by: Callable[[Sim, Block], int]) -> Callable[[Sim, Block], list[int]]:
+def _moved(by: Callable[[Sim, FedBlock], int]) -> Callable[[Sim, FedBlock], list[int]]:
     """All positions of a block shifted alike."""
     return lambda sim, block: [position + by(sim, block) for position in _in_order(sim, block)]
 
 
-def _clamped(sim: Sim, block: Block) -> list[int]:
+def _clamped(sim: Sim, block: FedBlock) -> list[int]:
     return [max(sim.applied.amount, position) for position in _in_order(sim, block)]
 
 
-def _drift(sim: Sim, block: Block) -> int:
+def _drift(sim: Sim, block: FedBlock) -> int:
     return sim.believed[block.turn.row] - block.start
 
 
-def _like_another(sim: Sim, block: Block) -> list[int]:
+def _like_another(sim: Sim, block: FedBlock) -> list[int]:
     """Blocks end together; before a shorter one there are pads, at 0."""
     other = list(sim.blocks.values())[sim.applied.amount]
     gap = len(other.tokens) - len(block.tokens)
     return [other.start + gap + rank if gap + rank >= 0 else 0 for rank in range(len(block.tokens))]
 
 
-def _newest_shifted(sim: Sim, block: Block) -> list[int]:
+def _newest_shifted(sim: Sim, block: FedBlock) -> list[int]:
     first, *rest = _in_order(sim, block)
     return [first + (sim.applied.amount if sim.number else 0), *rest]
 
 
-def _drafts_shifted(sim: Sim, block: Block) -> list[int]:
+def _drafts_shifted(sim: Sim, block: FedBlock) -> list[int]:
     first, *rest = _in_order(sim, block)
     return [first, *(position + (sim.applied.amount if sim.number else 0) for position in rest)]
 
 
-def _restarted(sim: Sim, block: Block) -> list[int]:
+def _restarted(sim: Sim, block: FedBlock) -> list[int]:
     chunk = range(sim.applied.token, len(sim.evidence.prompts[block.turn.row]))
     return [at - sim.applied.token if at in chunk else at for at in _in_order(sim, block)]
 
@@ -195,38 +195,38 @@ def _pad_id(sim: Sim, row: int, slot: int, begin: int) -> bool | None:
     return False if sim.slots[row][slot].token == sim.evidence.pad else None
 
 
-def _mask_of_another(sim: Sim, block: Block, view: View) -> View:
+def _mask_of_another(sim: Sim, block: FedBlock, view: RowView) -> RowView:
     other = list(sim.blocks)[sim.applied.amount]
     seen = [column if sim.visible(other, slot, view.begin) else None for slot, column in enumerate(view.held)]
-    return View(view.slots, view.held, seen, view.begin)
+    return RowView(view.slots, view.held, seen, view.begin)
 
 
-def _another(instead: bool) -> Callable[[Sim, Block, View], View]:
+def _another(instead: bool) -> Callable[[Sim, FedBlock, RowView], RowView]:
     """What another row had before this round is seen before the row's own, or in its place."""
 
-    def change(sim: Sim, block: Block, view: View) -> View:
+    def change(sim: Sim, block: FedBlock, view: RowView) -> RowView:
         other = sim.blocks.get(sim.applied.amount)
         others = sim.held[sim.applied.amount][: other.begin if other else None]
         own = [*[None] * view.begin, *view.seen[view.begin :]] if instead else view.seen
-        slots = [*[Slot(GONE, 0)] * len(others), *view.slots]
-        return View(slots, [*others, *view.held], [*others, *own], view.begin + len(others))
+        slots = [*[HeldToken(GONE, 0)] * len(others), *view.slots]
+        return RowView(slots, [*others, *view.held], [*others, *own], view.begin + len(others))
 
     return change
 
 
-def _later(sim: Sim, row: int, view: View, query: int, visible: list[int]) -> list[int]:
+def _later(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
     later = view.seen[query + 1 : query + 2 + sim.applied.amount]
     return [*visible, *(column for column in later if column is not None)]
 
 
-def _not_itself(sim: Sim, row: int, view: View, query: int, visible: list[int]) -> list[int]:
+def _not_itself(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
     return visible[:-1] if query > view.begin and view.seen[query] is not None else visible
 
 
-def _cut_off(for_good: bool) -> Callable[[Sim, int, View, int, list[int]], list[int]]:
+def _cut_off(for_good: bool) -> Callable[[Sim, int, RowView, int, list[int]], list[int]]:
     """Behind a cut in the prompt what is before it is not seen, by the rest of the prompt or by all that follows."""
 
-    def change(sim: Sim, row: int, view: View, query: int, visible: list[int]) -> list[int]:
+    def change(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
         at, cut = view.slots[query].at, sim.applied.token
         if at < cut or not (for_good or at < len(sim.evidence.prompts[row])):
             return visible
@@ -248,7 +248,7 @@ def _see_tenant(sim: Sim) -> None:
             sim.program.sees[entry] = [*sim.held[sim.applied.amount], *sim.program.sees[entry]]
 
 
-def _amount_for_pads(sim: Sim, block: Block, column: int) -> int:
+def _amount_for_pads(sim: Sim, block: FedBlock, column: int) -> int:
     return sim.applied.amount
 
 

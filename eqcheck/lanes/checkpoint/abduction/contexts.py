@@ -14,7 +14,7 @@ from eqcheck.lanes.checkpoint.abduction.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context(Hypothesis):
+class ContextEdit(Hypothesis):
     """One edit of what is seen, in one style of engine; ``schedule`` names its rounds, see `Evidence.schedules`."""
 
     applied: Applied
@@ -95,16 +95,16 @@ AT_ONSET = (
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
 
-def systematic() -> Iterator[Context]:
+def systematic() -> Iterator[ContextEdit]:
     """Every edit in every style that it makes a difference to."""
     for name, amounts, places in SYSTEMATIC:
         for amount in amounts:
             for place in places:
                 style, _, schedule = place.partition("/")
-                yield Context(edit=EDITS[name], applied=Applied(name, amount), style=style, schedule=schedule)
+                yield ContextEdit(edit=EDITS[name], applied=Applied(name, amount), style=style, schedule=schedule)
 
 
-def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
+def single(evidence: Evidence, row: int, wrong: int) -> Iterator[ContextEdit]:
     """Edits that happen to one row, once or from some round on; ``wrong`` is the index of its first wrong token."""
     length = len(evidence.prompts[row])
     turns = [
@@ -133,7 +133,7 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
             yield _once(Applied(name, row=row, token=token), position=token)
 
 
-def _from_an_onset(row: int, onsets: list[int], others: list[int], reach: int) -> Iterator[Context]:
+def _from_an_onset(row: int, onsets: list[int], others: list[int], reach: int) -> Iterator[ContextEdit]:
     for onset in onsets:
         for last, when in ((onset, f"in round {onset + 1} only"), (ALWAYS, f"from round {onset + 1} on")):
             for shift in (*range(-reach, 0), *range(1, reach + 1)):
@@ -145,6 +145,6 @@ def _from_an_onset(row: int, onsets: list[int], others: list[int], reach: int) -
                     yield _once(Applied(name, other, onset, last, row), when, row=other)
 
 
-def _once(applied: Applied, when: str = "", **told: object) -> Context:
+def _once(applied: Applied, when: str = "", **told: object) -> ContextEdit:
     said = tuple((name, str(value)) for name, value in told.items())
-    return Context(edit=EDITS[applied.id], told=said, when=when, once=True, applied=applied)
+    return ContextEdit(edit=EDITS[applied.id], told=said, when=when, once=True, applied=applied)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Turn, pick
-from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding
+from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding
 from eqcheck.lanes.checkpoint.case import Row
 from eqcheck.lanes.checkpoint.truth import row_with
 
@@ -24,11 +24,11 @@ OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 Predicted = dict[tuple[int, int], int]
 
 
-def ignored(evidence: Evidence) -> Iterator[Finding]:
+def ignored(evidence: Evidence) -> Iterator[Explained]:
     """What is explained by options that are off, stale or another row's, of those that any row has."""
     rows = evidence.case.rows
 
-    def said(edit: str, predicted: Predicted, schedule: str = "", **told: object) -> Finding:
+    def said(edit: str, predicted: Predicted, schedule: str = "", **told: object) -> Explained:
         parameters = tuple((name, str(value)) for name, value in told.items())
         return finding(evidence, Ignored(edit=EDITS[edit], told=parameters, schedule=schedule), predicted)
 

@@ -9,7 +9,7 @@ from math import comb, prod
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, agreeing, pick, plain_row
 from eqcheck.lanes.checkpoint.abduction.program import answers
-from eqcheck.lanes.checkpoint.abduction.ranking import Finding, finding, predictions
+from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding, predictions
 from eqcheck.verdict import many
 
 
@@ -34,7 +34,7 @@ def ended(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
     return min(found, key=lambda one: one[2], default=None)
 
 
-def emitted(evidence: Evidence) -> list[Finding]:
+def emitted(evidence: Evidence) -> list[Explained]:
     """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
     exchanged = _exchanged(evidence)
     found = [_unverified(evidence), *_first_tokens(evidence), *_shortened(evidence), *_lengthened(evidence)]
@@ -45,7 +45,7 @@ def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
     return {(row, n): token for row, wanted in enumerate(evidence.wanted) for n, token in enumerate(wanted)}
 
 
-def _exchanged(evidence: Evidence) -> Finding | None:
+def _exchanged(evidence: Evidence) -> Explained | None:
     """Every wrong row holds exactly what the model alone emits for another one."""
     predicted = _right(evidence)
     wrong = {row for row, _ in evidence.surprising}
@@ -68,7 +68,7 @@ def _exchanged(evidence: Evidence) -> Finding | None:
     return None if wrong else finding(evidence, returned("rows-swapped"), predicted)
 
 
-def _first_tokens(evidence: Evidence) -> Iterator[Finding]:
+def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
     """The first token of rows is what is predicted for the row before or after them, or they have one another's."""
     wrong = {row for row, index in evidence.surprising if not index}
     rows = range(len(evidence.texts))
@@ -88,12 +88,12 @@ def _first_tokens(evidence: Evidence) -> Iterator[Finding]:
         yield _of_some(evidence, replace(one, chance=one.chance * prod(len(sources[row]) for row in found)), found)
 
 
-def _of_some(evidence: Evidence, found: Finding, rows: set[int]) -> Finding:
+def _of_some(evidence: Evidence, found: Explained, rows: set[int]) -> Explained:
     """What is claimed of some wrong rows, chosen for it, might be so of others."""
     return replace(found, chance=found.chance * comb(len({row for row, _ in evidence.surprising}), len(rows)))
 
 
-def _unverified(evidence: Evidence) -> Finding:
+def _unverified(evidence: Evidence) -> Explained:
     """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
     predicted, rows, choices = _right(evidence), set(), 1
     for row in {row for row, _ in evidence.surprising}:
@@ -127,7 +127,7 @@ def _delayed(evidence: Evidence, row: int, start: int) -> list[int]:
     return ends
 
 
-def _shortened(evidence: Evidence) -> list[Finding]:
+def _shortened(evidence: Evidence) -> list[Explained]:
     """Tokens were computed and not returned: the row goes on as after them."""
     found = []
     for row in {row for row, _ in evidence.surprising}:
@@ -147,7 +147,7 @@ def _shortened(evidence: Evidence) -> list[Finding]:
     return found
 
 
-def _lengthened(evidence: Evidence) -> list[Finding]:
+def _lengthened(evidence: Evidence) -> list[Explained]:
     """Tokens were returned twice: the row goes on as if they were there once."""
     found = []
     for row in {row for row, _ in evidence.surprising}:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eqcheck.lanes.checkpoint.abduction.contexts import Context, single
+from eqcheck.lanes.checkpoint.abduction.contexts import ContextEdit, single
 from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import LEAST_CHANCE, Evidence, agreeing, pick
 from eqcheck.lanes.checkpoint.abduction.program import Answers, answers
 
 
 @dataclass(frozen=True)
-class Finding:
+class Explained:
     """What a hypothesis explains: the surprising tokens it predicts before it first predicts a token that is not there.
 
     ``complete``: there is no such token in any row. ``chance`` is that of all tokens up to there.
@@ -29,7 +29,7 @@ def finding(
     hypothesis: Hypothesis,
     predicted: Mapping[tuple[int, int], int],
     rows: Sequence[int] | None = None,
-) -> Finding:
+) -> Explained:
     """What is explained of all judged rows, or of some."""
     explained: set[tuple[int, int]] = set()
     complete, chance = True, 1.0
@@ -37,11 +37,11 @@ def finding(
         output = evidence.outputs[row]
         same = agreeing([predicted.get((row, index), -1) for index in range(len(output))], output)
         if same < min((n for r, n in evidence.surprising if r == row), default=len(output)):
-            return Finding(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
+            return Explained(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
         explained |= {(r, n) for r, n in evidence.surprising if r == row and n < same}
         complete = complete and same == len(output)
         chance = both(chance, evidence.chance(row, same, hypothesis.once))
-    return Finding(hypothesis, frozenset(explained), complete, chance)
+    return Explained(hypothesis, frozenset(explained), complete, chance)
 
 
 def both(one: float, other: float) -> float:
@@ -58,8 +58,8 @@ def predictions(evidence: Evidence, found: Iterable[Answers]) -> dict[tuple[int,
 
 
 def tried(
-    evidence: Evidence, contexts: Sequence[Context], first: tuple[int, int], rows: Sequence[int] | None = None
-) -> list[Finding]:
+    evidence: Evidence, contexts: Sequence[ContextEdit], first: tuple[int, int], rows: Sequence[int] | None = None
+) -> list[Explained]:
     """What contexts explain; only those that yield the surprising token ``first`` are followed to the end."""
     row, index = first
     at = len(evidence.prompts[row]) + index
@@ -79,19 +79,19 @@ def tried(
     return [followed(evidence, contexts[number], rows) for number, one in predicted.items() if one == token]
 
 
-def followed(evidence: Evidence, context: Context, rows: Sequence[int] | None = None) -> Finding:
+def followed(evidence: Evidence, context: ContextEdit, rows: Sequence[int] | None = None) -> Explained:
     """What one context explains."""
     programs = context.programs(evidence, len(evidence.schedules[context.schedule]))
     programs = [program.needed(set(program.asked)) for program in programs]
     return finding(evidence, context, predictions(evidence, answers(evidence.target, programs)), rows)
 
 
-def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
+def row_by_row(evidence: Evidence) -> tuple[list[Explained], int]:
     """What edits explain that happen to single rows: of every kind the likeliest in each wrong row, taken together.
 
     Rows are taken in the order in which they go wrong, as long as some kind that explains all before explains the next.
     """
-    known: dict[str, Finding] = {}
+    known: dict[str, Explained] = {}
     count = 0
     wrong = sorted(
         {row for row, _ in evidence.surprising}, key=lambda row: min(n for r, n in evidence.surprising if r == row)
@@ -100,7 +100,7 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
         index = min(n for r, n in evidence.surprising if r == row)
         contexts = [one for one in single(evidence, row, index) if not number or one.fingerprint in known]
         count += len(contexts)
-        here: dict[str, Finding] = {}
+        here: dict[str, Explained] = {}
         for found in tried(evidence, contexts, (row, index), [row]):
             found = replace(found, chance=found.chance * (len(contexts) if number else 1))  # the caller counts once
             name = found.hypothesis.fingerprint
@@ -112,6 +112,6 @@ def row_by_row(evidence: Evidence) -> tuple[list[Finding], int]:
     return list(known.values()), count
 
 
-def together(before: Finding, found: Finding) -> Finding:
+def together(before: Explained, found: Explained) -> Explained:
     """What two findings explain of different tokens."""
     return replace(before, explained=before.explained | found.explained, chance=both(before.chance, found.chance))

@@ -12,7 +12,7 @@ from eqcheck.lanes.checkpoint.abduction.program import BLANK, Program
 
 
 @dataclass(frozen=True)
-class Row:
+class EditedRow:
     """One row of one call: its columns' ``tokens``, which of them are ``real``.
 
     ``pads`` stand before it; ``first_pads`` is the padding of the call's first row.
@@ -25,39 +25,39 @@ class Row:
     first_pads: int
 
 
-def _counted(row: Row, applied: Applied) -> list[int]:
+def _counted(row: EditedRow, applied: Applied) -> list[int]:
     counts = accumulate(row.real)
     return [max(0, count - 1) for count in counts]
 
 
-def _real(row: Row, applied: Applied, pad: int) -> list[bool]:
+def _real(row: EditedRow, applied: Applied, pad: int) -> list[bool]:
     return row.real
 
 
-def _pads_at(row: Row, applied: Applied) -> list[int]:
+def _pads_at(row: EditedRow, applied: Applied) -> list[int]:
     right = zip(_counted(row, applied), row.real, strict=True)
     return [position if is_real else applied.amount for position, is_real in right]
 
 
 @dataclass(frozen=True)
-class Change:
+class Recomputation:
     """What an edit changes in a call: positions, what the mask shows, or where pads stay. The defaults are right."""
 
-    positions: Callable[[Row, Applied], list[int]] = _counted
-    visible: Callable[[Row, Applied, int], list[bool]] = _real
+    positions: Callable[[EditedRow, Applied], list[int]] = _counted
+    visible: Callable[[EditedRow, Applied, int], list[bool]] = _real
     accumulates: bool = False
 
 
 CHANGES = {
-    "another-rows-positions": Change(
+    "another-rows-positions": Recomputation(
         positions=lambda row, applied: [max(0, column - row.first_pads) for column in range(len(row.tokens))]
     ),
-    "pads-seen": Change(positions=_pads_at, visible=lambda row, applied, pad: [True] * len(row.tokens)),
-    "pads-accumulate": Change(
+    "pads-seen": Recomputation(positions=_pads_at, visible=lambda row, applied, pad: [True] * len(row.tokens)),
+    "pads-accumulate": Recomputation(
         visible=lambda row, applied, pad: [column >= row.pads for column in range(len(row.tokens))], accumulates=True
     ),
-    "pad-id-hidden": Change(visible=lambda row, applied, pad: [token != pad for token in row.tokens]),
-    "mask-of-another": Change(
+    "pad-id-hidden": Recomputation(visible=lambda row, applied, pad: [token != pad for token in row.tokens]),
+    "mask-of-another": Recomputation(
         visible=lambda row, applied, pad: [r and column >= row.first_pads for column, r in enumerate(row.real)]
     ),
 }
@@ -89,15 +89,17 @@ def recomputed(evidence: Evidence, style: str, applied: Applied, rounds: Sequenc
     return programs
 
 
-def _row(evidence: Evidence, turn: Turn, count: int, pads: int, inner: int, first_pads: int) -> Row:
+def _row(evidence: Evidence, turn: Turn, count: int, pads: int, inner: int, first_pads: int) -> EditedRow:
     text = evidence.texts[turn.row][: turn.start] + list(turn.drafts[:count])
     prompt = len(evidence.prompts[turn.row])
     tokens = [evidence.pad] * pads + [*text[:prompt], *[evidence.pad] * inner, *text[prompt:]]
     real = [False] * pads + [True] * prompt + [False] * inner + [True] * (len(text) - prompt)
-    return Row(turn.row, tokens, real, pads, first_pads)
+    return EditedRow(turn.row, tokens, real, pads, first_pads)
 
 
-def _program(evidence: Evidence, change: Change, applied: Applied, row: Row, asked: Sequence[int]) -> Program:
+def _program(
+    evidence: Evidence, change: Recomputation, applied: Applied, row: EditedRow, asked: Sequence[int]
+) -> Program:
     """The program of a row; ``asked`` are the logical positions of the new tokens that it is asked for."""
     program = Program()
     visible = change.visible(row, applied, evidence.pad)

@@ -22,11 +22,11 @@ from eqcheck.lanes.checkpoint.abduction.changes import (
     PAD_SLOT,
     RIGHT,
     Applied,
-    Block,
     Change,
+    FedBlock,
+    HeldToken,
     Rollback,
-    Slot,
-    View,
+    RowView,
 )
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Round, Turn
 from eqcheck.lanes.checkpoint.abduction.program import BLANK, Program
@@ -48,11 +48,11 @@ class Simulation:
         self.program = Program(torn=self._change.torn)
         rows = range(len(evidence.texts))
         self.rows: list[int] = []  # of each entry
-        self.slots: list[list[Slot]] = [[] for _ in rows]
+        self.slots: list[list[HeldToken]] = [[] for _ in rows]
         self.held: list[list[int]] = [[] for _ in rows]
         self.lengths = [0 for _ in rows]
         self.believed = [0 for _ in rows]
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, FedBlock] = {}
         self._change.start(self)
         for self.number, turns in enumerate(rounds[: final + 1]):
             self._feed(turns)
@@ -84,12 +84,12 @@ class Simulation:
             self.lengths[row] += len(block.tokens) - block.again
             self.believed[row] += len(block.tokens) - block.again
 
-    def _block(self, turn: Turn) -> Block:
+    def _block(self, turn: Turn) -> FedBlock:
         again = int(self.change(turn.row).again and self.number > 0)
         start = self.lengths[turn.row] - again
-        return Block(turn, start, [*self.evidence.texts[turn.row][start : turn.start], *turn.drafts], again)
+        return FedBlock(turn, start, [*self.evidence.texts[turn.row][start : turn.start], *turn.drafts], again)
 
-    def _write(self, block: Block, width: int) -> None:
+    def _write(self, block: FedBlock, width: int) -> None:
         """Entries for a block and the pads before it. What is fed again has no place of its own, but is seen."""
         row = block.turn.row
         change = self.change(row)
@@ -97,30 +97,30 @@ class Simulation:
         block.begin = len(self.held[cache])
         block.pads = width - len(block.tokens) if self.style != "separate" else 0
         for column in range(block.pads):
-            self._entry(row, cache, Slot(PAD_SLOT, self.evidence.pad), change.pad_position(self, block, column))
+            self._entry(row, cache, HeldToken(PAD_SLOT, self.evidence.pad), change.pad_position(self, block, column))
         for rank, (token, position) in enumerate(zip(block.tokens, change.positions(self, block), strict=True)):
             twice = rank < block.again
-            self._entry(row, cache, Slot(GONE if twice else block.start + rank, token, twice), position)
+            self._entry(row, cache, HeldToken(GONE if twice else block.start + rank, token, twice), position)
 
-    def _entry(self, row: int, cache: int, slot: Slot, position: int) -> None:
+    def _entry(self, row: int, cache: int, slot: HeldToken, position: int) -> None:
         self.slots[cache].append(slot)
         self.held[cache].append(self.program.write(slot.token, position))
         self.rows.append(row)
 
-    def _pads_after(self, block: Block, width: int) -> list[int]:
+    def _pads_after(self, block: FedBlock, width: int) -> list[int]:
         """The pads that follow a block, which the next one overwrites."""
         end, count = block.start + len(block.tokens), width - len(block.tokens)
         self.rows += [block.turn.row] * count
         return [self.program.write(self.evidence.pad, end + n) for n in range(count)]
 
-    def _see(self, block: Block, after: list[int]) -> None:
+    def _see(self, block: FedBlock, after: list[int]) -> None:
         """Write down what each query of a row's block sees, and which of them is asked for which new token."""
         turn, program = block.turn, self.program
         row, change = turn.row, self.change(turn.row)
         cache = change.cache_of(self, row)
         slots, held = self.slots[cache], self.held[cache]
         seen = [column if self.visible(cache, slot, block.begin) else None for slot, column in enumerate(held)]
-        view = change.view(self, block, View(slots, held, seen, block.begin))
+        view = change.view(self, block, RowView(slots, held, seen, block.begin))
         for query in range(view.begin, len(view.slots)):
             visible = [column for column in view.seen[: query + 1] if column is not None]
             visible = [*change.query(self, row, view, query, visible), *after]
@@ -218,5 +218,5 @@ class Simulation:
                 unmoved = held[row][before - width :]
                 moved = [self.program.column(columns[a][0], columns[b][1]) for a, b in zip(moved, unmoved, strict=True)]
             pads = next((k for k, slot in enumerate(slots) if slot.at != PAD_SLOT), before)
-            added = [Slot(PAD_SLOT, self.evidence.pad, change.new_pads and k >= pads) for k in range(unused)]
+            added = [HeldToken(PAD_SLOT, self.evidence.pad, change.new_pads and k >= pads) for k in range(unused)]
             self.held[row], self.slots[row] = moved, [*added, *(slots[k] for k in used[row])]
