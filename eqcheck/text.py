@@ -130,7 +130,9 @@ def about_condition(needs: Sequence[str], plain: str) -> str:
     >>> about_condition(("token-budget",), "right")
     'Needs token-budget. Without speculation the engine is right on this case.'
     """
-    needed = f"Needs {', '.join(needs)}." if needs else "Needs no option: it fails at the defaults."
+    options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
+    needed = f"Needs {', '.join(options)}." if options else "Needs no option: it fails at the defaults."
+    needed = needed.replace(".", ", with many rows.") if many_rows else needed
     if plain == "right":
         return f"{needed} Without speculation the engine is right on this case."
     if not plain:
