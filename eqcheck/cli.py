@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from eqcheck import registry
+    from eqcheck import pair, registry
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
     from eqcheck.findings import Options
@@ -153,6 +153,8 @@ def _audit(options: argparse.Namespace) -> int:
     from eqcheck.selfcheck import short
     from eqcheck.workers.spawned import environment
 
+    if options.pair:
+        pair.check()
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = _stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():

@@ -73,8 +73,8 @@ class Lane(Protocol):
         empty list says that it does not tell why it fails.
         """
 
-    def unsettled(self, outcome: Outcome) -> Finding:
-        """The finding of a failing case that was not looked into, or that did not fail again."""
+    def unsettled(self, outcome: Outcome, why: str) -> Finding:
+        """The finding of a failing case that was not looked into, or did not fail again: ``why`` it has no cause."""
 
     def joined(self, earlier: Finding, later: Finding) -> Finding | None:
         """Two findings of one standing as one, where they are one; else None."""

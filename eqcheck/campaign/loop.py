@@ -21,6 +21,8 @@ from eqcheck.findings import Audit, Finding, Options
 from eqcheck.outcome import HANG, Outcome
 
 HANGS_TO_GIVE_UP = 3
+UNTRIED = "there was no time to look for a cause"
+UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
@@ -71,7 +73,7 @@ class Campaign:
             result.interrupted = True
             groups = self.groups()
             for group in groups:
-                self.add(self.lane.unsettled(group[0]), sum(outcome.drawn for outcome in group))
+                self.add(self.lane.unsettled(group[0], UNTRIED), sum(outcome.drawn for outcome in group))
             self.pending = []
             result.warnings.append("interrupted; the cases below are not all minimised" if groups else "interrupted")
         result.unsettled = sum(outcome.drawn for outcome in self.pending)
@@ -147,7 +149,7 @@ class Campaign:
             self.groups_seen.add(group)
             self.tell(ViolationSeen, outcome, len(self.groups_seen))
             if not outcome.minimal:
-                self.store(self.lane.unsettled(outcome))
+                self.store(self.lane.unsettled(outcome, UNTRIED))
 
     def store(self, finding: Finding) -> None:
         name = self.lane.filed(finding)
@@ -190,7 +192,7 @@ class Campaign:
                 findings = self.lane.look(outcome, group, groups, eager)
                 if eager and not findings:
                     continue
-                doubtful = [replace(self.lane.unsettled(outcome), standing="inconclusive")]
+                doubtful = [replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")]
                 for finding in findings or doubtful:
                     self.add(finding, int(outcome.drawn))
             else:

@@ -144,7 +144,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
     shown, e = findings[0], findings[0].explanation
     known = audit.decoder.known.get(e.fingerprint)
     conditions = tuple(_condition(audit, finding, folder) for finding in findings)
-    text = render(e)
+    about = f"\n  {about_condition(shown.needs, shown.plain)}" if shown.plain and shown.minimised else ""
     return ReportedViolation(
         fingerprint=e.fingerprint,
         component=e.component,
@@ -154,7 +154,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
         conditions=conditions,
         evidence=e,
-        explanation=f"{text}\n  {about_condition(shown.needs, shown.plain)}" if audit.lane == "checkpoint" else text,
+        explanation=render(e) + about,
         case=conditions[0].case,
         minimised=shown.minimised,
         from_corpus=shown.stored,

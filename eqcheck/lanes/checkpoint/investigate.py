@@ -51,6 +51,7 @@ class Investigation:
         finding = Finding(
             smallest,
             explanation,
+            seen=(outcome.symptom,),
             needs=named,
             plain=self._plain(smallest.case),
             stored=smallest is outcome and not outcome.drawn,

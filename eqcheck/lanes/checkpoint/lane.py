@@ -151,9 +151,7 @@ class CheckpointLane:
         near = [
             number
             for number, finding in enumerate(self.result.findings)
-            if finding.standing == "violation"
-            and finding.outcome.symptom == outcome.symptom
-            and set(finding.needs) <= set(named)
+            if finding.standing == "violation" and outcome.symptom in finding.seen and set(finding.needs) <= set(named)
         ]
         for number in near:
             others = tuple(name for name in named if name not in self.result.findings[number].needs)
@@ -192,16 +190,18 @@ class CheckpointLane:
             self.scripts[finding.id] = self.scripting.submit(task, finding)
         return self.scripts[finding.id]
 
-    def unsettled(self, outcome: Outcome) -> Finding:
-        return Finding(outcome, explain(outcome, None, UNTRIED), needs=needs(outcome.case), minimised=False)
+    def unsettled(self, outcome: Outcome, why: str = UNTRIED) -> Finding:
+        explanation = explain(outcome, None, why)
+        return Finding(outcome, explanation, needs=needs(outcome.case), seen=(outcome.symptom,), minimised=False)
 
     def joined(self, earlier: Finding, later: Finding) -> Finding | None:
-        """One of the two, where they look alike and need the same options; the explained one stands."""
+        """One of the two, where they need the same options and have one cause or look alike; the explained one stays."""
         components = {earlier.explanation.component, later.explanation.component}
-        alike = (earlier.outcome.symptom, earlier.needs) == (later.outcome.symptom, later.needs)
-        if len(components - {"unattributed"}) > 1 or not alike:
+        alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
+        if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
             return None
-        return later if earlier.explanation.component == "unattributed" != later.explanation.component else earlier
+        better = earlier.explanation.component == "unattributed" != later.explanation.component
+        return replace(later if better else earlier, seen=tuple({*earlier.seen, *later.seen}))
 
     def filed(self, finding: Finding) -> str:
         """What was looked into; before that, nobody knows what a case needs."""

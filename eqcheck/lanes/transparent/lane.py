@@ -164,7 +164,7 @@ class TransparentLane:
         finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
         return [replace(finding, seen=(outcome.symptom,)), *leaks]
 
-    def unsettled(self, outcome: Outcome) -> Finding:
+    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
         assert outcome.explanation is not None
         standing = "violation" if self.result.claims(outcome.case) else "discovery"
         return Finding(
