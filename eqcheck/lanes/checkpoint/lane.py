@@ -195,7 +195,7 @@ class CheckpointLane:
         return Finding(outcome, explanation, needs=needs(outcome.case), seen=(outcome.symptom,), minimised=False)
 
     def joined(self, earlier: Finding, later: Finding) -> Finding | None:
-        """One of the two, where they need the same options and have one cause or look alike; the explained one stays."""
+        """One of the two, where they need the same options and have one cause or look alike; an explained one stays."""
         components = {earlier.explanation.component, later.explanation.component}
         alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
         if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
