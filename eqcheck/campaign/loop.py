@@ -50,7 +50,7 @@ class Campaign:
         self.total = options.cases
         self.corpus = Corpus(options.corpus, name) if options.corpus else None
         self.source = islice(lane.cases(), options.cases)
-        self.pending: list[Outcome] = []
+        self.pending: dict[int, Outcome] = {}  # by identity: there may be many thousands
         self.failing = 0  # drawn cases within the claim
         self.groups_seen: set[Hashable] = set()
         self.notes: dict[str, None] = {}
@@ -68,19 +68,29 @@ class Campaign:
                     self.settle()
                 self.settle()
                 if self.pending and not result.findings:  # better one without a cause than none
-                    self._look(self.pending, self.pending[:1], 1, eager=False)
+                    self._look([next(iter(self.pending.values()))], 1, eager=False)
         except KeyboardInterrupt:
             result.interrupted = True
-            groups = self.groups()
-            for group in groups:
-                self.add(self.lane.unsettled(group[0], UNTRIED), sum(outcome.drawn for outcome in group))
-            self.pending = []
-            result.warnings.append("interrupted; the cases below are not all minimised" if groups else "interrupted")
-        result.unsettled = sum(outcome.drawn for outcome in self.pending)
+            more = "; the cases below are not all minimised" if self.pending else ""
+            self._keep_the_rest()
+            result.warnings.append(f"interrupted{more}")
+        result.unsettled = sum(outcome.drawn for outcome in self.pending.values())
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
         result.findings.sort(key=lambda finding: -finding.count)
+
+    def _keep_the_rest(self) -> None:
+        """Count what nobody had the time to look into with findings that look alike, or as findings of its own."""
+        for group in self.groups():
+            count, claimed = sum(outcome.drawn for outcome in group), self.result.claims(group[0].case)
+            for number, finding in enumerate(self.result.findings):
+                if group[0].symptom in finding.seen and self.result.claims(finding.case) == claimed:
+                    self.result.findings[number] = replace(finding, count=finding.count + count)
+                    break
+            else:
+                self.add(self.lane.unsettled(group[0], UNTRIED), count)
+        self.pending = {}
 
     def tell(self, event: type[Event], *values: Any) -> None:
         self.listen(event(self.result.decoder.name, *values))
@@ -143,7 +153,7 @@ class Campaign:
 
     def gather(self, outcome: Outcome) -> None:
         """Keep a failing case for later, and store the first of its group before anything else can go wrong."""
-        self.pending.append(outcome)
+        self.pending[id(outcome)] = outcome
         group = self.lane.group(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
@@ -158,7 +168,7 @@ class Campaign:
 
     def groups(self) -> list[list[Outcome]]:
         groups: dict[Hashable, list[Outcome]] = {}
-        for outcome in self.pending:
+        for outcome in self.pending.values():
             groups.setdefault(self.lane.group(outcome), []).append(outcome)
         return self.lane.order(list(groups.values()))
 
@@ -170,21 +180,21 @@ class Campaign:
             groups = self.groups()
             for group in groups:
                 self.tell(Settling, group[0].symptom)
-                self._look(group, self.lane.telling(group), len(groups), eager=True)
+                self._look(group, len(groups), eager=True)
             while any(groups) and not self._late():
                 for group in filter(None, groups):
                     self.tell(Settling, group[0].symptom)
-                    self._look(group, list(group), sum(map(bool, groups)), eager=False)
-            for outcome in list(self.pending):  # no time for more findings: count with those there are
+                    self._look(group, sum(map(bool, groups)), eager=False)
+            for outcome in list(self.pending.values()):  # no time for more findings: count with those there are
                 if not self._late(0) and self._counts(outcome):
-                    self.pending.remove(outcome)
+                    del self.pending[id(outcome)]
 
     def _late(self, left: int | None = None) -> bool:
         return time.monotonic() > self.lane.settles_until(len(self.pending) if left is None else left)
 
-    def _look(self, group: list[Outcome], candidates: list[Outcome], groups: int, eager: bool) -> None:
-        """Look into the candidates of a group, one after the other, until there is a finding."""
-        for outcome in candidates:
+    def _look(self, group: list[Outcome], groups: int, eager: bool) -> None:
+        """Look into the cases of a group, one after the other, until there is a finding."""
+        for outcome in self.lane.telling(group) if eager else list(group):
             if self._late():
                 return
             self.check()
@@ -197,9 +207,8 @@ class Campaign:
                     self.add(finding, int(outcome.drawn))
             else:
                 findings = None
-            if group is not self.pending:
-                group.remove(outcome)
-            self.pending.remove(outcome)
+            group.remove(outcome)
+            del self.pending[id(outcome)]
             if findings:
                 return
 
