@@ -13,6 +13,7 @@ from eqcheck.declining import told
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
+from eqcheck.verdict import many
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
 
@@ -82,7 +83,7 @@ def _families(report: Report) -> list[str]:
 
 def _violation(violation: ReportedViolation, title: str, axes: Mapping[str, str]) -> list[str]:
     known = f" (declared as known: {violation.known})" if violation.known else ""
-    count = f"{violation.count} cases{' and one stored before' if violation.from_corpus else ''}"
+    count = f"{many(violation.count, 'case')}{' and one stored before' if violation.from_corpus else ''}"
     beyond = ", families not claimed" if title == "Discovery" else ""
     head = ": ".join([*([title] if title else []), violation.fingerprint, f"{count}{beyond}{known}"])
     text = "\n\n".join(part for part in (violation.explanation, violation.traceback.rstrip()) if part)

@@ -28,6 +28,7 @@ from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, sh
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.outcome import Outcome
 from eqcheck.requirements import unmet
+from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 from eqcheck.workers.spawned import Spawned, environment
@@ -273,8 +274,8 @@ class CheckpointLane:
             count = sum(finding.count for finding in result.doubtful)
             ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
             found.append(
-                f"INCONCLUSIVE: {count} failing cases did not fail in the same way when decoded alone "
-                f"by a new process ({ids}); they may need what was decoded before them, and are no violations"
+                f"INCONCLUSIVE: {many(count, 'failing case')} did not fail in the same way when decoded alone "
+                f"by a new process ({ids}); what was decoded before may matter, so this is no violation"
             )
         return found
 
