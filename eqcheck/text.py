@@ -14,7 +14,7 @@ from eqcheck.verdict import Deviation, Explanation, Search, Slot, many
 def render(explanation: Explanation) -> str:
     """The text of an explanation.
 
-    >>> print(render(Explanation("crash", "exception", detail="KeyError: 'x'")))
+    >>> print(render(crash("exception", "KeyError", "'x'")))
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'
     """

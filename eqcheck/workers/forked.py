@@ -61,7 +61,7 @@ class Forked(ProcessWorker):
     ``scattered``: global random generators begin elsewhere in each process, so that a decoder that draws from them does
     not look deterministic.
 
-    >>> from eqcheck.outcome import HANG, Outcome
+    >>> from eqcheck.case import Case
     >>> from eqcheck.lanes.transparent.judge import try_case
     >>> with Forked("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status

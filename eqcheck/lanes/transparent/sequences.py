@@ -142,22 +142,30 @@ class SequenceSearch:
         return True
 
     def _simplest(self, case: Case, timeout: float | None, end: float) -> Case:
-        """The case with requests as small as can be, as long as it fails after them and not alone."""
-        tries = _SIMPLER // (len(case.before) + 1)
-        for number, earlier in enumerate(case.before):
+        """The case with requests as small as can be, as long as it fails after them and not alone.
 
-            def fails_after(one: Case, number: int = number, case: Case = case) -> bool:
-                return self._fails(replace(case, before=_with(case.before, number, one)), timeout)
+        Twice, because how small one request can be may depend on another one.
+        """
 
-            left = max(0.0, end - time.monotonic())
-            small = smallest(earlier, fails_after, self.claims, tries=tries, seconds=left)
-            case = replace(case, before=_with(case.before, number, small))
+        def small(one: Case, fails: Callable[[Case], bool]) -> Case:
+            tries, left = _SIMPLER // (len(case.before) + 1), max(0.0, end - time.monotonic())
+            return smallest(one, fails, self.claims, tries=tries, seconds=left)
 
-        def fails(last: Case) -> bool:
+        def fails_as_last(last: Case) -> bool:
             return self._fails(replace(last, before=case.before), timeout) and self._right_alone(last, 1, timeout)
 
-        left = max(0.0, end - time.monotonic())
-        return replace(smallest(case.alone, fails, self.claims, tries=tries, seconds=left), before=case.before)
+        def with_earlier(number: int, one: Case) -> Case:
+            return replace(case, before=(*case.before[:number], one, *case.before[number + 1 :]))
+
+        for _ in range(2):
+            before = case
+            case = replace(small(case.alone, fails_as_last), before=case.before)
+            for number, earlier in enumerate(case.before):
+                smaller = small(earlier, lambda one, number=number: self._fails(with_earlier(number, one), timeout))  # type: ignore[misc]
+                case = with_earlier(number, smaller)
+            if case == before:
+                break
+        return case
 
     def _proof(self, case: Case, timeout: float | None) -> Outcome | None:
         """The outcome, if the case fails in the same way in `RERUNS` fresh processes and is right alone in as many."""
@@ -202,7 +210,3 @@ def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tupl
                 at += size
         size //= 2
     return items
-
-
-def _with(items: tuple[T, ...], number: int, item: T) -> tuple[T, ...]:
-    return (*items[:number], item, *items[number + 1 :])
