@@ -24,5 +24,6 @@ MEMORY = (2**26, 2**50)
 
 FILE_BYTES = 2 * 2**20  # ten times what the largest case takes
 FILE_LEVELS = 8  # of lists and objects; a case has five
+REPORT_BYTES, REPORT_LEVELS = 64 * FILE_BYTES, 16  # a report holds many cases
 FILE_DIGITS = 20  # of an integer
 FILE_LINE = 4096  # characters

@@ -14,6 +14,7 @@ from eqcheck.verdict import Deviation, Explanation, Search, Slot, many
 def render(explanation: Explanation) -> str:
     """The text of an explanation.
 
+    >>> from eqcheck.verdict import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'

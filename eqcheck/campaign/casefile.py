@@ -100,23 +100,21 @@ def command(path: Path, adapter: str = "") -> str:
     return shlex.join([*words, "--adapter", adapter] if registry.names_code(adapter) else words)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVELS) -> Any:
     """What a JSON file holds, if it is small and plain; `UsageError` says what is wrong with it."""
     try:
         if not path.is_file():
             raise UsageError("expected a file" if path.exists() else "there is no such file")
-        if (size := path.stat().st_size) > FILE_BYTES:
-            raise UsageError(f"expected at most {FILE_BYTES >> 20} MB, got {-(-size >> 20)} MB")
+        if (size := path.stat().st_size) > most_bytes:
+            raise UsageError(f"expected at most {most_bytes >> 20} MB, got {-(-size >> 20)} MB")
         data = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
     except UsageError:
         raise
     except RecursionError:
-        raise UsageError(
-            f"cannot read it as JSON: expected at most {FILE_LEVELS} levels of lists within lists"
-        ) from None
+        raise UsageError(f"cannot read it as JSON: expected at most {levels} levels of lists within lists") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read it as JSON: {error}") from error
-    _check_plain(data)
+    _check_plain(data, levels)
     return data
 
 
@@ -126,7 +124,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _check_plain(data: Any) -> None:
+def _check_plain(data: Any, levels: int) -> None:
     """Refuse what JSON can say and no case file means: numbers that are none, text that is none, deep nesting."""
     waiting: list[tuple[str, Any, int]] = [("", data, 0)]
     while waiting:
@@ -135,8 +133,8 @@ def _check_plain(data: Any) -> None:
             raise UsageError(f"{where}: expected a finite number, got {value}")
         if isinstance(value, str) and not _is_text(value):
             raise UsageError(f"{where}: expected text, got a lone surrogate in {value[:40]!a}")
-        if isinstance(value, list | dict) and level == FILE_LEVELS:
-            raise UsageError(f"{where[:80]}: expected at most {FILE_LEVELS} levels of lists and objects, got more")
+        if isinstance(value, list | dict) and level == levels:
+            raise UsageError(f"{where[:80]}: expected at most {levels} levels of lists and objects, got more")
         if isinstance(value, dict):
             if odd := next((name for name in value if not _is_text(name)), None):
                 raise UsageError(f"{where or 'file'}: expected text, got a lone surrogate in the name {odd[:40]!a}")

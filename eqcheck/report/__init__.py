@@ -23,13 +23,14 @@ def load(path: str | Path) -> Report:
 
     from eqcheck.campaign.casefile import read_json
     from eqcheck.errors import UsageError
+    from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
     from eqcheck.plain import one_line
     from eqcheck.report.schema import FORMAT, from_builtins
 
     file = Path(path)
     file = file / "report.json" if file.is_dir() else file
     try:
-        data = read_json(file)
+        data = read_json(file, REPORT_BYTES, REPORT_LEVELS)
         got = data.get("format") if isinstance(data, dict) else None
         if got != FORMAT:
             raise UsageError(f"expected format {FORMAT!r}, got {got!r}; audit the decoder again with this eqcheck")
