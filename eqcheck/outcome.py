@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from eqcheck.verdict import Explanation
 
 HANG = "crash/hang"
+HANGS_TO_GIVE_UP = 3
+UNTRIED = "there was no time to look for a cause"
 
 
 class History(NamedTuple):

@@ -18,10 +18,8 @@ from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled
 from eqcheck.campaign.lane import Lane, lane_of
 from eqcheck.contract import Decoder
 from eqcheck.findings import Audit, Finding, Options
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 
-HANGS_TO_GIVE_UP = 3
-UNTRIED = "there was no time to look for a cause"
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
 
 

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
 from eqcheck.workers.process import ProcessWorker
-
-_HANGS = 3  # of a family in one batch, after which the rest of it is left out
 
 
 class Workers:
@@ -77,7 +75,7 @@ class Workers:
             for case in batch:
                 if over.is_set():
                     break
-                if case.family not in self.given_up and hung[case.family] < _HANGS:
+                if case.family not in self.given_up and hung[case.family] < HANGS_TO_GIVE_UP:
                     decoded = worker.decode(case)
                     done.append(lambda decoded=decoded: worker.judged(decoded))  # type: ignore[misc]
                     answer = decoded.answer

@@ -20,7 +20,6 @@ import eqcheck
 from eqcheck.attribution.reading import Reader
 from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
 from eqcheck.campaign.corpus import Corpus
-from eqcheck.campaign.loop import HANGS_TO_GIVE_UP
 from eqcheck.case import Case
 from eqcheck.contract import TAKEN, Decoder
 from eqcheck.drawing import Chance, Choices
@@ -31,7 +30,7 @@ from eqcheck.lanes.transparent.search import Source, merged
 from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, SequenceSearch
 from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
 from eqcheck.limits import CASE_TIMEOUT
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
 from eqcheck.plain import printable
 from eqcheck.pytest_plugin import SEED
 from eqcheck.requirements import refused

@@ -15,7 +15,6 @@ from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.outcome import Outcome
 from eqcheck.verdict import Explanation, Given, RowVerdict
 
-UNTRIED = "there was no time to look for a cause"
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 

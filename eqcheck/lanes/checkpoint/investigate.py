@@ -12,10 +12,10 @@ from eqcheck.findings import Finding
 from eqcheck.lanes.checkpoint.abduction import Abduced
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, common, explain, fitting, misused
+from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.shrink import minimise, needs
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.outcome import HANG, UNTRIED, Outcome
 
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)

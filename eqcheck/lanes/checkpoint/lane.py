@@ -20,13 +20,13 @@ from eqcheck.lanes.checkpoint.about import COUNTERS
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import Axes
-from eqcheck.lanes.checkpoint.explain import UNTRIED, abduced, explain, fitting
+from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
-from eqcheck.outcome import Outcome
+from eqcheck.outcome import UNTRIED, Outcome
 from eqcheck.requirements import unmet
 from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
