@@ -58,7 +58,7 @@ _URLS = {False: "EQCHECK_SPECULATIVE_URL", True: "EQCHECK_PLAIN_URL"}
 
 def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
     """The new tokens of one prompt."""
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": _model(url),
         "prompt": prompt,
         "max_tokens": row.max_new_tokens,
@@ -69,15 +69,15 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
         "return_tokens_as_token_ids": True,
     }
     if row.eos_token_ids:
-        asked["stop_token_ids"] = list(row.eos_token_ids)
+        body["stop_token_ids"] = list(row.eos_token_ids)
     for name, key, default in (
         ("min_new_tokens", "min_tokens", 0),
         ("repetition_penalty", "repetition_penalty", 1.0),
         ("presence_penalty", "presence_penalty", 0.0),
     ):
         if getattr(row, name) != default:
-            asked[key] = getattr(row, name)
-    choice = _call(f"{url}/completions", asked)["choices"][0]
+            body[key] = getattr(row, name)
+    choice = _call(f"{url}/completions", body)["choices"][0]
     if choice.get("token_ids") is not None:
         return list(choice["token_ids"])
     tokens = (choice.get("logprobs") or {}).get("tokens") or []
@@ -108,12 +108,12 @@ def _models(url: str) -> str:
     return f"{first.get('owned_by', 'server')} {first['id']}"
 
 
-def _call(url: str, asked: dict[str, Any] | None = None) -> Any:
+def _call(url: str, payload: dict[str, Any] | None = None) -> Any:
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {os.environ.get('EQCHECK_API_KEY', 'none')}",
     }
-    body = None if asked is None else json.dumps(asked).encode()
+    body = None if payload is None else json.dumps(payload).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=_TIMEOUT_S) as answer:
             return json.load(answer)

@@ -188,12 +188,12 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the inverse of `from_dict`."""
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LATER}
-        said |= {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        written = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LATER}
+        written |= {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         if self.before:
-            said["before"] = [earlier.to_dict() for earlier in self.before]
-        found: dict[str, Any] = json.loads(json.dumps({"format": Case.format, **said}))
-        return found
+            written["before"] = [earlier.to_dict() for earlier in self.before]
+        plain: dict[str, Any] = json.loads(json.dumps({"format": Case.format, **written}))
+        return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Case:
@@ -222,17 +222,17 @@ class Case:
 
 def _earlier(value: Any) -> tuple[Case, ...]:
     """Earlier requests as `Case.to_dict` wrote them."""
-    found = []
+    written = []
     for number, data in enumerate(
         _tuple("before", tuple(value) if isinstance(value, list) else value, MOST_BEFORE, "cases")
     ):
         if isinstance(data, Mapping) and data.get("before"):
             raise CaseError(f"before[{number}]: expected a case without earlier ones")
         try:
-            found.append(Case.from_dict(data))
+            written.append(Case.from_dict(data))
         except CaseError as error:
             raise CaseError(f"before[{number}]: {error}") from error
-    return tuple(found)
+    return tuple(written)
 
 
 def _tuples(value: Any) -> Any:

@@ -166,7 +166,7 @@ def _audit(options: argparse.Namespace) -> int:
     if failures:
         return _broken(failures)
     folders = _folders(options.out, decoders)
-    asked = Options(
+    settings = Options(
         cases=options.cases or (None if options.budget else 300),
         budget=options.budget,
         seed=options.seed,
@@ -183,7 +183,7 @@ def _audit(options: argparse.Namespace) -> int:
     reports = []
     with quiet(), progress(quiet=options.json) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
-            result = audit(decoder, apart.options(decoder, asked), listen)
+            result = audit(decoder, apart.options(decoder, settings), listen)
             if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
                 result.real_pair = apart.pair(decoder)
             results.append(result)
@@ -263,10 +263,10 @@ def _bench(options: argparse.Namespace) -> int:
     quiet = _stdout_to_stderr() if options.json else contextlib.nullcontext()
     with quiet:
         found = bench(decoders, QUICK if options.quick else FULL, lambda text: print(text, file=sys.stderr))
-        told = "Interrupted: nothing written."  # what a whole run wrote is worth more
+        message = "Interrupted: nothing written."  # what a whole run wrote is worth more
         if not found.interrupted:
-            told = _bench_written(found, out)
-    _say(json.dumps(found.to_dict()) if options.json else f"{report.tables(found)}\n\n{told}")
+            message = _bench_written(found, out)
+    _say(json.dumps(found.to_dict()) if options.json else f"{report.tables(found)}\n\n{message}")
     if found.interrupted:
         return INCONCLUSIVE
     return EQUIVALENT if any(row["verified"] for row in found.results) else NOTHING

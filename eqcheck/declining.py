@@ -17,7 +17,7 @@ MOST_DECLINED = 0.5
 _SHOWN = 3  # reasons
 
 
-def told(reasons: Mapping[str, int], total: int) -> str:
+def summary(reasons: Mapping[str, int], total: int) -> str:
     """How many cases were declined and why; empty for none.
 
     >>> told({"one row at a time": 4}, 10)
@@ -40,8 +40,8 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     if sum(reasons.values()) <= MOST_DECLINED * total:
         return []
     return [
-        f"VACUOUS: {told(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of every "
-        f"request, requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
+        f"VACUOUS: {summary(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of "
+        f"every request, requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
     ]
 
 
@@ -69,7 +69,7 @@ def warnings_of(decoder: Decoder, outcomes: Sequence[Outcome]) -> list[str]:
             if drawn[name] and drawn[name] == passed[name]:
                 reasons = reasons_of([outcome for outcome in declined if getattr(outcome.case, field) == name])
                 found.append(
-                    f"VACUOUS: every case of {what} {name} was declined ({told(reasons, drawn[name])}); the audit says "
-                    "nothing about that claim"
+                    f"VACUOUS: every case of {what} {name} was declined ({summary(reasons, drawn[name])}); the audit "
+                    "says nothing about that claim"
                 )
     return found

@@ -20,6 +20,7 @@ from eqcheck.errors import OutputError, Unsupported, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
 from eqcheck.requirements import refused
+from eqcheck.statements import Statement, state
 from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows, describe, listed
 
 
@@ -164,7 +165,7 @@ def _from_tokens(
     wrong: list[RowVerdict],
     eos: tuple[int, ...],
     pad: int | None,
-    whole: tuple[RowVerdict, str] | None,
+    whole: tuple[RowVerdict, Statement] | None,
 ) -> Explanation:
     """What the tokens alone show: rows returned ``whole``, how rows end, rows exchanged; never why a token is wrong."""
     named = []
@@ -172,17 +173,17 @@ def _from_tokens(
         kind = ends(verdict.expected, verdict.observed, eos, -1 if pad is None else pad)
         swapped = [r.row for r in wrong if r.row != verdict.row and r.expected == verdict.observed]
         if swapped:
-            kind = ("row-swap", f"the row holds exactly what row {swapped[0]} should hold")
+            kind = ("row-swap", state("of-another-row", other_row=swapped[0]))
         named.append((verdict, kind))
     verdict, kind = next((one for one in named if one[1] is None), named[0])
     if whole:
         verdict, kind = whole[0], ("prompt-in-output", whole[1])
-    component, (name, detail) = (
+    component, (name, statement) = (
         ("bookkeeping", kind)
         if kind
         else (
             "unattributed",
-            ("unattributed", "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does"),
+            ("unattributed", state("outputs-alone")),
         )
     )
     index = verdict.first
@@ -195,7 +196,8 @@ def _from_tokens(
         round=None,
         expected=verdict.expected[index] if index < len(verdict.expected) else None,
         observed=verdict.observed[index] if index < len(verdict.observed) else None,
-        detail=detail,
+        detail=statement.detail,
+        facts=statement.facts,
         expected_row=verdict.expected,
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),

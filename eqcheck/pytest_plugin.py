@@ -113,12 +113,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which laws passed over cases, and why, and which known faults were seen."""
-    told: dict[str, dict[str, None]] = {KNOWN: {}, PASSED_OVER: {}}
+    shown: dict[str, dict[str, None]] = {KNOWN: {}, PASSED_OVER: {}}
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         for name, text in getattr(report, "user_properties", ()):
-            if name in told and report.when == "call":  # a fault that several laws show is told once
-                told[name][text if name == KNOWN else f"{report.nodeid.rpartition('::')[2]}: {text}"] = None
-    for title, lines in told.items():
+            if name in shown and report.when == "call":  # a fault that several laws show is shown once
+                shown[name][text if name == KNOWN else f"{report.nodeid.rpartition('::')[2]}: {text}"] = None
+    for title, lines in shown.items():
         if lines:
             terminalreporter.section(title)
         for line in lines:

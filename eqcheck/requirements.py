@@ -9,7 +9,7 @@ from eqcheck.contract import REQUIREMENTS
 from eqcheck.errors import UsageError, did_you_mean
 
 
-class _Asked(Protocol):
+class _Conditions(Protocol):
     """What a `Request` and a `Case` share."""
 
     @property
@@ -22,18 +22,20 @@ class _Asked(Protocol):
     def pad_token_id(self) -> int: ...
 
 
-_MET: dict[str, Callable[[_Asked], bool]] = {
-    "equal-lengths": lambda asked: len({len(prompt) for prompt in asked.prompts}) <= 1,
-    "one-eos": lambda asked: len(set(asked.eos_token_ids)) <= 1,
-    "no-eos": lambda asked: not asked.eos_token_ids,
-    "pad-not-in-prompt": lambda asked: not any(asked.pad_token_id in prompt for prompt in asked.prompts),
-    "eos-not-in-prompt": lambda asked: not any(set(asked.eos_token_ids) & set(prompt) for prompt in asked.prompts),
-    "batch-1": lambda asked: len(asked.prompts) == 1,
-    "min-limit-2": lambda asked: asked.max_new_tokens >= 2,
+_MET: dict[str, Callable[[_Conditions], bool]] = {
+    "equal-lengths": lambda options: len({len(prompt) for prompt in options.prompts}) <= 1,
+    "one-eos": lambda options: len(set(options.eos_token_ids)) <= 1,
+    "no-eos": lambda options: not options.eos_token_ids,
+    "pad-not-in-prompt": lambda options: not any(options.pad_token_id in prompt for prompt in options.prompts),
+    "eos-not-in-prompt": lambda options: (
+        not any(set(options.eos_token_ids) & set(prompt) for prompt in options.prompts)
+    ),
+    "batch-1": lambda options: len(options.prompts) == 1,
+    "min-limit-2": lambda options: options.max_new_tokens >= 2,
 }
 
 
-def unmet(asked: _Asked, requires: Iterable[str]) -> list[str]:
+def unmet(options: _Conditions, requires: Iterable[str]) -> list[str]:
     """Those of the preconditions that a request (or a case) does not meet.
 
         >>> from eqcheck.case import Case
@@ -42,17 +44,17 @@ def unmet(asked: _Asked, requires: Iterable[str]) -> list[str]:
 
     Raises `UsageError` for a precondition that does not exist.
     """
-    return [name for name in checked(requires) if not _MET[name](asked)]
+    return [name for name in checked(requires) if not _MET[name](options)]
 
 
-def refused(asked: _Asked, requires: Iterable[str]) -> str:
+def refused(options: _Conditions, requires: Iterable[str]) -> str:
     """Why a decoder with these preconditions is not to be asked; empty where it may be.
 
     >>> from eqcheck.case import Case
     >>> refused(Case(prompts=((1, 2), (3,))), ("equal-lengths", "one-eos"))
     'it requires equal-lengths'
     """
-    names = unmet(asked, requires)
+    names = unmet(options, requires)
     return f"it requires {', '.join(names)}" if names else ""
 
 

@@ -83,16 +83,16 @@ def _then(e: Explanation) -> list[str]:
 
 def _however(e: Explanation) -> list[str]:
     if e.query is None:
-        said = [_difference(e)]
-        said += [e.detail] if e.detail and e.component != "unattributed" else []
-        said += searched(e.search) if e.search else []
+        clauses = [_difference(e)]
+        clauses += [e.detail] if e.detail and e.component != "unattributed" else []
+        clauses += searched(e.search) if e.search else []
     else:
-        said = [say(d) for d in e.deviations[:3]]
+        clauses = [say(d) for d in e.deviations[:3]]
         if len(e.deviations) > 3:
-            said.append(f"the query shows this {many(len(e.deviations) - 3, 'time')} more")
+            clauses.append(f"the query shows this {many(len(e.deviations) - 3, 'time')} more")
         even = e.expected == e.observed  # a wrong context that led to the right token
-        said.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
-    return [f"  However, {said[0]}.", *(f"           {sentence(clause)}" for clause in said[1:])]
+        clauses.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
+    return [f"  However, {clauses[0]}.", *(f"           {sentence(clause)}" for clause in clauses[1:])]
 
 
 def sentence(clause: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from eqcheck.errors import OutputError
@@ -36,7 +36,8 @@ class Slot:
     3``, ``pad``, ``blank``, ``row 1, position 3``, ``draft model``, ``unknown``. ``token`` is its id, ``position`` the
     one that it carries. ``expected_position`` is None for a slot that should be hidden. A token
     that should be there and is in no slot of the row has ``index`` and ``position`` None. ``torn``: its copies in K and
-    V, heads and layers disagree; ``token`` and ``position`` are then those of K in the first head and layer.
+    V, heads and layers disagree; ``token`` and ``position`` are then those of K in the first head and layer. What is
+    stored belongs to the row ``of_row``, at its logical position ``of_position``; None for what is no row's token.
     """
 
     index: int | None
@@ -47,6 +48,8 @@ class Slot:
     visible: bool
     expected_visible: bool
     torn: bool = False
+    of_row: int | None = None
+    of_position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Deviation:
 
     ``token`` is the id and ``token_position`` the logical position concerned; ``origin`` says what a surplus entry
     holds, where an absent one is, or where a position comes from; ``expected`` and ``observed`` are positions, for
-    position faults.
+    position faults. What ``origin`` says is in fields, too: the row and logical position ``of`` a surplus entry, the
+    batch row that an absent one is ``held_by``, the ``shift`` in slots of a row that was moved.
     """
 
     component: str
@@ -69,6 +73,10 @@ class Deviation:
     origin: str = ""
     expected: int | None = None
     observed: int | None = None
+    of_row: int | None = None
+    of_position: int | None = None
+    held_by: int | None = None
+    shift: int | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -154,11 +162,11 @@ class Explanation:
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``subject`` says what is concerned, where a kind has several: what was raised, which option, which edit of a search.
-    ``detail`` adds what the kind alone does not say; ``basis`` says what a cause without a query rests on; ``repair``
-    is the second opinion, None where none was sought. ``tied``: what was seen ties the wrong token to the cause
-    (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read.
-    ``permuted`` counts the cases with other ids that show the same cause, another one, and nothing wrong. ``drafted``
-    are the ids that a draft which saw its row proposed at ``token_index``.
+    ``detail`` adds what the kind alone does not say, and ``facts`` are what it is made of (`eqcheck.statements`);
+    ``basis`` says what a cause without a query rests on; ``repair`` is the second opinion, None where none was sought.
+    ``tied``: what was seen ties the wrong token to the cause (`eqcheck.attribution.witnesses`). ``search`` says how the
+    cause was found where nothing could be read. ``permuted`` counts the cases with other ids that show the same cause,
+    another one, and nothing wrong. ``drafted`` are the ids that a draft which saw its row proposed at ``token_index``.
     """
 
     component: str
@@ -169,6 +177,7 @@ class Explanation:
     expected: int | None = None
     observed: int | None = None
     detail: str = ""
+    facts: dict[str, int | str] = field(default_factory=dict, hash=False)
     query: Query | None = None
     deviations: tuple[Deviation, ...] = ()
     consequences: tuple[Deviation, ...] = ()
@@ -276,11 +285,11 @@ def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ..
     Lists and tuples of integers (numpy's too) are taken; tensors are not, because a rectangle of tensors cannot say
     where a row ends.
     """
-    wanted = f"expected list[list[int]] with {count} rows"
+    expectation = f"expected list[list[int]] with {count} rows"
     if not isinstance(outputs, list | tuple):
-        raise OutputError(f"outputs: {wanted}, got {listed(outputs)}")
+        raise OutputError(f"outputs: {expectation}, got {listed(outputs)}")
     if len(outputs) != count:
-        raise OutputError(f"outputs: {wanted}, got {len(outputs)} rows")
+        raise OutputError(f"outputs: {expectation}, got {len(outputs)} rows")
     rows: list[tuple[int, ...]] = []
     for index, row in enumerate(outputs):
         if not isinstance(row, list | tuple):

@@ -176,8 +176,8 @@ def select(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> tor
 
 def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
     """How many draft tokens, from the first, are the target's own."""
-    for count, (proposed, wanted) in enumerate(zip(drafts, predicted, strict=False)):
-        if proposed != wanted:
+    for count, (proposed, answer) in enumerate(zip(drafts, predicted, strict=False)):
+        if proposed != answer:
             return count
     return len(drafts)
 

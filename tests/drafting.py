@@ -13,7 +13,7 @@ from eqcheck.attribution.rounds import draft_losses
 from eqcheck.case import Case
 from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine, Rows, left_padded
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import Request
@@ -21,7 +21,7 @@ from eqcheck.harness import run
 from eqcheck.oracle import judge
 
 
-def losses_and_rounds(engine: type[Engine], case: Case) -> tuple[Counter[str], int]:
+def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[str], int]:
     """What an engine is told to have lost, and how many rounds its rows took: a row's part in a `commit` is one."""
     rounds = 0
 
@@ -331,7 +331,7 @@ class BeyondLimit(Continuous):
         super().append(i, block[: max(0, self.limit(i) - len(self.rows[i]))])
 
 
-def adapting(engine: type[Engine], contrary: bool = False) -> type[Engine]:
+def adapting(engine: type[RoundEngine], contrary: bool = False) -> type[RoundEngine]:
     """K goes up by one when all draft tokens are accepted and down by one when not; or the other way round."""
 
     class Adapting(engine):  # type: ignore[valid-type,misc]
@@ -350,7 +350,7 @@ def adapting(engine: type[Engine], contrary: bool = False) -> type[Engine]:
     return Adapting
 
 
-RIGHT: list[type[Engine]] = [
+RIGHT: list[type[RoundEngine]] = [
     LookedUp,
     LookedUpNowAndThen,
     LookedUpForSome,
@@ -378,10 +378,10 @@ RIGHT: list[type[Engine]] = [
     adapting(OneWidthDraftedTogether, contrary=True),
 ]
 
-Change = Callable[[Engine, Rows], Rows]
+Change = Callable[[RoundEngine, Rows], Rows]
 
 
-def changed(engine: type[Engine], change: Change) -> type[Engine]:
+def changed(engine: type[RoundEngine], change: Change) -> type[RoundEngine]:
     """An engine whose draft tokens are changed before they are verified."""
 
     class Changed(engine):  # type: ignore[valid-type,misc]
@@ -391,34 +391,34 @@ def changed(engine: type[Engine], change: Change) -> type[Engine]:
     return Changed
 
 
-def other(engine: Engine, token: int) -> int:
+def other(engine: RoundEngine, token: int) -> int:
     """Some other token."""
     return int((token * 7 + 3) % engine.target.config.vocab_size)
 
 
-def first_round_garbage(engine: Engine, drafts: Rows) -> Rows:
+def first_round_garbage(engine: RoundEngine, drafts: Rows) -> Rows:
     fresh = [len(engine.rows[i]) == engine.starts[i] for i in engine.active]
     return [[other(engine, t) for t in d] if new else d for d, new in zip(drafts, fresh, strict=True)]
 
 
-def first_round_zeros(engine: Engine, drafts: Rows) -> Rows:
+def first_round_zeros(engine: RoundEngine, drafts: Rows) -> Rows:
     fresh = [len(engine.rows[i]) == engine.starts[i] for i in engine.active]
     return [[engine.request.pad_token_id] * len(d) if new else d for d, new in zip(drafts, fresh, strict=True)]
 
 
-def first_token_garbage(engine: Engine, drafts: Rows) -> Rows:
+def first_token_garbage(engine: RoundEngine, drafts: Rows) -> Rows:
     return [[*(other(engine, t) for t in d[:1]), *d[1:]] for d in drafts]
 
 
-def last_token_garbage(engine: Engine, drafts: Rows) -> Rows:
+def last_token_garbage(engine: RoundEngine, drafts: Rows) -> Rows:
     return [[*d[:-1], *(other(engine, t) for t in d[-1:])] for d in drafts]
 
 
-def first_two_exchanged(engine: Engine, drafts: Rows) -> Rows:
+def first_two_exchanged(engine: RoundEngine, drafts: Rows) -> Rows:
     return [[*d[1::-1], *d[2:]] for d in drafts]
 
 
-def accepting_one_fewer(engine: type[Engine]) -> type[Engine]:
+def accepting_one_fewer(engine: type[RoundEngine]) -> type[RoundEngine]:
     """An engine that leaves the last accepted draft token to the next round."""
 
     class OneFewer(engine):  # type: ignore[valid-type,misc]

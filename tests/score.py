@@ -20,7 +20,7 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.contract import Decoder, RowOptions
 from eqcheck.family import LLAMA
 from eqcheck.lanes.checkpoint.abduction import abduce
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import ModelTruth
 from eqcheck.selfcheck import in_processes
@@ -110,7 +110,7 @@ def drawn(number: int, least: int) -> tuple[EngineCase, list[list[int]]]:
         tuple(0 if draw.random() < 0.1 else draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 12)))
         for _ in range(draw.randint(least, 4))
     ]
-    rows = [Row(prompt, RowOptions(limit)) for prompt in prompts]
+    rows = [EngineRow(prompt, RowOptions(limit)) for prompt in prompts]
     right = [truth.row(row) for row in rows]
     if draw.random() < 0.4:
         eos = (draw.choice(right)[draw.randrange(2, limit)], draw.choice(draw.choice((prompts, right))[0]))

@@ -19,7 +19,7 @@ from eqcheck.lanes.checkpoint.abduction.commits import RULES
 from eqcheck.lanes.checkpoint.abduction.contexts import systematic
 from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import NOISE, Evidence
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import ModelTruth
 
@@ -29,7 +29,7 @@ K = 3
 
 def case_of(*, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> EngineCase:
     chosen = RowOptions(**{"max_new_tokens": 18, **options})
-    return EngineCase(tuple(Row(prompt, chosen) for prompt in prompts), num_draft_tokens=K)
+    return EngineCase(tuple(EngineRow(prompt, chosen) for prompt in prompts), num_draft_tokens=K)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ class Decoder:
     def keeps(self, line: Line, rejected: int) -> bool:
         return False
 
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
-        return [*drafts[:count], wanted[count]]
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        return [*drafts[:count], expected[count]]
 
     def again(self, line: Line) -> int:
         return 0
@@ -109,9 +109,9 @@ class Decoder:
         tokens, at = [*line.text[start:], *drafts], list(range(start, len(line.text) + len(drafts)))
         if line.pads and not line.at:
             tokens, at = [PAD] * line.pads + tokens, [-1] * line.pads + at
-        wanted = self.feed(line, tokens, at)[-len(drafts) - 1 :]
-        count = next((n for n, (a, b) in enumerate(zip(drafts, wanted, strict=False)) if a != b), len(drafts))
-        block = self.block(drafts, wanted, count)
+        expected = self.feed(line, tokens, at)[-len(drafts) - 1 :]
+        count = next((n for n, (a, b) in enumerate(zip(drafts, expected, strict=False)) if a != b), len(drafts))
+        block = self.block(drafts, expected, count)
         kept = next(
             (n for n, (a, b) in enumerate(zip(drafts, block, strict=False)) if a != b), min(map(len, (drafts, block)))
         )
@@ -220,30 +220,30 @@ class RowsExchanged(Decoder):
 
 
 class OverAccepting(Decoder):
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
-        return drafts[: count + 1] if count < len(drafts) else [*drafts, wanted[-1]]
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        return drafts[: count + 1] if count < len(drafts) else [*drafts, expected[-1]]
 
 
 class UnverifiedOnce(Decoder):
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
         if self.number in (1, 2) and count < len(drafts) == K:
-            return [*drafts[:2], *wanted[:2]]
-        return super().block(drafts, wanted, count)
+            return [*drafts[:2], *expected[:2]]
+        return super().block(drafts, expected, count)
 
 
 class LastColumn(Decoder):
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
-        return [*drafts[:count], wanted[-1]]
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        return [*drafts[:count], expected[-1]]
 
 
 class Dropping(Decoder):
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
-        return [*drafts[: max(0, count - 1)], wanted[count]]
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        return [*drafts[: max(0, count - 1)], expected[count]]
 
 
 class Twice(Decoder):
-    def block(self, drafts: list[int], wanted: list[int], count: int) -> list[int]:
-        return [*drafts[:count], wanted[count], wanted[count]]
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        return [*drafts[:count], expected[count], expected[count]]
 
 
 PLANTED: list[tuple[type[Decoder], str]] = [
@@ -368,7 +368,7 @@ def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any
 
 def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> None:
     tried = {hypothesis.edit.id for hypothesis in (*systematic(), *RULES)}
-    evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "tenant-seen"}
+    evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}
     evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted"}
     rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
     assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}
@@ -381,6 +381,6 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
 
 
 def test_an_id_has_the_parameters_that_the_words_tell() -> None:
-    one = Hypothesis(edit=EDITS["shifted-positions"], told=(("shift", "+1"),), when="from round 3 on")
+    one = Hypothesis(edit=EDITS["shifted-positions"], parameters=(("shift", "+1"),), when="from round 3 on")
     assert (one.id, one.words) == ("shifted-positions:+1:from-round-3-on", "positions are +1 off from round 3 on")
     assert Hypothesis(edit=EDITS["pads-seen"]).id == "pads-seen"

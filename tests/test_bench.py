@@ -50,16 +50,18 @@ def timed(name: str, workload: Workload, acceptance: float | None, batch: int = 
 
 def test_prompts_are_the_same_every_time_and_mixed(models: Pair, workload: Workload) -> None:
     again = Workload(models, TEXT, "mixed", 9, NEW)
-    assert again.asked == workload.asked
-    lengths = [len(one.token_ids) for one in workload.asked]
+    assert again.prompts == workload.prompts
+    lengths = [len(one.token_ids) for one in workload.prompts]
     assert 16 <= min(lengths) < 40
     assert 120 < max(lengths) <= 256
-    limits = [one.max_new_tokens for one in workload.asked]
+    limits = [one.max_new_tokens for one in workload.prompts]
     assert NEW // 4 <= min(limits) < NEW // 2
     assert 3 * NEW // 2 < max(limits) <= 7 * NEW // 4
     assert sum(limits) / len(limits) == pytest.approx(NEW, rel=0.1)
-    assert Workload(models, TEXT, "mixed", 4, NEW).asked == workload.asked[:4], "the first prompts are always the same"
-    uniform = Workload(models, TEXT, "uniform", 9, NEW).asked
+    assert Workload(models, TEXT, "mixed", 4, NEW).prompts == workload.prompts[:4], (
+        "the first prompts are always the same"
+    )
+    uniform = Workload(models, TEXT, "uniform", 9, NEW).prompts
     assert {(len(one.token_ids), one.max_new_tokens) for one in uniform} == {(64, NEW)}
 
 
@@ -68,7 +70,7 @@ def test_acceptance_is_what_was_dictated_in_every_engine(workload: Workload, rat
     """The draft finds its place in every kind of cache: engines of different build accept the same tokens."""
     found = {}
     for name in ENGINES:
-        row, outputs = timed(name, workload, rate).measure(workload.asked)
+        row, outputs = timed(name, workload, rate).measure(workload.prompts)
         assert workload.wrong(outputs) == ""
         found[name] = row["accepted_share"]
     assert len(set(found.values())) == 1, found
@@ -80,14 +82,14 @@ def test_the_library_drafts_as_many_tokens_as_the_others(workload: Workload) -> 
     decoder = registry.load("transformers")
     with decoder.running() as generate:
         one = Timed(decoder, generate, workload.pair.target, workload.draft(1.0), 3, 1)
-        asked = sorted(workload.asked, key=lambda one: one.max_new_tokens)[-3:]
-        row, _ = one.measure(asked)
-    assert row["verify_calls"] == sum(-(-one.max_new_tokens // 4) for one in asked)
+        prompts = sorted(workload.prompts, key=lambda one: one.max_new_tokens)[-3:]
+        row, _ = one.measure(prompts)
+    assert row["verify_calls"] == sum(-(-one.max_new_tokens // 4) for one in prompts)
     assert row["draft_calls"] >= 2.2 * row["verify_calls"]
 
 
 def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = timed("eqspec", workload, 1.0).measure(workload.asked)[0]["accepted_share"]
+    right = timed("eqspec", workload, 1.0).measure(workload.prompts)[0]["accepted_share"]
     module = __import__("importlib").import_module("eqcheck.reference_impls.eqspec")
     realign = module.AlignedModel.realign
 
@@ -98,7 +100,7 @@ def test_a_draft_out_of_place_is_accepted_less(workload: Workload, monkeypatch: 
                 layer.keys = layer.keys.roll(1, dims=2)
 
     monkeypatch.setattr(module.AlignedModel, "realign", shifted)
-    assert timed("eqspec", workload, 1.0).measure(workload.asked)[0]["accepted_share"] < right
+    assert timed("eqspec", workload, 1.0).measure(workload.prompts)[0]["accepted_share"] < right
 
 
 def test_wrong_outputs_are_found(workload: Workload) -> None:
@@ -146,7 +148,7 @@ def test_near_ties_are_told_from_wrong_tokens(gap: float, tie: bool) -> None:
 
 def test_shares_are_of_one_whole(workload: Workload) -> None:
     for name in (*ENGINES, "hf_pr"):
-        row, _ = timed(name, workload, 0.6, batch=1).measure(workload.asked[:2])
+        row, _ = timed(name, workload, 0.6, batch=1).measure(workload.prompts[:2])
         shares = [row[f"{part}_share"] or 0.0 for part in ("draft", "verify", "realign", "group", "other")]
         assert sum(shares) == pytest.approx(1, abs=1e-3)
         assert min(shares) >= 0
@@ -161,18 +163,18 @@ def test_shares_are_of_one_whole(workload: Workload) -> None:
 
 def test_latency_counts_from_arrival(workload: Workload) -> None:
     """Prompts that come one by one are done one by one: nobody waits for the next to come."""
-    asked = [one._replace(max_new_tokens=3) for one in workload.asked[:5]]
+    prompts = [one._replace(max_new_tokens=3) for one in workload.prompts[:5]]
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=8)
-        seconds, outputs = latencies(engine, asked, rate=1.0)
-        assert workload.wrong(outputs, asked) == ""
+        seconds, outputs = latencies(engine, prompts, rate=1.0)
+        assert workload.wrong(outputs, prompts) == ""
         assert sorted(seconds)[2] < 0.3, "a second lies between two arrivals"
 
 
 def test_latency_counts_the_wait_for_a_place(workload: Workload) -> None:
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
-        seconds, outputs = latencies(engine, workload.asked, rate=200.0)
+        seconds, outputs = latencies(engine, workload.prompts, rate=200.0)
         assert workload.wrong(outputs) == ""
         assert all(second > 0 for second in seconds)
         assert max(seconds) > 2 * min(seconds), "all came at once: nobody waited for a place"
@@ -296,12 +298,12 @@ def test_interrupt_tells_what_there_is_and_overwrites_nothing(
     monkeypatch.setattr(bench_run, "FULL", small)
     measure, calls = Timed.measure, 0
 
-    def interrupted(self: Timed, asked: Any) -> Any:
+    def interrupted(self: Timed, prompts: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 6:
             raise KeyboardInterrupt
-        return measure(self, asked)
+        return measure(self, prompts)
 
     monkeypatch.setattr(Timed, "measure", interrupted)
     assert cli.main(["bench", "--adapter", "ragged", "--out", str(tmp_path)]) == 2

@@ -17,16 +17,16 @@ from eqcheck.campaign.loop import audit
 from eqcheck.contract import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.errors import CaseError, UsageError
 from eqcheck.findings import Options
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
-from eqcheck.lanes.checkpoint.drawing import BLOCK, Axes, exercised
+from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
 from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.lanes.checkpoint.truth import ModelTruth
 from eqcheck.workers.spawned import environment
 
-CASE = EngineCase((Row((1, 2, 3), RowOptions(4)), Row((9,), RowOptions(4))), num_draft_tokens=2)
+CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(4)), EngineRow((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """
 import os, signal, sys, time
 import eqcheck
@@ -67,7 +67,7 @@ def engine(tmp_path: Path) -> Decoder:
 
 
 def _asking(token: int) -> EngineCase:
-    return EngineCase((Row((token, 8), RowOptions(1)),))
+    return EngineCase((EngineRow((token, 8), RowOptions(1)),))
 
 
 def test_a_worker_survives_many_cases_and_what_the_decoder_prints(engine: Decoder) -> None:
@@ -173,15 +173,15 @@ def test_the_checkpoint_is_varied_sensitive_and_partly_agreed_on() -> None:
 def test_truth_with_a_cache_is_what_every_token_says_without_one() -> None:
     truth = ModelTruth(checkpoint().models()[0])
     options = RowOptions(12, (3, 77), 4, 1.3, 0.7)
-    for row in (Row((5, 6, 7), RowOptions(12)), Row((5, 6, 7), options)):
+    for row in (EngineRow((5, 6, 7), RowOptions(12)), EngineRow((5, 6, 7), options)):
         tokens = truth.row(row)
         assert truth.choices(row, tokens).tolist()[: len(tokens)] == tokens
 
 
 def test_what_is_emitted_together_is_what_each_row_emits_alone() -> None:
     truth = ModelTruth(checkpoint().models()[0])
-    rows = [Row(tuple(range(3, 3 + size)), RowOptions(9, (1,), 3, 1.2)) for size in (1, 17, 60)]
-    free = [Row(row.prompt, RowOptions(9)) for row in rows]
+    rows = [EngineRow(tuple(range(3, 3 + size)), RowOptions(9, (1,), 3, 1.2)) for size in (1, 17, 60)]
+    free = [EngineRow(row.prompt, RowOptions(9)) for row in rows]
     emitted = truth.emitted(rows, 9)
     assert emitted == [truth.row(row) for row in free]
     for row, output, scores in zip(free, emitted, truth.together(free, emitted), strict=True):
@@ -190,7 +190,7 @@ def test_what_is_emitted_together_is_what_each_row_emits_alone() -> None:
 
 def test_penalties_and_minimum_are_applied_as_the_libraries_do() -> None:
     truth = ModelTruth(checkpoint().models()[0])
-    plain, row = Row((5, 6, 5), RowOptions(2)), Row((5, 6, 5), RowOptions(2, (9,), 2, 2.0, 0.5))
+    plain, row = EngineRow((5, 6, 5), RowOptions(2)), EngineRow((5, 6, 5), RowOptions(2, (9,), 2, 2.0, 0.5))
     before, after = truth.scores(plain, [8]), truth.scores(row, [8])
     for token, seen, emitted in ((5, True, False), (8, True, True), (100, False, False)):
         score = before[1, token]
@@ -220,7 +220,7 @@ def test_a_near_tie_is_a_tie_and_the_rest_is_judged_after_it(monkeypatch: pytest
 
 def test_the_bound_is_far_below_what_separates_tokens_and_covers_another_order_of_adding() -> None:
     judge = Judge("float32")
-    row = Row(tuple(range(40)), RowOptions(24))
+    row = EngineRow(tuple(range(40)), RowOptions(24))
     outputs = [judge.truth.row(row)]
     scores = judge.truth.scores(row, outputs[0])
     bound = judge._bound([row], outputs, [scores])
@@ -246,13 +246,13 @@ def test_rows_that_end_early_or_late_are_wrong(output: object, first: int, expec
     (judgement,) = judge.rows(EngineCase((row,)), [rows.get(str(output), [])])
     assert judgement.first == first
     assert (judgement.expected is None) == expected_end
-    ends = Row(row.prompt, RowOptions(4, (truth[1],)))
+    ends = EngineRow(row.prompt, RowOptions(4, (truth[1],)))
     (judgement,) = judge.rows(EngineCase((ends,)), [truth])
     assert (judgement.first, judgement.expected) == (2, None)
 
 
 def test_a_case_is_what_it_was_after_a_round_trip_and_malformed_ones_are_refused() -> None:
-    case = Axes(3, tuple(CAPABILITIES)).case(BLOCK + 1)
+    case = EngineCases(3, tuple(CAPABILITIES)).case(BLOCK + 1)
     assert EngineCase.from_dict(case.to_dict()) == case
     assert case.id != CASE.id
     for broken, message in (
@@ -267,11 +267,11 @@ def test_a_case_is_what_it_was_after_a_round_trip_and_malformed_ones_are_refused
 
 
 def test_cases_stay_within_the_capabilities_and_reach_each_of_them() -> None:
-    for case in islice(Axes(1, ()).cases(), 20):
+    for case in islice(EngineCases(1, ()).cases(), 20):
         assert set(needs(case)) <= {"eos-token-ids"}
         assert len({row.options for row in case.rows}) == 1
     found = set()
-    axes = Axes(1, tuple(CAPABILITIES))
+    axes = EngineCases(1, tuple(CAPABILITIES))
     for number in range(60):
         case = axes.case(number * BLOCK)
         found |= set(needs(case))
@@ -282,9 +282,9 @@ def test_cases_stay_within_the_capabilities_and_reach_each_of_them() -> None:
 
 def test_triggers_are_recorded_only_where_they_fired() -> None:
     truth = ModelTruth(checkpoint().models()[0])
-    free = Row((5, 6, 7), RowOptions(6))
+    free = EngineRow((5, 6, 7), RowOptions(6))
     eos = truth.row(free)[2]
-    held, late = (Row((5, 6, 7), RowOptions(6, (eos,), minimum)) for minimum in (4, 1))
+    held, late = (EngineRow((5, 6, 7), RowOptions(6, (eos,), minimum)) for minimum in (4, 1))
     for row, fired in ((held, True), (late, False)):
         case = EngineCase((row,))
         assert ("min_new_tokens" in exercised(case, (tuple(truth.row(row)),), {})) == fired
@@ -299,7 +299,7 @@ def test_triggers_are_recorded_only_where_they_fired() -> None:
 
 
 def test_minimising_walks_options_back_and_keeps_what_the_failure_needs() -> None:
-    rows = tuple(Row(tuple(range(20)), RowOptions(20, (1, 2), 3, 1.3, 0.5, 2)) for _ in range(20))
+    rows = tuple(EngineRow(tuple(range(20)), RowOptions(20, (1, 2), 3, 1.3, 0.5, 2)) for _ in range(20))
     case = EngineCase(rows, 8, "ngram", 32, 9, True)
 
     def fails(one: EngineCase) -> bool:
@@ -313,8 +313,8 @@ def test_minimising_walks_options_back_and_keeps_what_the_failure_needs() -> Non
 
 
 def test_rows_that_share_options_still_do_after_minimising() -> None:
-    eos = ModelTruth(checkpoint().models()[0]).row(Row((1, 2, 0), RowOptions(9)))[3]
-    case = EngineCase(tuple(Row((1, 2, number), RowOptions(9, (eos,))) for number in range(3)), 3)
+    eos = ModelTruth(checkpoint().models()[0]).row(EngineRow((1, 2, 0), RowOptions(9)))[3]
+    case = EngineCase(tuple(EngineRow((1, 2, number), RowOptions(9, (eos,))) for number in range(3)), 3)
     seen: list[EngineCase] = []
 
     def fails(one: EngineCase) -> bool:

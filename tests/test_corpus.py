@@ -21,7 +21,7 @@ from eqcheck.case import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import Decoder, Request, RowOptions, decoder
 from eqcheck.findings import Audit, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.workers.forked import context
 
 Rows = list[list[int]]
@@ -217,7 +217,7 @@ def test_ten_kills_leave_every_case_whole_and_lose_none(tmp_path: Path) -> None:
 
 def test_a_case_of_another_lane_is_no_older_version_of_a_case(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path, "mine")
-    engine = EngineCase((Row((1,), RowOptions(1)),), checkpoint="of-another-torch")
+    engine = EngineCase((EngineRow((1,), RowOptions(1)),), checkpoint="of-another-torch")
     for case in (engine, Case(prompts=((1, 2, 3),), max_new_tokens=9), replace(engine, checkpoint="")):
         corpus.store(StoredViolation(case, "mine", SHORT), claimed=True)
     assert [stored.case.lane for stored in corpus.load().values()].count("checkpoint") == 2

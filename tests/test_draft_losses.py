@@ -30,7 +30,7 @@ from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.batched import Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.plain import Expanded, Uncached
 from eqcheck.catalogue.engines.rows import PerRow
@@ -62,7 +62,7 @@ def adds_up(losses: Counter[str], before: str = "") -> bool:
     return losses[before + "rounds"] == losses[before + "ideal"] + why - losses[before + "spared"]
 
 
-def told(engine: type[Engine], cases: Sequence[Case]) -> tuple[Counter[str], int]:
+def told(engine: type[RoundEngine], cases: Sequence[Case]) -> tuple[Counter[str], int]:
     """The losses of all cases, and how many rounds they took, as the engine counts them."""
     total, rounds = Counter[str](), 0
     for case in cases:
@@ -79,11 +79,11 @@ def told(engine: type[Engine], cases: Sequence[Case]) -> tuple[Counter[str], int
     return total, rounds
 
 
-RIGHT_ROUNDS: dict[tuple[type[Engine], tuple[str, ...], tuple[str, ...]], int] = {}
+RIGHT_ROUNDS: dict[tuple[type[RoundEngine], tuple[str, ...], tuple[str, ...]], int] = {}
 
 
 def rounds_of_right(
-    engine: type[Engine], families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty",)
+    engine: type[RoundEngine], families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty",)
 ) -> int:
     key = (engine, families, states)
     if key not in RIGHT_ROUNDS:
@@ -92,7 +92,7 @@ def rounds_of_right(
     return RIGHT_ROUNDS[key]
 
 
-def planted(name: str) -> type[Engine]:
+def planted(name: str) -> type[RoundEngine]:
     return next(fault for fault in FAULTS if fault.id == name).engine()
 
 
@@ -114,7 +114,7 @@ def lost(counts: Counter[str]) -> int:
         (accepting_one_fewer(Realigned), {"rounds": 4, "lost-bonus": 2}),
     ],
 )
-def test_a_case_counted_by_hand(engine: type[Engine], expected: dict[str, int]) -> None:
+def test_a_case_counted_by_hand(engine: type[RoundEngine], expected: dict[str, int]) -> None:
     losses, rounds = losses_and_rounds(engine, ALL_RIGHT)
     assert settled(losses) == {"ideal": 2, "allowed": 6, **expected}
     assert rounds == expected["rounds"]
@@ -135,7 +135,7 @@ def test_losses_of_a_planted_fault_are_the_rounds_it_costs(fault: Fault) -> None
         assert abs(lost(counts) - more) <= max(3, 0.12 * more), counts
 
 
-WRONG: list[tuple[type[Engine], Change]] = [
+WRONG: list[tuple[type[RoundEngine], Change]] = [
     (Realigned, first_round_garbage),
     (Continuous, first_round_garbage),
     (Uncached, first_round_garbage),
@@ -151,7 +151,7 @@ WRONG: list[tuple[type[Engine], Change]] = [
 
 
 @pytest.mark.parametrize(("engine", "change"), WRONG, ids=lambda one: one.__name__)
-def test_garbage_for_draft_tokens_is_told_in_full(engine: type[Engine], change: Change) -> None:
+def test_garbage_for_draft_tokens_is_told_in_full(engine: type[RoundEngine], change: Change) -> None:
     total, rounds = told(changed(engine, change), drawn())
     counts = settled(total)
     more = rounds - rounds_of_right(engine)
@@ -164,7 +164,7 @@ def test_garbage_for_draft_tokens_is_told_in_full(engine: type[Engine], change: 
 
 
 @pytest.mark.parametrize("engine", [Realigned, Uncached, Continuous])
-def test_answers_that_are_thrown_away_are_told_in_full(engine: type[Engine]) -> None:
+def test_answers_that_are_thrown_away_are_told_in_full(engine: type[RoundEngine]) -> None:
     total, rounds = told(accepting_one_fewer(engine), drawn())
     counts = settled(total)
     more = rounds - rounds_of_right(engine)
@@ -181,7 +181,7 @@ def test_answers_that_are_thrown_away_are_told_in_full(engine: type[Engine]) -> 
         (DraftReadOneEarly, Uncached, "altered"),
     ],
 )
-def test_what_the_draft_was_asked_is_told(engine: type[Engine], right: type[Engine], kind: str) -> None:
+def test_what_the_draft_was_asked_is_told(engine: type[RoundEngine], right: type[RoundEngine], kind: str) -> None:
     total, rounds = told(engine, drawn())
     counts = settled(total)
     assert counts["rounds"] - counts["ideal"] == rounds - rounds_of_right(right) > 0
@@ -202,7 +202,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
 
 
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
-def test_right_engines_of_unusual_build_lose_nothing(engine: type[Engine]) -> None:
+def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) -> None:
     total = Counter[str]()
     for case in drawn(count=30):
         losses, _ = losses_and_rounds(engine, case)

@@ -15,7 +15,7 @@ from eqcheck import registry
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.contract import RowOptions
 from eqcheck.findings import Finding, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.judge import RowJudgement
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
@@ -100,7 +100,7 @@ def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_pa
 def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(ENGINE)
     engine = registry.load(str(tmp_path / "engine.py"))
-    case = EngineCase((Row((8, 8), RowOptions(1)),))
+    case = EngineCase((EngineRow((8, 8), RowOptions(1)),))
     campaign = Campaign(CheckpointLane(engine, Options(python=sys.executable)), lambda event: None)
     outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
     for component in ("unattributed", "position", "position", "mask"):

@@ -184,11 +184,11 @@ def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_dra
     known = Known(set(), set(), {57}, set(), {57}, True, False, False, None, False)
     kind = diagnose(verdict, 1, run_, known)
     assert (kind.kind, kind.certain) == ("wrong-correction", False)
-    assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.detail
-    assert diagnose(verdict, 1, run_, replace(known, astray=set())).kind == "repeated-token"
-    kind = diagnose(verdict, 1, run_, replace(known, drafted={57}, verified={57}, astray=set()))
+    assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.statement.detail
+    assert diagnose(verdict, 1, run_, replace(known, after_rejected=set())).kind == "repeated-token"
+    kind = diagnose(verdict, 1, run_, replace(known, drafted={57}, verified={57}, after_rejected=set()))
     assert (kind.kind, kind.certain) == ("over-accept", False)
-    assert "the draft token that the target rejected, and new token 0 again" in kind.detail
+    assert "the draft token that the target rejected, and new token 0 again" in kind.statement.detail
 
 
 @decoder(name="right")

@@ -20,7 +20,7 @@ from eqcheck import cli, registry
 from eqcheck.contract import RowOptions, decoder
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.checkpoint.truth import ModelTruth
@@ -130,7 +130,7 @@ def test_why_a_decoder_declines_stays_in_its_place(work: Path, capsys: Printed) 
 
 def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = registry.load("mine.py")
-    case = EngineCase((Row((1, 2), RowOptions(2)),))
+    case = EngineCase((EngineRow((1, 2), RowOptions(2)),))
     with worker_of(decoded, sys.executable) as worker:
         outcome = worker.try_case(case)
     assert outcome.explanation is not None

@@ -11,7 +11,7 @@ from test_abduction import PROMPTS, K, case_of, named
 
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.abduction import abduce, abduce_options
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.truth import ModelTruth, at_place, row_with
@@ -42,24 +42,33 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     assert found.search.edit == f"option-ignored:{option.replace('_', '-')}"
 
 
-Before = Callable[[Row, list[int], list[int], int, bool], tuple[Row, list[int]]]
+Before = Callable[[EngineRow, list[int], list[int], int, bool], tuple[EngineRow, list[int]]]
 
 
-def _stale(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
+def _stale(
+    row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool
+) -> tuple[EngineRow, list[int]]:
     return row, output
 
 
-def _stale_bonus(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
+def _stale_bonus(
+    row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool
+) -> tuple[EngineRow, list[int]]:
     return row, output if offset == len(drafts) else [*output, *drafts[:offset]]
 
 
-def _first_alone(row: Row, output: list[int], drafts: list[int], offset: int, late: bool) -> tuple[Row, list[int]]:
-    return row if not offset else Row(row.prompt, RowOptions(row.options.max_new_tokens)), [*output, *drafts[:offset]]
+def _first_alone(
+    row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool
+) -> tuple[EngineRow, list[int]]:
+    return row if not offset else EngineRow(row.prompt, RowOptions(row.options.max_new_tokens)), [
+        *output,
+        *drafts[:offset],
+    ]
 
 
 def _counting_the_prompt(
-    row: Row, output: list[int], drafts: list[int], offset: int, late: bool
-) -> tuple[Row, list[int]]:
+    row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool
+) -> tuple[EngineRow, list[int]]:
     least = max(0, row.options.min_new_tokens + offset - (len(row.prompt) - 1) * late)
     return row_with(row, min_new_tokens=least), [*output, *drafts[:offset]]
 
@@ -114,7 +123,7 @@ def test_an_option_applied_at_the_wrong_places_is_named(
             for place in range(1, 12)
             if emitted[place] not in emitted[:place]
         ]
-        row = Row((72,), RowOptions(3))  # the draft proposes this EOS before the minimum, if it may
+        row = EngineRow((72,), RowOptions(3))  # the draft proposes this EOS before the minimum, if it may
         cases.append(
             EngineCase((row_with(row, eos_token_ids=(ModelTruth(models[0]).row(row)[2],), min_new_tokens=2),), 1)
         )

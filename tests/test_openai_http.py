@@ -14,11 +14,11 @@ import pytest
 from eqcheck import registry
 from eqcheck.contract import RowOptions
 from eqcheck.errors import Unsupported
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import ModelTruth
 
-CASE = EngineCase((Row((1, 2, 3), RowOptions(6)), Row((9,), RowOptions(4))))
+CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def serving(*, token_ids: bool = True, stops: bool = True, error: int = 0) -> It
                 asked.get("repetition_penalty", 1.0),
                 asked.get("presence_penalty", 0.0),
             )
-            tokens = truth.row(Row(tuple(asked["prompt"]), options))
+            tokens = truth.row(EngineRow(tuple(asked["prompt"]), options))
             choice: dict[str, Any] = {"text": "?", "logprobs": {"tokens": [f"token_id:{token}" for token in tokens]}}
             if not token_ids:
                 choice = {"text": "?", "logprobs": {"tokens": ["a"] * len(tokens)}}
@@ -75,8 +75,8 @@ def _decode(case: EngineCase) -> Any:
 def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = ModelTruth(checkpoint().models()[0])
     rows = (
-        Row((1, 2, 3), RowOptions(8, (truth.row(CASE.rows[0])[3],), 2)),
-        Row((9,), RowOptions(5, (), 0, 1.5, 0.5)),
+        EngineRow((1, 2, 3), RowOptions(8, (truth.row(CASE.rows[0])[3],), 2)),
+        EngineRow((9,), RowOptions(5, (), 0, 1.5, 0.5)),
     )
     with serving() as url:
         monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
@@ -84,7 +84,7 @@ def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_server_cannot_do_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = EngineCase((Row((1, 2, 3), RowOptions(6, (5,))),))
+    ending = EngineCase((EngineRow((1, 2, 3), RowOptions(6, (5,))),))
     with serving(token_ids=False) as url:
         monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
         with pytest.raises(Unsupported, match="without token ids"):

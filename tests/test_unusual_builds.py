@@ -10,7 +10,7 @@ import torch
 from drafting import LookedUp
 
 from eqcheck.case import Case
-from eqcheck.catalogue.engines.engine import HIDDEN, Engine, Rows
+from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder, Request, decoder
@@ -26,14 +26,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def made(engine: type[Engine]) -> Decoder:
+def made(engine: type[RoundEngine]) -> Decoder:
     def generate(target: Any, draft: Any, request: Request) -> Rows:
         return engine(target, draft, request).decode()
 
     return decoder(name=engine.__name__)(generate)
 
 
-def named(engine: type[Engine]) -> Counter[str]:
+def named(engine: type[RoundEngine]) -> Counter[str]:
     cases = Source(4, CLAIMED, ("left",)).chunk(0, 40)
     explanations = [judge(run(made(engine), case)).explanation for case in cases]
     return Counter(e.fingerprint for e in explanations if e)
@@ -80,7 +80,7 @@ class LookedUpTakesNext(LookedUp):
         (LookedUpTakesNext, "bookkeeping/wrong-correction"),
     ],
 )
-def test_drafts_without_the_draft_model(engine: type[Engine], fingerprint: str | None) -> None:
+def test_drafts_without_the_draft_model(engine: type[RoundEngine], fingerprint: str | None) -> None:
     assert set(named(engine)) == ({fingerprint} if fingerprint else set())
 
 

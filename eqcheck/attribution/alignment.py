@@ -163,5 +163,7 @@ def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int,
     )
 
 
-def _common_prefix(fed: Sequence[int], wanted: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(fed, wanted, strict=False)) if a != b), min(len(fed), len(wanted)))
+def _common_prefix(fed: Sequence[int], sequence: Sequence[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(fed, sequence, strict=False)) if a != b), min(len(fed), len(sequence))
+    )

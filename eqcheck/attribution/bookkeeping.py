@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from eqcheck.verdict import RowVerdict, many
+from eqcheck.statements import Statement, state
+from eqcheck.verdict import RowVerdict
 
 if TYPE_CHECKING:
     from eqcheck.harness import Run
@@ -15,116 +16,121 @@ if TYPE_CHECKING:
 class Known:
     """What was known when a token was committed.
 
-    ``drafted`` are the tokens the draft proposed there, ``verified`` those that the target was fed there; ``astray``
-    what the target predicted behind rejected draft tokens of the row, there or in the calls around, and ``filled`` what
-    it predicted in the columns of filler; ``nearby`` all it
-    predicted for any row around that call; ``asked``: it was asked for this token in exactly the right context, and
-    ``next_asked`` for the one after, too. ``exchanged``: the draft was fed what the target had predicted there.
-    ``for_another`` is a request and logical position behind which the target answered the emitted token around then;
-    ``behind_pad``: it answered it in the column of a pad of the row.
+    drafted         the tokens that the draft proposed there
+    verified        the tokens that the target was fed there
+    after_rejected  what the target predicted behind rejected draft tokens of the row, there or in the calls around
+    filled          what it predicted in the columns of filler
+    nearby          all that it predicted for any row around that call
+    queried         whether it was queried for this token in exactly the right context
+    next_queried    the same for the token after this one
+    exchanged       whether the draft was fed what the target had predicted there
+    for_another     a request and logical position behind which the target answered the emitted token around then
+    behind_pad      whether it answered the token in the column of a pad of the row
     """
 
     drafted: set[int]
     verified: set[int]
-    astray: set[int]
+    after_rejected: set[int]
     filled: set[int]
     nearby: set[int]
-    asked: bool
-    next_asked: bool
+    queried: bool
+    next_queried: bool
     exchanged: bool
     for_another: tuple[int, int] | None
     behind_pad: bool
 
 
-NEITHER = "the emitted token is neither the draft token nor the target's prediction there"
-
-
-class Told(NamedTuple):
-    """Which bookkeeping fault it is, in words, and whether it is certain where the wrong token comes from."""
+class Diagnosis(NamedTuple):
+    """Which bookkeeping fault it is, what is said of it, and whether it is certain where the wrong token comes from."""
 
     kind: str
-    detail: str
+    statement: Statement
     certain: bool = True
 
 
-def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Told:
-    """The kind of a wrong row, a detail in words, and whether what was seen proves it."""
+def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Diagnosis:
+    """The kind of a wrong row, what is said of it, and whether what was seen proves it."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
     if swapped is not None:
-        return Told("row-swap", f"the row holds exactly what row {swapped} should hold")
+        return Diagnosis("row-swap", state("of-another-row", other_row=swapped))
     uncut = run.truth.uncut[verdict.row]
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
-        return Told(*end)
-    token, wanted = observed[index], uncut[index:]
-    again = index > 0 and token == observed[index - 1]
-    if token in known.drafted and token not in known.verified:
-        said = "; the draft was fed the target's answer there instead, as if the two models were exchanged"
-        detail = "the emitted token is the draft's proposal, and the target was never fed it to verify it"
-        return Told("unverified", detail + (said if known.exchanged else ""), token not in known.astray | known.filled)
-    if token in known.drafted and token in known.astray | known.filled:
-        where = "predicted behind one" if token in known.astray else "answered in the column of filler"
-        detail = f"the emitted token is the rejected draft token, and also what the target {where}"
-        return Told("wrong-correction", detail, False)
+        return Diagnosis(*end)
+    token = observed[index]
     if token in known.drafted:
-        asked = "that the target rejected" if known.asked else "though the target was not asked in the right context"
-        also = f", and new token {index - 1} again" if again else ""
-        return Told("over-accept", f"the emitted token is the draft token {asked}{also}", known.asked and not again)
-    if token in known.astray | known.filled:
-        where = (
-            "predicted after a rejected draft token" if token in known.astray else "answered in the column of filler"
-        )
-        also = f"new token {index - 1} again, and also " if again else ""
-        return Told("wrong-correction", f"the emitted token is {also}what the target {where}", not again)
+        return _draft_token(token, index, observed, known)
+    return _other_token(verdict, index, uncut[index:], pad, known)
+
+
+def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Known) -> Diagnosis:
+    """Of a token that the draft proposed there."""
+    again = index > 0 and token == observed[index - 1]
+    elsewhere = token in known.after_rejected | known.filled
+    if token not in known.verified:
+        return Diagnosis("unverified", state("models-exchanged" if known.exchanged else "unverified"), not elsewhere)
+    if elsewhere:
+        where = "rejected-or-behind" if token in known.after_rejected else "rejected-or-filler"
+        return Diagnosis("wrong-correction", state(where), False)
+    name = "rejected" if known.queried else "rejected-unqueried"
+    said = state(f"{name}-again", before=index - 1) if again else state(name)
+    return Diagnosis("over-accept", said, known.queried and not again)
+
+
+def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: Known) -> Diagnosis:
+    """Of a token that the draft did not propose there; ``rest`` is what the target emits from there on."""
+    observed = verdict.observed
+    token, again = observed[index], index > 0 and observed[index] == observed[index - 1]
+    if token in known.after_rejected | known.filled:
+        where = "behind" if token in known.after_rejected else "filler"
+        said = state(f"{where}-or-again", before=index - 1) if again else state(where)
+        return Diagnosis("wrong-correction", said, not again)
     if again:
-        detail = f"new token {index - 1} is emitted twice"
-        if known.for_another is not None:
-            request, position = known.for_another
-            whose = "" if request == verdict.row else f" of row {request}"
-            detail += f", or the target's answer behind position {position}{whose} is read in place of the right one"
-        return Told("repeated-token", detail, known.asked)
-    if token in wanted[1:2] and known.next_asked:
-        detail = f"new token {index} is missing, and the one after it stands in its place"
-        return Told("lost-token", detail, known.asked)
-    for dropped in range(1, len(wanted)):
-        after = wanted[dropped:][:2]  # one token alone may agree by chance
+        return Diagnosis("repeated-token", _of_another("twice", verdict.row, known, before=index - 1), known.queried)
+    if token in rest[1:2] and known.next_queried:
+        return Diagnosis("lost-token", state("one-lost", index=index), known.queried)
+    for dropped in range(1, len(rest)):
+        after = rest[dropped:][:2]  # one token alone may agree by chance
         if observed[index:][:2] == after and len(after) == 2:
-            return Told("lost-token", f"{many(dropped, 'token')} missing, and the row goes on after that", known.asked)
-    if token == pad and token not in known.nearby and token not in expected:
-        return Told("pad-in-output", f"new token {index} is the pad id", known.asked)
+            return Diagnosis("lost-token", state("lost", tokens=dropped), known.queried)
+    if token == pad and token not in known.nearby and token not in verdict.expected:
+        return Diagnosis("pad-in-output", state("pad", index=index), known.queried)
     if known.behind_pad:
-        return Told(
-            "wrong-correction", "the emitted token is what the target answered in the column of a pad", known.asked
-        )
-    if known.for_another is not None:
-        request, position = known.for_another
-        whose = "" if request == verdict.row else f" of row {request}"
-        detail = f"the emitted token is the target's answer behind position {position}{whose}"
-        return Told("wrong-correction", detail, False)
-    return Told("wrong-correction", NEITHER, False)
+        return Diagnosis("wrong-correction", state("behind-pad"), known.queried)
+    return Diagnosis("wrong-correction", _of_another("", verdict.row, known), False)
+
+
+def _of_another(prefix: str, row: int, known: Known, **facts: int) -> Statement:
+    """What is said where the target answered the emitted token around then, behind another place or for another row."""
+    if known.for_another is None:
+        return state(prefix or "neither", **facts)
+    request, position = known.for_another
+    name = f"{prefix}-or-" if prefix else ""
+    if request == row:
+        return state(f"{name}elsewhere", position=position, **facts)
+    return state(f"{name or 'elsewhere-'}of-another", position=position, other_row=request, **facts)
 
 
 def ends(
     expected: tuple[int, ...], observed: tuple[int, ...], eos: tuple[int, ...], pad: int
-) -> tuple[str, str] | None:
+) -> tuple[str, Statement] | None:
     """The kind of a row that is right as far as it goes but ends too early or too late; None for any other."""
     if len(observed) < len(expected) and expected[: len(observed)] == observed:
-        only_eos = len(observed) == len(expected) - 1 and expected[-1] in eos
-        return "premature-stop", "only the EOS that ends the row is missing" if only_eos else (
-            f"{len(observed)} of {len(expected)} tokens were emitted, all of them right"
-        )
+        if len(observed) == len(expected) - 1 and expected[-1] in eos:
+            return "premature-stop", state("eos-missing")
+        return "premature-stop", state("ends-early", emitted=len(observed), expected_tokens=len(expected))
     if len(observed) > len(expected) and observed[: len(expected)] == expected:
         surplus = observed[len(expected) :]
         after_eos = bool(expected) and expected[-1] in eos
         if set(surplus) == {pad}:
-            return "pad-in-output", f"the row goes on with {many(len(surplus), 'pad')} after its end"
+            return "pad-in-output", state("pads-behind", pads=len(surplus))
         if after_eos:
-            return "past-eos", f"the row goes on with {many(len(surplus), 'token')} after its EOS"
-        return "over-length", f"the row has {many(len(observed), 'token')} where the limit is {len(expected)}"
+            return "past-eos", state("goes-on", tokens=len(surplus))
+        return "over-length", state("too-long", tokens=len(observed), limit=len(expected))
     return None
 
 

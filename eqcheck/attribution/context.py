@@ -123,7 +123,7 @@ def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
             component, kind = _surplus(entry, query.request, query.at, entry.slot in query.own_block)
             origin = holds(entry.label, query.request)
             origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
-            deviations.append(query.deviation(component, kind, entry, origin=origin))
+            deviations.append(query.deviation(component, kind, entry, origin=origin, **_place(entry.label)))
     return deviations, right
 
 
@@ -141,8 +141,10 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
             continue
         where = hidden.get(position)
         if where is None:
-            origin = _elsewhere(query.call, query.row, query.request, position, query.labels)
-            deviations.append(query.deviation("cache", "missing-entry", token_position=position, origin=origin))
+            other = _elsewhere(query.call, query.row, query.request, position, query.labels)
+            origin = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
+            facts: dict[str, object] = {"token_position": position, "origin": origin, "held_by": other}
+            deviations.append(query.deviation("cache", "missing-entry", None, **facts))
         else:  # a window that counts slots loses what is that far away in slots
             far = query.family.window and own_slot - where.slot >= query.family.window
             kind = "window" if far else "token-hidden"
@@ -187,11 +189,12 @@ def _slots(query: _Query, right: dict[int, Entry], offset: int, deviations: Sequ
     absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     for position in absent:
         token = query.labels.sequence(query.request)[position]
-        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True))
+        place = (False, query.request, position)
+        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
     return slots
 
 
-def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]) -> tuple[str, str] | None:
+def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]) -> tuple[int, int] | None:
     """Where a query sees one slot without a token and not itself, these two: its entry or the mask is displaced."""
     fields = call.kv[0][0, row, 0]
     own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, COLUMN] == column))
@@ -199,7 +202,7 @@ def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]
     if own.size != 1 or call.visible[row, column, own[0]] or wrong != {"pad-visible": 1, "token-hidden": 1}:
         return None
     seen = next(deviation.slot for deviation in deviations if deviation.kind == "pad-visible")
-    return f"slot {seen}", f"slot {own[0]}"
+    return int(seen or 0), int(own[0])
 
 
 def _entries(call: Call, row: int, column: int, labels: Labels, family: Family) -> list[Entry]:
@@ -251,15 +254,15 @@ def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[s
     return "cache", "duplicate-entry"
 
 
-def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels) -> str:
-    """Where an absent token's entry is instead, if another row of the same cache holds it."""
+def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels) -> int | None:
+    """The batch row that holds an absent token's entry instead; None if no row of the same cache does."""
     for other in range(call.kv[0].shape[1]):
         for fields in call.kv[0][0, other, 0]:
             label = labels.of.get((int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])), _UNKNOWN)
             same = (label.request, label.position, label.what) == (request, position, "token")
             if other != row and fields[MODEL] == TARGET and same:
-                return f"batch row {other} holds it"
-    return "no row of the cache holds it"
+                return other
+    return None
 
 
 def _as_shift(query: _Query, deviations: list[Deviation]) -> list[Deviation]:
@@ -280,7 +283,7 @@ def _as_shift(query: _Query, deviations: list[Deviation]) -> list[Deviation]:
     if edge not in shown or edge in own:
         return deviations
     origin = f"{shift:+d} slots from where the mask shows"
-    moved = replace(query.deviation("cache", "misaligned"), slot=min(own), origin=origin)
+    moved = replace(query.deviation("cache", "misaligned"), slot=min(own), origin=origin, shift=shift)
     return [moved, *(d for d in deviations if d.slot not in own | shown)]
 
 
@@ -306,8 +309,14 @@ def holds(label: Label, request: int) -> str:
     return f"{row}{what}position {label.position}"
 
 
-def _slot(entry: Entry, request: int, wanted: range, offset: int, right: dict[int, Entry]) -> Slot:
-    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position in wanted
+def _place(label: Label) -> dict[str, int]:
+    """The row and logical position of what a slot holds, where it is a row's token."""
+    ours = label.what in ("token", "draft")
+    return {"of_row": label.request, "of_position": label.position} if ours else {}
+
+
+def _slot(entry: Entry, request: int, positions: range, offset: int, right: dict[int, Entry]) -> Slot:
+    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position in positions
     expected = expected and right.get(entry.label.position, entry).slot == entry.slot
     return Slot(
         index=entry.slot,
@@ -318,4 +327,5 @@ def _slot(entry: Entry, request: int, wanted: range, offset: int, right: dict[in
         visible=entry.visible,
         expected_visible=expected,
         torn=bool(entry.torn),
+        **_place(entry.label),
     )

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW
+from eqcheck.statements import Statement, state
 from eqcheck.trace import TARGET, Call
-from eqcheck.verdict import Explanation, many
+from eqcheck.verdict import Explanation
 
 Place = tuple[int, int]  # a request and a logical position; or a row and a column of a call
 
@@ -42,10 +43,8 @@ def ignored(run: Run) -> Explanation | None:
     return check(run) if check else None
 
 
-def _seen(run: Run, row: int | None, text: str) -> Explanation:
-    return Explanation(
-        "options", "ignored-option", row=row, detail=f"{run.case.cache_state}: {text}", subject=run.case.cache_state
-    )
+def _seen(run: Run, row: int | None, statement: Statement) -> Explanation:
+    return Explanation("options", "ignored-option", row=row, subject=run.case.cache_state, **statement._asdict())
 
 
 def _chunks(run: Run) -> Explanation | None:
@@ -57,12 +56,9 @@ def _chunks(run: Run) -> Explanation | None:
             row = min(fed.requests, key=lambda request: len(case.prompts[request]))
             positions = [at for at in fed.positions if at < len(case.prompts[row])]
             if len(positions) > most:
-                return _seen(
-                    run,
-                    row,
-                    f"call {call.number} feeds {many(len(positions), 'token')} of row {row}'s prompt in batch row "
-                    f"{fed.call_row} (positions {positions[0]}..{positions[-1]}), where `prefill_chunk` allows {most}",
-                )
+                span = {"first_position": positions[0], "last_position": positions[-1]}
+                place = {"call": call.number, "row": row, "batch_row": fed.call_row, **span}
+                return _seen(run, row, state("chunk", tokens=len(positions), limit=most, **place))
     return None
 
 
@@ -79,13 +75,8 @@ def _arrivals(run: Run) -> Explanation | None:
                 continue
             row = min(fed.requests, key=lambda request: case.arrivals[request])
             others = " ".join(str(other) for other in sorted(here) if ends[other] >= done)
-            return _seen(
-                run,
-                row,
-                f"call {call.number} feeds row {row} (position {fed.positions[0]}) in batch row {fed.call_row} after "
-                f"{many(done, 'target call')}, where `arrivals` has it wait for {case.arrivals[row]}; not done before "
-                f"it: row {others}",
-            )
+            place = {"call": call.number, "row": row, "batch_row": fed.call_row, "first_position": fed.positions[0]}
+            return _seen(run, row, state("arrival", calls=done, limit=case.arrivals[row], waiting=others, **place))
     return None
 
 
@@ -109,13 +100,10 @@ def _prefix(run: Run) -> Explanation | None:
             again = [at for at in fed.positions if at < length]
             if again and not fed.alike:
                 row = min(fed.requests)
-                places = f"position {again[0]}" if len(again) == 1 else f"positions {again[0]}..{again[-1]}"
-                return _seen(
-                    run,
-                    row,
-                    f"call {call.number} feeds {places} of row {row} in batch row {fed.call_row}, where the cache that "
-                    f"is handed over holds the first {many(length, 'token')} (`prefix_length`)",
-                )
+                name = "prefix-fed" if len(again) == 1 else "prefix-fed-many"
+                span = {"first_position": again[0], "last_position": again[-1]}
+                place = {"call": call.number, "row": row, "batch_row": fed.call_row, **span}
+                return _seen(run, row, state(name, length=length, **place))
     return None
 
 
@@ -123,13 +111,9 @@ def _preallocated(run: Run) -> Explanation | None:
     uses, calls = run.trace.handed, run.trace.made(TARGET)
     if uses is None or uses.written:
         return None
-    return _seen(
-        run,
-        None,
-        f"nothing was ever written into the cache that is handed over for the target, in "
-        f"{many(len(calls), 'target call')}; call {calls[0].number} saw {many(calls[0].visible.shape[2], 'slot')}, "
-        f"where the cache has {uses.capacity}",
-    )
+    slots = calls[0].visible.shape[2]
+    facts = {"calls": len(calls), "call": calls[0].number, "slots": slots, "capacity": uses.capacity}
+    return _seen(run, None, state("unwritten", **facts))
 
 
 class _Reader:

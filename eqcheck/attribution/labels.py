@@ -251,8 +251,8 @@ class Labels(Record):
 
     def _pad_ahead(self, call: Call, row: int, column: int, request: int, position: int, proposed: set[int]) -> bool:
         """Whether a column feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
-        asked = self._reached.get(request, len(self.requests[request].prompt) - 1)
-        new = position >= len(self.requests[request].prompt) and position > asked + 1
+        reached = self._reached.get(request, len(self.requests[request].prompt) - 1)
+        new = position >= len(self.requests[request].prompt) and position > reached + 1
         return new and self._is_pad(call, row, column, proposed)
 
     def _inside(self, call: Call, row: int, columns: range, request: int, position: int) -> int:

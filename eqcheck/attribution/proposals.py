@@ -25,10 +25,10 @@ class Proposals:
         self.calls = run.trace.made(DRAFT)
         self.numbers = [call.number for call in self.calls]
         self.right = places(run)
-        self._asked: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._queried: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for call, blocks in served(run, self.right, self.calls, [len(prompt) for prompt in run.case.prompts]):
             for block in blocks:
-                self._asked[block.request] += [(call.number, at) for at in range(block.first, block.last + 1)]
+                self._queried[block.request] += [(call.number, at) for at in range(block.first, block.last + 1)]
         self._marks: dict[int, Ints] = {}
 
     def made_before(self, call: int) -> int:
@@ -41,12 +41,14 @@ class Proposals:
         That is what the decoder had committed then. A piece of a prompt is no call about it: others may begin alike.
         """
         start = len(self.run.case.prompts[request])
-        asked = [(number, at + 1) for number, at in self._asked[request] if since < number < until and at + 1 >= start]
-        return max((given for number, given in asked if number == asked[0][0]), default=None)
+        given_at = [
+            (number, at + 1) for number, at in self._queried[request] if since < number < until and at + 1 >= start
+        ]
+        return max((given for number, given in given_at if number == given_at[0][0]), default=None)
 
     def proposed(self, request: int, position: int, until: int) -> bool:
         """Whether the draft, before a call, was asked at this position of the request in its right context."""
-        return any(number < until and at == position for number, at in self._asked[request])
+        return any(number < until and at == position for number, at in self._queried[request])
 
     def why_refused(self, part: Part, since: int, committed: int) -> str:
         """Where the first token that was refused came from, which a right draft would not have proposed.
@@ -63,7 +65,7 @@ class Proposals:
         request, until = part.request, part.call.number
         before = int(part.call.tokens[part.call_row, part.column])
         predicted = list(self._wrong(request, since, until, token))
-        rightly = {number for number, at in self._asked[request] if since < number < until and at == part.last}
+        rightly = {number for number, at in self._queried[request] if since < number < until and at == part.last}
         # Behind a pad that is the row's newest token, other pads fill up the row; they see it, too, but nobody asks.
         padding = rightly if before == self.run.case.pad_token_id else set()
         after = [query for query in predicted if _fed(query) == before and query[0].number not in padding]
@@ -79,7 +81,7 @@ class Proposals:
             return "altered"
         if after:
             return "wrong-context?"
-        return "lost" if self._was_asked(request, committed - 1, since, until) else "unasked"
+        return "lost" if self._was_queried(request, committed - 1, since, until) else "unasked"
 
     def fills_up(self, part: Part) -> bool:
         """Whether what was refused is padding: a query that does not see itself, or pads and no more was drafted."""
@@ -91,9 +93,9 @@ class Proposals:
         pads = all(token == self.run.case.pad_token_id for token in part.refused)
         return pads and not self.proposed(part.request, part.last + 1, call.number)
 
-    def _was_asked(self, request: int, beyond: int, since: int, until: int) -> bool:
+    def _was_queried(self, request: int, beyond: int, since: int, until: int) -> bool:
         """Whether the draft was asked about the request at all: rightly from a position on, or seeing its entries."""
-        if any(since < number < until and at >= beyond for number, at in self._asked[request]):
+        if any(since < number < until and at >= beyond for number, at in self._queried[request]):
             return True
         return any(self._saw(query, request) for query in self._wrong(request, since, until))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.attribution.bookkeeping import NEITHER, diagnose
+from eqcheck.attribution.bookkeeping import diagnose
 from eqcheck.attribution.context import FED_WITH, Context, displaced, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write
@@ -20,6 +20,7 @@ from eqcheck.family import FAMILY
 from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.kinds import KINDS
+from eqcheck.statements import NOTHING, Statement, state
 from eqcheck.verdict import Deviation, Explanation, Given, Query, RowVerdict
 
 _LAST = (10**9,)
@@ -51,10 +52,8 @@ class Reader:
         limits = [case.max_new_tokens] * len(case.prompts)
         whole = prompt_returned(case.prompts, wrong, limits, case.pad_token_id)
         if whole:
-            first, detail = whole
-            best = self._explanation(
-                "bookkeeping", "prompt-in-output", first, first.first or 0, detail=detail, tied=True
-            )
+            first, statement = whole
+            best = self._explanation("bookkeeping", "prompt-in-output", first, first.first or 0, statement, tied=True)
             return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
         _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda found: found[0])
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
@@ -67,10 +66,10 @@ class Reader:
         for row, tokens in enumerate(self.outputs):
             for index in range(len(tokens)):
                 position = len(self.run.case.prompts[row]) + index - 1
-                asked = self.labels.queries(row, position)
-                if not any(label.exact for _, label in asked) and not self._same_context(row, position):
+                queries = self.labels.queries(row, position)
+                if not any(label.exact for _, label in queries) and not self._same_context(row, position):
                     verdict = RowVerdict(row, self.run.truth.rows[row], tokens)
-                    return self._context_fault(verdict, index, [write for write, _ in asked])[1]
+                    return self._context_fault(verdict, index, [write for write, _ in queries])[1]
         return None
 
     def _same_context(self, row: int, position: int) -> bool:
@@ -92,11 +91,11 @@ class Reader:
         if ends_early or runs_on:
             return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "the row is right so far")
         position = len(self.run.case.prompts[row]) + index - 1
-        asked = self.labels.queries(row, position)
+        queries = self.labels.queries(row, position)
         observed = verdict.observed[index]
         commit = self._committed_by(row, position, observed)
-        right = [write for write, label in asked if label.exact and write[0] <= commit]
-        wrong = [write for write, label in asked if not label.exact]
+        right = [write for write, label in queries if label.exact and write[0] <= commit]
+        wrong = [write for write, label in queries if not label.exact]
         blamed = [write for write in wrong if self.sources.predicted(write) == observed]
         drafted = observed in self.sources.drafted(row, position)
         loosely = False
@@ -109,39 +108,38 @@ class Reader:
             return key, replace(found, tied=bool(blamed) and not loosely)
         if right:
             basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
-            key, found = self._bookkeeping(verdict, index, right[-1][0], basis, asked=True)
+            key, found = self._bookkeeping(verdict, index, right[-1][0], basis, queried=True)
             # An answer may be left unread for that of a later query, of which it is not known whom it stands for.
             other = self._unread(row, position, observed, right[-1][0], commit)
-            if other is None and found.detail == NEITHER:
+            if other is None and found.facts["statement"] == "neither":
                 other = self.sources.strange(row, position, observed, right[-1][0], commit, whatever=True)
             if other is not None:
-                detail = (
-                    f"call {right[-1][0]} answered rightly for this token, and call {other[0]} answered what was "
-                    f"emitted, in column {other[2]} of batch row {other[1]}; it is not known for which token"
-                )
-                return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+                call, batch_row, column = other
+                places = {"other_call": call, "batch_row": batch_row, "column": column}
+                return self._unattributed(verdict, index, state("unread-answer", right_call=right[-1][0], **places))
             return key, found
-        astray = [write for write in self.sources.astray(row, position) if self.sources.predicted(write) == observed]
-        if astray:
+        misled = [
+            write for write in self.sources.after_rejected(row, position) if self.sources.predicted(write) == observed
+        ]
+        if misled:
             where = (
-                "in the column of filler" if self.sources.fills(astray[0]) else "behind a draft token that was rejected"
+                "in the column of filler" if self.sources.fills(misled[0]) else "behind a draft token that was rejected"
             )
-            basis = f"no query asked for it; call {astray[0][0]} answered it {where}"
-            return self._bookkeeping(verdict, index, astray[0][0], basis)
+            basis = f"no query asked for it; call {misled[0][0]} answered it {where}"
+            return self._bookkeeping(verdict, index, misled[0][0], basis)
         if repeated or observed in self.sources.proposed(row, position) or self._nothing_else_asked(row):
             last = max(self.labels.rounds[row], default=0)
             key, found = self._bookkeeping(verdict, index, last, "no query asked for it")
             if found.tied or found.kind != "wrong-correction":  # else it is known neither who asked nor who answered
                 return key, found
-        detail = "no query was found that had to predict this token"
-        return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+        return self._unattributed(verdict, index, state("no-query"))
 
     def _unread(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
         """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
         sources = self.sources
         known = sources.known(row, position, since, True)
         uncut = self.run.truth.uncut[row][position + 1 - len(self.run.case.prompts[row]) :]
-        if observed in known.drafted | known.astray or observed in uncut[:3]:  # or up to two tokens were lost
+        if observed in known.drafted | known.after_rejected or observed in uncut[:3]:  # or up to two tokens were lost
             return None
         if sources.for_another(row, observed, since, until) is not None:
             return None
@@ -212,23 +210,16 @@ class Reader:
         found = self._followed(blamed[:1])
         roots = [one for one in found if not (KINDS[one[1].kind].inherited and self._explained(one[1], one[2]))]
         if not roots:
-            detail = (
-                "a query had to predict this token, but no difference in what it saw explains that its hash is wrong"
-            )
-            if not blamed:
-                detail = "no target query that saw exactly its row stands behind this token"
-            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+            return self._unattributed(verdict, index, state("no-difference" if blamed else "no-right-query"))
         key, root, write = roots[0]
         if root.kind == "poisoned-entry":
             changed = self._changed(root, write)
             if changed is None:
-                detail = f"slot {root.slot} is not what it should be, and no query was found that explains it"
-                return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+                return self._unattributed(verdict, index, state("slot-unexplained", slot=root.slot or 0))
             root = changed
         of_write = self._context(write).deviations
         if root.component == "mask" and (slots := displaced(self.labels.calls[write[0]], *write[1:], of_write)):
-            detail = f"the mask shows {slots[0]} where the query's own entry is in {slots[1]}; either may be wrong"
-            return _LAST, self._explanation("unattributed", "unattributed", verdict, index, detail=detail)
+            return self._unattributed(verdict, index, state("displaced", shown_slot=slots[0], own_slot=slots[1]))
         if root.kind == "key-position" and root.origin == FED_WITH:
             root, write = self._as_fed(root, write)
         same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint) or (root,)
@@ -300,24 +291,37 @@ class Reader:
         )
 
     def _bookkeeping(
-        self, verdict: RowVerdict, index: int, number: int, basis: str = "", asked: bool = False
+        self, verdict: RowVerdict, index: int, number: int, basis: str = "", queried: bool = False
     ) -> tuple[tuple[int, ...], Explanation]:
         position = len(self.run.case.prompts[verdict.row]) + index - 1
-        known = self.sources.known(verdict.row, position, number, asked)
-        kind, detail, certain = diagnose(verdict, index, self.run, known)
+        known = self.sources.known(verdict.row, position, number, queried)
+        kind, statement, certain = diagnose(verdict, index, self.run, known)
         explanation = self._explanation(
             "bookkeeping",
             kind,
             verdict,
             index,
+            statement,
             round=self.labels.round_of(verdict.row, number) if number else 0,
-            detail=detail,
-            tied=certain and not (asked and self.sources.shared(verdict.row, position)),
+            tied=certain and not (queried and self.sources.shared(verdict.row, position)),
             basis=basis if number else "the target was never asked about the row",
         )
         return (number, KINDS[kind].rank, 0), explanation
 
-    def _explanation(self, component: str, kind: str, verdict: RowVerdict, index: int, **more: object) -> Explanation:
+    def _unattributed(
+        self, verdict: RowVerdict, index: int, statement: Statement
+    ) -> tuple[tuple[int, ...], Explanation]:
+        return _LAST, self._explanation("unattributed", "unattributed", verdict, index, statement)
+
+    def _explanation(
+        self,
+        component: str,
+        kind: str,
+        verdict: RowVerdict,
+        index: int,
+        statement: Statement = NOTHING,
+        **more: object,
+    ) -> Explanation:
         case, prompt = self.run.case, self.run.case.prompts[verdict.row]
 
         def token(row: tuple[int, ...]) -> int | None:
@@ -334,6 +338,8 @@ class Reader:
             observed_row=verdict.observed,
             given=Given(prompt, case.pad_token_id, case.eos_token_ids, case.num_draft_tokens),
             drafted=tuple(sorted(self.sources.proposed(verdict.row, len(prompt) + index - 1))),
+            detail=statement.detail,
+            facts=statement.facts,
             **more,  # type: ignore[arg-type]
         )
 

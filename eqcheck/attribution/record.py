@@ -91,8 +91,8 @@ class Record:
         """
         numbers = {number for number in self.rounds[request] if number <= call}
         end = len(self.requests[request].prompt) - 1
-        asked = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
-        return max(len(numbers & asked), min(1, len(numbers)))
+        behind = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
+        return max(len(numbers & behind), min(1, len(numbers)))
 
     def proposed(self, request: int, until: int) -> set[int]:
         """What the draft proposed, to whichever row, since the request last took part in a target call.

@@ -163,19 +163,19 @@ class Repairer:
     ) -> tuple[list[Item], int]:
         """What the query is to see, and where it is to take itself to be."""
         at = label.position
-        wanted = range(self.family.first_seen(at), at + 1)
+        positions = range(self.family.first_seen(at), at + 1)
         own: dict[int, int] = {}
         for slot, (entry, _) in enumerate(held):
-            if self.labels.same(entry, label.request) and entry.position in wanted:
+            if self.labels.same(entry, label.request) and entry.position in positions:
                 own.setdefault(entry.position, slot)
         shown = np.flatnonzero(call.visible[row, column]).tolist()
         chosen: list[tuple[int | None, int | None]]
         if self.parts >= {"mask", "cache"}:
-            chosen = [(own.get(position), position) for position in wanted]
+            chosen = [(own.get(position), position) for position in positions]
         elif "mask" in self.parts:
             chosen = [(slot, position) for position, slot in own.items()]
         elif "cache" in self.parts:
-            chosen = self._right_entries(call, label, held, own, shown, wanted)
+            chosen = self._right_entries(call, label, held, own, shown, positions)
         else:
             chosen = [
                 (slot, held[slot][0].position if self.labels.same(held[slot][0], label.request) else None)
@@ -205,7 +205,7 @@ class Repairer:
         held: list[tuple[Label, Write]],
         own: dict[int, int],
         shown: list[int],
-        wanted: range,
+        positions: range,
     ) -> list[tuple[int | None, int | None]]:
         """What the decoder's mask would show if the cache held each token of the row once, and of no other row.
 
@@ -213,18 +213,18 @@ class Repairer:
         """
         cached = sum(held[slot][1][0] != call.number for slot in shown)
         fed = sum(held[slot][1][0] == call.number for slot in own.values())
-        if cached == len(wanted) - fed:
-            return [(own.get(position), position) for position in wanted]
+        if cached == len(positions) - fed:
+            return [(own.get(position), position) for position in positions]
         kept: list[tuple[int | None, int | None]] = []
         for slot in shown:
             entry, write = held[slot]
             if self.labels.same(entry, label.request) and own.get(entry.position) == slot:
                 kept.append((slot, entry.position))
-            elif self.labels.same(entry, label.request) and entry.position in wanted:
+            elif self.labels.same(entry, label.request) and entry.position in positions:
                 continue
             elif entry.what in ("pad", "blank") or (write[0] == call.number and entry.request == label.request):
                 kept.append((slot, None))  # for the mask to hide
-        return kept + [(None, position) for position in wanted if position not in own]
+        return kept + [(None, position) for position in positions if position not in own]
 
     def _word(self, layer: int, item: Item, request: int, words: Words, whole: Bools) -> np.uint64:
         """The content of one entry; under a repaired cache what is absent or torn is as it should be."""

@@ -176,7 +176,7 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> lis
         request, start = part.request, script.starts[part.request]
         if part.last + 1 < start:
             continue  # a piece of a prompt
-        known, asked, fed = part.known - start, part.last + 1 - start, part.end - start
+        known, answered, fed = part.known - start, part.last + 1 - start, part.end - start
         before = newest.get(request)
         begun = proposals.begun(request, before.part.call.number if before else 0, part.call.number)
         turn = _Turn(part, start, script.needed[request], known, 0, known, known, begun is not None, before)
@@ -185,11 +185,11 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> lis
             turn.committed = min(known, max(turn.at_least, fed - script.k))
             # Near the limit fewer than K are verified, so where draft tokens end does not say where they begin.
             turn.at_most = turn.committed if fed < script.limit - 1 else known
-        elif asked < known and (part.columns or (part is ends[request] and known >= turn.needed)):
-            turn.committed = turn.at_most = asked
+        elif answered < known and (part.columns or (part is ends[request] and known >= turn.needed)):
+            turn.committed = turn.at_most = answered
         if turn.committed >= turn.needed:
             continue
-        if asked < known and not part.columns and turn.committed == known:
+        if answered < known and not part.columns and turn.committed == known:
             continue  # what a cache had lost is fed again
         if drafted != proposals.made_before(part.call.number) or any(
             other.part.request == request for other in found[-1]
@@ -222,8 +222,8 @@ def _told_apart(script: _Script, right: Places, rounds: list[list[_Turn]]) -> li
 
 def _all_take_part(rounds: list[list[_Turn]]) -> bool:
     """Whether every round has all rows that are not done, so that they may wait for one another."""
-    asked = [{turn.part.request for turn in turns} for turns in rounds]
-    return bool(asked) and asked[0] == set().union(*asked) and all(then <= now for now, then in pairwise(asked))
+    served = [{turn.part.request for turn in turns} for turns in rounds]
+    return bool(served) and served[0] == set().union(*served) and all(then <= now for now, then in pairwise(served))
 
 
 def _counted(script: _Script, proposals: Proposals, rounds: list[list[_Turn]]) -> Counter[str]:

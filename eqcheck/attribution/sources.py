@@ -18,7 +18,7 @@ class Sources:
     def predicted(self, write: Write) -> int:
         return int(self.labels.calls[write[0]].predictions[write[1:]])
 
-    def known(self, row: int, position: int, number: int, asked: bool) -> Known:
+    def known(self, row: int, position: int, number: int, queried: bool) -> Known:
         """What was known around call ``number``: between the row's calls before and after it."""
         emitted = (self.run.outputs or self.run.truth.rows)[row]
         index = position + 1 - len(self.run.case.prompts[row])
@@ -27,20 +27,20 @@ class Sources:
         before = max((n for n in rounds if n < number), default=0)
         after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
         calls = [call for n, call in self.labels.calls.items() if before < n < after]
-        astray = [
+        misled = [
             write
             for write, label in self.labels.of.items()
             if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
         ]
-        astray += [*self.astray(row, position), *self._behind(row, position)]
+        misled += [*self.after_rejected(row, position), *self._behind(row, position)]
         return Known(
             drafted=self.drafted(row, position),
             verified=self._verified(row, position),
-            astray={self.predicted(write) for write in astray if not self.fills(write)},
-            filled={self.predicted(write) for write in astray if self.fills(write)},
+            after_rejected={self.predicted(write) for write in misled if not self.fills(write)},
+            filled={self.predicted(write) for write in misled if self.fills(write)},
             nearby={int(token) for call in calls for token in call.predictions.ravel()},
-            asked=asked,
-            next_asked=any(label.exact for _, label in self.labels.queries(row, position + 1)),
+            queried=queried,
+            next_queried=any(label.exact for _, label in self.labels.queries(row, position + 1)),
             exchanged=self._exchanged(row, position),
             for_another=self.for_another(row, observed, before + 1, after - 1),
             behind_pad=self.behind_pad(row, observed, before + 1, after - 1),
@@ -55,9 +55,9 @@ class Sources:
         if proposed := self.proposed(row, position):
             return proposed
         anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
-        asked = self.labels.queries(row, position)
+        queries = self.labels.queries(row, position)
         fed = []
-        for (number, call_row, column), _ in asked if anywhere else asked[:1]:
+        for (number, call_row, column), _ in queries if anywhere else queries[:1]:
             tokens = self.labels.calls[number].tokens
             fed += tokens[call_row, column + 1 : column + 2].tolist()
         return {token for token in fed if token in anywhere or not anywhere}
@@ -72,7 +72,7 @@ class Sources:
             return set()
         calls = self.run.trace.of(DRAFT)
         found = ((call, call.digests == digests[position]) for call in calls)
-        return {int(token) for call, asked in found if asked.any() for token in call.predictions[asked & call.tells]}
+        return {int(token) for call, which in found if which.any() for token in call.predictions[which & call.tells]}
 
     def fills(self, write: Write) -> bool:
         """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself."""
@@ -82,7 +82,7 @@ class Sources:
         number, call_row, column = write
         return self_hidden(self.labels.calls[number], call_row)[column]
 
-    def astray(self, row: int, position: int) -> list[Write]:
+    def after_rejected(self, row: int, position: int) -> list[Write]:
         """The queries of rejected draft tokens, or of filler, that stood where this token of the row should have."""
         return [
             write
@@ -108,8 +108,8 @@ class Sources:
         Where the draft is fed the target's answers, only the first of these calls counts: later ones feed what was
         committed meanwhile.
         """
-        asked = [write[0] for write, _ in self.labels.queries(row, position)]
-        counted = asked[:1] if self._exchanged(row, position) else asked
+        queries = [write[0] for write, _ in self.labels.queries(row, position)]
+        counted = queries[:1] if self._exchanged(row, position) else queries
         return {
             int(self.labels.calls[write[0]].tokens[write[1:]])
             for write, label in self.labels.of.items()
@@ -122,9 +122,9 @@ class Sources:
         whole = self.labels.sequence(row)
         if position + 1 >= len(whole):
             return False
-        digest, wanted = self.run.truth.digests[row][-1, position], whole[position + 1]
+        digest, expected = self.run.truth.digests[row][-1, position], whole[position + 1]
         return any(
-            bool((call.tokens[:, 1:][call.digests[:, :-1] == digest] == wanted).any())
+            bool((call.tokens[:, 1:][call.digests[:, :-1] == digest] == expected).any())
             for call in self.run.trace.made(DRAFT)
         )
 
@@ -155,11 +155,11 @@ class Sources:
         That is one which fed the token of this place (or ``whatever``), did not see exactly its row, and is not hidden
         from itself.
         """
-        wanted = self.labels.sequence(row)[position]
+        expected = self.labels.sequence(row)[position]
         for write, label in self.labels.of.items():
             fed = int(self.labels.calls[write[0]].tokens[write[1:]])
             answered = since <= write[0] <= until and self.predicted(write) == observed
-            if answered and not label.exact and (whatever or fed == wanted) and not self._hidden(write):
+            if answered and not label.exact and (whatever or fed == expected) and not self._hidden(write):
                 return write
         return None
 

@@ -30,8 +30,8 @@ def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
     lines = [f"Alone, the last request is right{often}.", f"  After {others} it is wrong{often}: {_what(wrong)}."]
     for number, earlier in enumerate(case.before, start=1):
         which = f"Earlier request{f' {number}' if len(case.before) > 1 else ''}:"
-        lines.append(f"  {which} {told(earlier)}")
-    lines.append(f"  Last request: {told(case)}")
+        lines.append(f"  {which} {summary(earlier)}")
+    lines.append(f"  Last request: {summary(case)}")
     return Explanation(
         "state",
         "leaks-from-earlier-request",
@@ -39,6 +39,7 @@ def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
         expected=wrong.expected,
         observed=wrong.observed,
         detail="\n".join(lines),
+        facts={"statement": "right-alone", "earlier_requests": len(case.before), "seen": times},
         expected_row=wrong.expected_row,
         observed_row=wrong.observed_row,
         wrong_rows=wrong.wrong_rows,
@@ -55,12 +56,12 @@ def _what(wrong: Explanation) -> str:
     return f"{place} is id {wrong.observed}, {right}"
 
 
-def told(case: Case) -> str:
+def summary(case: Case) -> str:
     """A request in one line."""
     rows = f"{len(case.prompts)} rows, " if len(case.prompts) > 1 else ""
     prompts = " | ".join(" ".join(map(str, prompt)) for prompt in case.prompts)
     eos = " ".join(map(str, case.eos_token_ids))
-    said = [
+    parts = [
         f"{rows}prompt ids {prompts}; {many(case.max_new_tokens, 'new token')}",
         f"K = {case.num_draft_tokens}",
         f"EOS ids {eos}" if len(case.eos_token_ids) > 1 else f"EOS id {eos}" if eos else "no EOS id",
@@ -69,5 +70,5 @@ def told(case: Case) -> str:
         f"family {case.family}",
     ]
     if case.cache_state != "empty":
-        said.append(f"cache state {case.cache_state} ({CACHE_STATES[case.cache_state]})")
-    return ", ".join(said)
+        parts.append(f"cache state {case.cache_state} ({CACHE_STATES[case.cache_state]})")
+    return ", ".join(parts)

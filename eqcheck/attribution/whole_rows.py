@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from eqcheck.statements import Statement
 from eqcheck.verdict import RowVerdict, many
 
 Ids = tuple[int, ...]
@@ -21,7 +22,7 @@ class _Whole(NamedTuple):
 
 def prompt_returned(
     prompts: Sequence[Ids], wrong: Sequence[RowVerdict], limits: Sequence[int], pad: int | None
-) -> tuple[RowVerdict, str] | None:
+) -> tuple[RowVerdict, Statement] | None:
     """The first row that begins with its prompt, and what to do; None unless that is so of every wrong row.
 
     What follows the prompt must be what the target emits, or as much of that as the row's limit leaves. A row counts as
@@ -29,7 +30,8 @@ def prompt_returned(
     of two different tokens: a single one can have come from elsewhere. Where the ``pad`` id is not known (None),
     any one id will do.
 
-    >>> prompt_returned([(3, 1)], [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))], limits=[2], pad=None)[1]
+    >>> wrong = [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))]
+    >>> prompt_returned([(3, 1)], wrong, limits=[2], pad=None)[1].detail
     'the row is its prompt of 2 tokens, then what the target emits; return row[len(prompt):]'
     """
     ids = [pad] if pad is not None else [-1, *sorted({token for row in wrong for token in row.observed})]
@@ -76,10 +78,11 @@ def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
     return bool(shown) and (len(set(prompt)) > 1 or whole.tokens == len(row.expected))
 
 
-def _words(length: int, whole: _Whole, advice: str) -> str:
+def _words(length: int, whole: _Whole, advice: str) -> Statement:
     ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
     after = f", {many(whole.between, 'pad')}" if whole.between else ""
-    return f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target emits; {advice}"
+    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target emits; {advice}"
+    return Statement(words, {"statement": "whole-row", "prompt": length, **whole._asdict()})
 
 
 def _advice(starts: set[int], wholes: Mapping[RowVerdict, _Whole]) -> str:

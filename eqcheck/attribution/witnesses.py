@@ -130,8 +130,8 @@ def mechanism(explanation: Explanation) -> tuple[object, ...]:
     the same fault shows elsewhere first.
     """
     wrong = frozenset((deviation.kind, _unnumbered(deviation.origin)) for deviation in explanation.deviations)
-    detail = explanation.detail if explanation.kind == "wrong-correction" else ""
-    return explanation.fingerprint, wrong, _unnumbered(detail)
+    source = explanation.facts.get("statement") if explanation.kind == "wrong-correction" else None
+    return explanation.fingerprint, wrong, source
 
 
 def _pad_instead(found: Explanation, explanation: Explanation) -> bool:

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.bench.workload import Asked
+from eqcheck.bench.workload import Job
 
 
-def latencies(engine: Any, asked: Sequence[Asked], rate: float, seed: int = 0) -> tuple[list[float], list[list[int]]]:
+def latencies(engine: Any, prompts: Sequence[Job], rate: float, seed: int = 0) -> tuple[list[float], list[list[int]]]:
     """Seconds from arrival to last token of each prompt, at ``rate`` arrivals a second; and the outputs.
 
     The arrival times are the same for the same seed, rate and number of prompts.
     """
-    due = np.random.default_rng(seed).exponential(1 / rate, len(asked)).cumsum().tolist()
-    outputs: list[list[int]] = [[] for _ in asked]
-    done = [0.0] * len(asked)
+    due = np.random.default_rng(seed).exponential(1 / rate, len(prompts)).cumsum().tolist()
+    outputs: list[list[int]] = [[] for _ in prompts]
+    done = [0.0] * len(prompts)
     began = time.perf_counter()
 
-    def arriving() -> Iterator[Asked | None]:
-        for number, (one, at) in enumerate(zip(asked, due, strict=True)):
+    def arriving() -> Iterator[Job | None]:
+        for number, (one, at) in enumerate(zip(prompts, due, strict=True)):
             while (wait := began + at - time.perf_counter()) > 0:
                 if engine.busy:
                     yield None

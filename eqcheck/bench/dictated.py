@@ -61,8 +61,8 @@ class DictatedDraft(LlamaForCausalLM):
         tokens, places = self._remember(output.past_key_values, input_ids, positions)
         if attention_mask is not None and attention_mask.dim() == 2:  # a 4-D mask hides only what comes later
             places = places.masked_fill(attention_mask == 0, -MEMORY)
-        asked = positions[:, -ANSWERED:]
-        keys = _hash(_recent(tokens, places, asked), asked)
+        prompts = positions[:, -ANSWERED:]
+        keys = _hash(_recent(tokens, places, prompts), prompts)
         found = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
         proposed = torch.where(self._keys[found] == keys, self._next[found], ELSE)
         answers = output.logits[:, -proposed.shape[1] :]
@@ -94,8 +94,8 @@ def dictated(draft: LlamaForCausalLM) -> DictatedDraft:
 
 def _recent(tokens: torch.Tensor, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The last tokens up to each query by position, ``[rows, block, MEMORY]``; 0 where there is none."""
-    wanted = positions[..., None] - torch.arange(MEMORY, device=tokens.device)  # [rows, block, MEMORY]
-    there = wanted[..., None] == places[:, None, None]  # [rows, block, MEMORY, slots]
+    recalled = positions[..., None] - torch.arange(MEMORY, device=tokens.device)  # [rows, block, MEMORY]
+    there = recalled[..., None] == places[:, None, None]  # [rows, block, MEMORY, slots]
     return (there * tokens[:, None, None]).amax(-1)
 
 

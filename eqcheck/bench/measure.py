@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.bench.workload import Asked
+from eqcheck.bench.workload import Job
 from eqcheck.contract import Decoder, Generate, Request
 
 Rows = list[list[int]]
@@ -67,16 +67,16 @@ class Timed:
             decoder.engine(target, draft, num_draft_tokens=k, batch_size=batch) if decoder.engine is not None else None
         )
 
-    def __call__(self, asked: Sequence[Asked]) -> Rows:
+    def __call__(self, prompts: Sequence[Job]) -> Rows:
         """New tokens of each prompt. A decoder with one limit per batch goes to the greatest, and rows are cut."""
         outputs: Rows = []
         if self.engine is not None:
-            outputs = [[] for _ in asked]
-            for update in self.engine.stream(one._replace(id=number) for number, one in enumerate(asked)):
+            outputs = [[] for _ in prompts]
+            for update in self.engine.stream(one._replace(id=number) for number, one in enumerate(prompts)):
                 outputs[update.id] += update.token_ids
             return outputs
-        for start in range(0, len(asked), self.batch):
-            some = asked[start : start + self.batch]
+        for start in range(0, len(prompts), self.batch):
+            some = prompts[start : start + self.batch]
             limit = max(one.max_new_tokens for one in some)
             request = Request([list(one.token_ids) for one in some], limit, self.k, (), 0, "left")
             with torch.no_grad():
@@ -84,14 +84,14 @@ class Timed:
             outputs += [row[: one.max_new_tokens] for row, one in zip(rows, some, strict=True)]
         return outputs
 
-    def measure(self, asked: Sequence[Asked]) -> tuple[dict[str, Any], Rows]:
+    def measure(self, prompts: Sequence[Job]) -> tuple[dict[str, Any], Rows]:
         """Decode once and say how fast: tokens a second, shares of the time, counts, memory."""
         target, draft = self.models
         clock = Clock()
         memory = Memory(target.device)
         with clock.watching(target, draft):
             began = now(target.device)
-            outputs = self(asked)
+            outputs = self(prompts)
             total = now(target.device) - began
         tokens = sum(map(len, outputs))
         found: dict[str, Any] = {

@@ -189,8 +189,8 @@ def _plot_shares(found: Results, folder: Path) -> str:
     batch = found.plan.focus
     figure, axes = plt.subplots(1, len(found.plan.lengths), figsize=(4.2 * len(found.plan.lengths), 2.6), squeeze=False)
     for axis, lengths in zip(axes[0], found.plan.lengths, strict=True):
-        wanted = (batch, lengths, found.plan.acceptances[0])
-        rows = [r for r in found.results if r["verified"] and (r["batch"], r["lengths"], r["acceptance"]) == wanted]
+        setting = (batch, lengths, found.plan.acceptances[0])
+        rows = [r for r in found.results if r["verified"] and (r["batch"], r["lengths"], r["acceptance"]) == setting]
         names = [row["engine"] for row in rows]
         left = [0.0] * len(rows)
         for share in SHARES:

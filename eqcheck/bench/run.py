@@ -18,7 +18,7 @@ import transformers
 from eqcheck import __version__, pair
 from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Timed
-from eqcheck.bench.workload import LENGTHS, Asked, Workload, greedy
+from eqcheck.bench.workload import LENGTHS, Job, Workload, greedy
 from eqcheck.contract import Decoder, Generate
 from eqcheck.pair.train import corpus
 
@@ -73,16 +73,16 @@ class Failure(NamedTuple):
     """Why a decoder's speed is not shown: it is ``wrong``, or there was an ``error``."""
 
     kind: str
-    told: str
+    message: str
 
 
 @dataclass
 class _Measured:
-    """A decoder that is set up, and whether its failure has been told."""
+    """A decoder that is set up, and whether its failure has been noted."""
 
     decoder: Decoder
     generate: Generate
-    told: bool = False
+    noted: bool = False
 
 
 Engines = dict[str, _Measured]
@@ -101,7 +101,7 @@ class Results:
     interrupted: bool = False
 
     def note(self, text: str) -> None:
-        """Something to be told, once."""
+        """Something to say, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -109,10 +109,12 @@ class Results:
         """The engine failed: no speed is shown, and with greater batches of these prompts it is not measured."""
         shown = {"tokens_per_second": None, "realign_share": None, "verified": False, "failure": failure.kind}
         self.results.append({**config, **shown})
-        if not engine.told:
+        if not engine.noted:
             where = f"batch {config['batch']}, {config['lengths']} prompts"
-            self.note(f"{config['engine']} {failure.told} at {where}; where it failed, greater batches were not tried")
-            engine.told = True
+            self.note(
+                f"{config['engine']} {failure.message} at {where}; where it failed, greater batches were not tried"
+            )
+            engine.noted = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -158,7 +160,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
     plan, draft = found.plan, workload.draft(acceptance)
     failed: set[str] = {GREEDY.name} if acceptance is not plan.acceptances[0] else set()  # it has no draft
     for batch in plan.batches:
-        asked = workload.asked[: plan.count(batch, acceptance)]
+        prompts = workload.prompts[: plan.count(batch, acceptance)]
         config = {"batch": batch, "lengths": workload.lengths, "acceptance": acceptance}
         runs: dict[str, list[dict[str, Any]]] = {
             name: [] for name in engines if name not in failed and (batch == 1 or name != ONE_ROW)
@@ -168,7 +170,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 engine = engines[name]
                 if turn:
                     listen(f"{workload.lengths}, acceptance {acceptance or 'real'}, batch {batch}, {turn}: {name}")
-                some = asked if turn else asked[:batch]
+                some = prompts if turn else prompts[:batch]
                 models = (workload.pair.target, draft)
                 make = partial(Timed, engine.decoder, engine.generate, *models, plan.num_draft_tokens, batch)
                 with engine.decoder.inside():
@@ -183,22 +185,26 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                     found.note(note)
         for name, rows in runs.items():
             middle = sorted(rows, key=_speed)[len(rows) // 2]
-            turns = {"prompts": len(asked), "turns_tokens_per_second": [_speed(row) for row in rows], "verified": True}
+            turns = {
+                "prompts": len(prompts),
+                "turns_tokens_per_second": [_speed(row) for row in rows],
+                "verified": True,
+            }
             found.results.append({"engine": name, **config, **middle, **turns})
 
 
 def _judged(
     workload: Workload,
-    asked: Sequence[Asked],
+    prompts: Sequence[Job],
     make: Callable[[], Any],
-    measure: Callable[[Any, Sequence[Asked]], tuple[Any, Any]],
+    measure: Callable[[Any, Sequence[Job]], tuple[Any, Any]],
 ) -> Any:
     """What is measured of what ``make`` makes, if that does not fail and its outputs are right; else a `Failure`."""
     try:
-        found, outputs = measure(make(), asked)
+        found, outputs = measure(make(), prompts)
     except Exception as error:
         return Failure("error", f"raised {type(error).__name__} ({error})")
-    wrong = workload.wrong(outputs, asked)
+    wrong = workload.wrong(outputs, prompts)
     return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else found
 
 
@@ -219,7 +225,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
     if not speeds:
         return
     rate = LOAD * min(speeds.values()) / plan.max_new_tokens
-    asked = [workload.asked[i % len(workload.asked)] for i in range(plan.arrival_prompts)]
+    prompts = [workload.prompts[i % len(workload.prompts)] for i in range(plan.arrival_prompts)]
     runs: dict[str, list[list[float]]] = {name: [] for name in speeds}
     for turn in range(plan.repeats):
         for name in list(runs):
@@ -227,9 +233,9 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             settings = {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
             make = partial(engines[name].decoder.engine, workload.pair.target, workload.pair.draft, **settings)
             with engines[name].decoder.inside():
-                seconds = _judged(workload, asked, make, partial(latencies, rate=rate))
+                seconds = _judged(workload, prompts, make, partial(latencies, rate=rate))
             if isinstance(seconds, Failure):
-                found.note(f"{name} {seconds.told} when {workload.lengths} prompts arrive one by one")
+                found.note(f"{name} {seconds.message} when {workload.lengths} prompts arrive one by one")
                 del runs[name]
             else:
                 runs[name].append(seconds)
@@ -240,7 +246,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
                 "engine": name,
                 "batch": plan.focus,
                 "lengths": workload.lengths,
-                "arrivals": len(asked),
+                "arrivals": len(prompts),
                 "arrivals_per_second": round(rate, 3),
                 "p50_s": statistics.median(p50) if p50 else None,
                 "p99_s": statistics.median(p99) if p99 else None,

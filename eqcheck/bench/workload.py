@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 16, 256  # of mixed prompts, evenly spread on a logarithmic 
 SPREAD = (0.7548776662466927, 0.5698402909980532)
 
 
-class Asked(NamedTuple):
+class Job(NamedTuple):
     """One prompt and how many new tokens it is to get; what an engine's ``stream`` takes."""
 
     token_ids: list[int]
@@ -69,8 +69,8 @@ class Workload:
             sizes = np.exp(np.log(SHORTEST) + first * np.log(LONGEST / SHORTEST)).astype(int)
             limits = np.ceil(max_new_tokens * (0.25 + 1.5 * second)).astype(int)
         starts = np.random.default_rng(0).integers(len(text) - LONGEST, size=count)
-        self.asked = [
-            Asked(text[at : at + size].tolist(), limit)
+        self.prompts = [
+            Job(text[at : at + size].tolist(), limit)
             for at, size, limit in zip(starts, sizes, limits.tolist(), strict=True)
         ]
         self._oracle = Oracle(copy.deepcopy(pair.target).double())
@@ -81,11 +81,11 @@ class Workload:
     def truth(self) -> list[list[int]]:
         """What the target emits for each prompt: plain decoding in batches, verified like every output."""
         rows: list[list[int]] = []
-        for start in range(0, len(self.asked), 32):
-            some = self.asked[start : start + 32]
+        for start in range(0, len(self.prompts), 32):
+            some = self.prompts[start : start + 32]
             prompts, limit = [one.token_ids for one in some], max(one.max_new_tokens for one in some)
             rows += greedy(self.pair.target, None, Request(prompts, limit, 1, (), 0, "left"))
-        truth = [row[: one.max_new_tokens] for row, one in zip(rows, self.asked, strict=True)]
+        truth = [row[: one.max_new_tokens] for row, one in zip(rows, self.prompts, strict=True)]
         if wrong := self.wrong(truth):
             raise RuntimeError(f"the target's own generate() is not what the target emits: {wrong}")
         return truth
@@ -95,16 +95,16 @@ class Workload:
         if acceptance is None:
             return self.pair.draft
         draft = dictated(self.pair.draft)
-        rows = [one.token_ids + row for one, row in zip(self.asked, self.truth, strict=True)]
-        draft.teach(rows, [len(one.token_ids) for one in self.asked], acceptance, seed=1)
+        rows = [one.token_ids + row for one, row in zip(self.prompts, self.truth, strict=True)]
+        draft.teach(rows, [len(one.token_ids) for one in self.prompts], acceptance, seed=1)
         return draft
 
-    def wrong(self, outputs: Sequence[Sequence[int]], asked: Sequence[Asked] | None = None) -> str:
+    def wrong(self, outputs: Sequence[Sequence[int]], prompts: Sequence[Job] | None = None) -> str:
         """What is wrong with the outputs of these prompts, or of all; empty if the oracle finds them the target's."""
-        asked = self.asked if asked is None else asked
-        if len(outputs) != len(asked):
-            return f"{len(outputs)} outputs for {len(asked)} prompts"
-        for number, (one, output) in enumerate(zip(asked, outputs, strict=True)):
+        prompts = self.prompts if prompts is None else prompts
+        if len(outputs) != len(prompts):
+            return f"{len(outputs)} outputs for {len(prompts)} prompts"
+        for number, (one, output) in enumerate(zip(prompts, outputs, strict=True)):
             row = (*one.token_ids, -1, *output)
             if row in self._verified:
                 continue
@@ -119,11 +119,11 @@ class Workload:
             self._verified.add(row)
         return ""
 
-    def _tie(self, asked: Asked, output: Sequence[int]) -> bool:
+    def _tie(self, job: Job, output: Sequence[int]) -> bool:
         """Whether each token is as good as the target's choice after what comes before it (`eqcheck.ties`)."""
-        if len(output) != asked.max_new_tokens:
+        if len(output) != job.max_new_tokens:
             return False
-        prompt = asked.token_ids
+        prompt = job.token_ids
         ids = torch.tensor([[*prompt, *output]], device=self._oracle.target.device)
         with torch.no_grad():
             exact, rounded = (

@@ -41,9 +41,11 @@ def described(decoder: Decoder) -> bool:
     return decoder.function is _elsewhere
 
 
-def options(decoder: Decoder, asked: Options) -> Options:
+def options(decoder: Decoder, settings: Options) -> Options:
     """What to ask of an audit: one of a decoder that is only described has to isolate it, if without a memory limit."""
-    return replace(asked, isolate=True, case_memory=None) if described(decoder) and not asked.isolate else asked
+    return (
+        replace(settings, isolate=True, case_memory=None) if described(decoder) and not settings.isolate else settings
+    )
 
 
 def pair(decoder: Decoder) -> RealPair:

@@ -8,7 +8,7 @@ from typing import Any
 
 from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged import Paged, PagedSmall
 from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
@@ -23,7 +23,7 @@ from eqcheck.family import named
 class Build:
     """An engine and its claims."""
 
-    engine: type[Engine]
+    engine: type[RoundEngine]
     families: tuple[str, ...]
     cache_states: tuple[str, ...] = TAKEN
 
@@ -37,7 +37,7 @@ class Build:
         )(partial(_decode, self.engine))
 
 
-def _decode(engine: type[Engine], target: Any, draft: Any, request: Request) -> Rows:
+def _decode(engine: type[RoundEngine], target: Any, draft: Any, request: Request) -> Rows:
     return engine(target, draft, request).decode()
 
 

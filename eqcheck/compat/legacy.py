@@ -211,8 +211,8 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
-        asked = {**call.arguments, **call.kwargs}
-        given, use = asked.get("past_key_values"), asked.get("use_cache")
+        passed = {**call.arguments, **call.kwargs}
+        given, use = passed.get("past_key_values"), passed.get("use_cache")
         use = getattr(model.config, "use_cache", True) if use is None else use
         if not isinstance(given, tuple | list) and (given is not None or not use):
             return forward(*args, **kwargs)

@@ -98,10 +98,10 @@ def train() -> None:
             group["lr"] = PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * (1 - step / STEPS)
         logits = target(ids).logits[:, :-1].flatten(0, 1)
         loss = cross_entropy(logits, ids[:, 1:].flatten())
-        wanted = log_softmax(logits.detach(), -1)
+        truth = log_softmax(logits.detach(), -1)
         proposed = log_softmax(draft(ids).logits[:, :-1].flatten(0, 1), -1)
         optimizer.zero_grad()
-        total = loss + kl_div(proposed, wanted, reduction="batchmean", log_target=True)
+        total = loss + kl_div(proposed, truth, reduction="batchmean", log_target=True)
         total.backward()  # type: ignore[no-untyped-call]
         for group in groups:
             torch.nn.utils.clip_grad_norm_(group["params"], 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck.contract import FAMILIES
-from eqcheck.declining import told
+from eqcheck.declining import summary
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
@@ -148,7 +148,7 @@ def not_taken(report: Report) -> str:
 
 def declined_of(report: Report) -> str:
     """One line on the cases that the decoder declined, and why; empty when it declined none."""
-    return told(report.declined, report.cases.run + report.cases.skipped)
+    return summary(report.declined, report.cases.run + report.cases.skipped)
 
 
 def percent(share: float | None) -> str:

@@ -70,7 +70,7 @@ class Forked(ProcessWorker):
 
     def __init__(self, spec: str, limits: Limits, task: TryCase, *, scattered: bool = False) -> None:
         super().__init__(limits.timeout)
-        self._asked = (spec, limits, task, scattered)
+        self._arguments = (spec, limits, task, scattered)
         self._process: BaseProcess | None = None
         self._pipe: Connection
 
@@ -80,9 +80,9 @@ class Forked(ProcessWorker):
 
     def start(self) -> None:
         with _starting, _main_left_alone():
-            begin = context(self._asked[2].__module__)
+            begin = context(self._arguments[2].__module__)
             self._pipe, theirs = begin.Pipe()
-            process = begin.Process(target=_serve, args=(theirs, *self._asked), daemon=True)
+            process = begin.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
             process.start()
             self._process = process
             theirs.close()
@@ -175,8 +175,8 @@ def _serve(pipe: Connection, spec: str, limits: Limits, task: TryCase, scattered
     with set_up(decoder, warnings) as generate:
         ceiling = _held() + limits.memory if limits.memory and resource else None
         pipe.send(("ready",))
-        while (asked := pipe.recv()) is not None:
-            case, timeout, opinion = asked
+        while (work := pipe.recv()) is not None:
+            case, timeout, opinion = work
             outcome: Outcome | BaseException
             try:
                 outcome = task(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)

@@ -69,7 +69,7 @@ class ProcessWorker:
         """The outcome of what `exchange` returned."""
         raise NotImplementedError
 
-    def told(self) -> str:
+    def last_words(self) -> str:
         """The last lines that the process wrote, where they are kept."""
         return ""
 
@@ -94,7 +94,7 @@ class ProcessWorker:
             self.begin()
             answer = self.exchange(case, min(timeout or self.timeout, self.timeout), opinion)
         except Lost as lost:
-            text = self.told()
+            text = self.last_words()
             self.kill()
             answer = Outcome(case, "violation", explanation=lost.explanation, traceback=text)
         history = History(self.log, len(self.log))

@@ -51,11 +51,11 @@ def serve(spec: str, target: str, draft: str) -> None:
         return
     say(ready=str(hook(generate, "version") or decoder.version))
     for line in sys.stdin:
-        asked = json.loads(line)["request"]
-        asked["rows"] = tuple(
-            RowOptions(**{**row, "eos_token_ids": tuple(row["eos_token_ids"])}) for row in asked["rows"]
+        sent = json.loads(line)["request"]
+        sent["rows"] = tuple(
+            RowOptions(**{**row, "eos_token_ids": tuple(row["eos_token_ids"])}) for row in sent["rows"]
         )
-        request = Request(**{**asked, "eos_token_ids": tuple(asked["eos_token_ids"])})
+        request = Request(**{**sent, "eos_token_ids": tuple(sent["eos_token_ids"])})
         try:
             with _no_grad(decoder.checkpoints):
                 outputs = [[int(token) for token in row] for row in generate(*pair, request)]

@@ -63,7 +63,7 @@ class Spawned(ProcessWorker):
     >>> from eqcheck.lanes.checkpoint.lane import worker
     >>> from eqcheck.contract import RowOptions
     >>> with worker(registry.load("eqspec"), sys.executable) as spawned:
-    ...     spawned.try_case(EngineCase((Row((1, 2), RowOptions(4)),))).status
+    ...     spawned.try_case(EngineCase((EngineRow((1, 2), RowOptions(4)),))).status
     'equivalent'
     """
 
@@ -90,7 +90,7 @@ class Spawned(ProcessWorker):
         try:
             self.begin()
         except Lost as lost:
-            text = self.told()
+            text = self.last_words()
             self.kill()
             raise UsageError(
                 f"adapter {self.decoder.name!r} cannot be set up by {self.python}: "
@@ -183,7 +183,7 @@ class Spawned(ProcessWorker):
         except subprocess.TimeoutExpired:
             return ended(None)
 
-    def told(self) -> str:
+    def last_words(self) -> str:
         """The last lines the process wrote to standard error."""
         self._log.seek(0)
         return printable(b"\n".join(self._log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")) + "\n"

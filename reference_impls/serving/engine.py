@@ -91,8 +91,8 @@ class Engine:
         A plain list of token ids gets the limit and stop ids given here; a `Prompt` has its own. A row ends with its
         stop id, which is included. Raises `PromptError` before anything is decoded.
         """
-        asked = [p if isinstance(p, Prompt) else Prompt(p, max_new_tokens, stop_token_ids) for p in prompts]
-        numbered = [Prompt(p.token_ids, p.max_new_tokens, p.stop_token_ids, i) for i, p in enumerate(asked)]
+        requests = [p if isinstance(p, Prompt) else Prompt(p, max_new_tokens, stop_token_ids) for p in prompts]
+        numbered = [Prompt(p.token_ids, p.max_new_tokens, p.stop_token_ids, i) for i, p in enumerate(requests)]
         for prompt in numbered:
             self._check(prompt)
         outputs: list[list[int]] = [[] for _ in numbered]
@@ -160,8 +160,8 @@ class Engine:
                 raise
             self.begin()
             traceback.clear_frames(error.__traceback__)  # they hold the caches
-            told = what_fits((self.target, self.draft), self.batch_size, len(live), slots, ROOM**2)
-            raise OutOfMemory(told) from error
+            message = what_fits((self.target, self.draft), self.batch_size, len(live), slots, ROOM**2)
+            raise OutOfMemory(message) from error
         self.stats.rounds += 1
         return [row.update() for row in done]
 

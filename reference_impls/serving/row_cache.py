@@ -21,7 +21,7 @@ ROOM = 1.5  # rows and slots are allocated with so much room,
 WASTE = 4  # and given back when they are more than so many times what is needed
 
 
-class Plan:
+class WritePlan:
     """Where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
 
     first = 0
@@ -34,7 +34,7 @@ class Plan:
 class RowLayer(DynamicLayer):  # type: ignore[misc]
     """K and V ``[rows, heads, slots, dim]`` of one layer, preallocated; zero where nothing was written."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WritePlan) -> None:
         super().__init__()
         self.plan = plan
 
@@ -90,7 +90,7 @@ class RowModel:
         self.device = model.device
         self.window, self.last_position = window_of(model), max_positions(model) - 1
         self.keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.plan = Plan()
+        self.plan = WritePlan()
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[RowLayer(self.plan) for _ in range(layers)])
 

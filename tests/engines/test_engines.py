@@ -20,7 +20,7 @@ from eqcheck import registry
 from eqcheck.campaign.loop import audit
 from eqcheck.findings import Options
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.drawing import Axes
+from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.workers.spawned import environment
 
@@ -32,7 +32,7 @@ SCRIPTS = sorted(path for name in ENGINES for path in (ROOT / "reports" / name).
 @pytest.mark.parametrize("name", ENGINES)
 def test_without_speculation_the_engine_is_the_float64_model_and_nothing_is_near_a_tie(name: str) -> None:
     decoder = registry.load(name)
-    cases = [replace(case, drafting="none") for case in islice(Axes(7, decoder.capabilities).cases(), 40)]
+    cases = [replace(case, drafting="none") for case in islice(EngineCases(7, decoder.capabilities).cases(), 40)]
     with worker_of(decoder, environment(decoder, None)) as worker:
         outcomes = [worker.try_case(case) for case in cases]
     assert [outcome.status for outcome in outcomes] == ["equivalent"] * len(cases)

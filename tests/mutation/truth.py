@@ -279,7 +279,7 @@ SITES: dict[str, tuple[Site, ...]] = {
     ),
     "serving/row_cache.py": (
         ("ROOM = 1.5", ""),
-        ("class Plan", "cache"),
+        ("class WritePlan", "cache"),
         ("class RowLayer", "cache"),
         ("self.dtype, self.device, self.is_initialized =", UNFED),
         ("self.keys, self.values = (self.zeros", "cache"),

@@ -66,16 +66,16 @@ class BatchCache(Handling):
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep these rows of the batch, with the first ``lengths`` tokens of each."""
-        index, wanted = torch.tensor(rows), torch.tensor(lengths)[:, None]
-        surplus = torch.tensor([self.lengths[row] for row in rows])[:, None] - wanted
-        self.holds = self.left(self.holds[index], wanted, surplus)
+        index, kept = torch.tensor(rows), torch.tensor(lengths)[:, None]
+        surplus = torch.tensor([self.lengths[row] for row in rows])[:, None] - kept
+        self.holds = self.left(self.holds[index], kept, surplus)
         self.lengths = list(lengths)
         self.move(index)
         self.batch = len(rows)
 
-    def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        """``holds`` after a rollback by ``surplus`` tokens to the ``wanted`` ones, ``[rows, 1]`` each."""
-        return holds.masked_fill(holds >= wanted, REJECTED)
+    def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        """``holds`` after a rollback by ``surplus`` tokens to the ``kept`` ones, ``[rows, 1]`` each."""
+        return holds.masked_fill(holds >= kept, REJECTED)
 
     def move(self, rows: torch.Tensor) -> None:
         """Make the cache follow ``holds``; ``rows`` are the rows of the old batch to take."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from eqcheck.catalogue.engines.batch_cache import BatchCache, CroppedCache, HoleyCache, RealignedCache
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 
 
-class Batched(Engine):
+class Batched(RoundEngine):
     """Invariant of every round: all tokens of a row but the newest are in the target's cache, each once."""
 
     memory: ClassVar[type[BatchCache]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from eqcheck.catalogue.engines.engine import Engine, Rows, pieces
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, pieces
 from eqcheck.catalogue.engines.offset_cache import LINES, OffsetCache
 
 
-class Continuous(Engine):
+class Continuous(RoundEngine):
     """At most `LINES` rows at a time; the draft has a cache of the same kind."""
 
     memory: ClassVar[type[OffsetCache]] = OffsetCache

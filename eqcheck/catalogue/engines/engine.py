@@ -1,8 +1,8 @@
 """What all engines share: the loop of rounds, commitment of tokens, where rows end, the order of outputs.
 
-A subclass of `Engine` says how drafts are proposed (`propose`) and verified (`verify`), and what happens to its caches
-between rounds (`after`). A place is that of a row in ``active``; where an engine has a memory of its own, ``memory`` is
-its class for the target, and ``draft_memory`` for the draft.
+A subclass of `RoundEngine` says how drafts are proposed (`propose`) and verified (`verify`), and what happens to its
+caches between rounds (`after`). A place is that of a row in ``active``; where an engine has a memory of its own,
+``memory`` is its class for the target, and ``draft_memory`` for the draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = list[list[int]]
 HIDDEN = -1e30  # added to a score; unlike the dtype's minimum it stays finite in a float32 softmax
 
 
-class Engine(Handling):
+class RoundEngine(Handling):
     """One request being decoded. ``rows`` are prompts and committed tokens; ``active`` are the rows still going."""
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:
@@ -115,19 +115,19 @@ class Engine(Handling):
         """Append to each active row its accepted drafts and the target's next token; how many drafts were accepted."""
         self.before = [len(self.rows[i]) for i in self.active]
         counts = []
-        for i, proposed, wanted in zip(self.active, drafts, predicted, strict=True):
-            counts.append(self.accepted(proposed, wanted))
-            self.append(i, self.block(counts[-1], proposed, wanted))
+        for i, proposed, answers in zip(self.active, drafts, predicted, strict=True):
+            counts.append(self.accepted(proposed, answers))
+            self.append(i, self.block(counts[-1], proposed, answers))
         return counts
 
-    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
         """How many draft tokens, from the first, are the target's own."""
-        same = (a == b for a, b in zip(proposed, wanted, strict=False))
+        same = (a == b for a, b in zip(proposed, answers, strict=False))
         return next((count for count, right in enumerate(same) if not right), len(proposed))
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
         """The tokens to commit: the accepted drafts, and the correction or bonus token."""
-        return [*proposed[:count], wanted[count]]
+        return [*proposed[:count], answers[count]]
 
     def append(self, i: int, block: Sequence[int]) -> None:
         """Commit a block up to the row's first EOS or its limit."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import Engine, Rows, additive
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, additive
 
 
-class Packed(Engine):
+class Packed(RoundEngine):
     """All rows in one row of the call, kept apart by a 4-D mask; rejected tokens are gathered out of the cache."""
 
     def begin(self) -> None:

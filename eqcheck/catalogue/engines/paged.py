@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from eqcheck.catalogue.engines.engine import Engine, Rows, pieces
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, pieces
 from eqcheck.catalogue.engines.paged_cache import PagedModel
 
 
-class Paged(Engine):
+class Paged(RoundEngine):
     """A paged cache in blocks of 16 slots."""
 
     size: ClassVar[int] = 16

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from eqcheck.catalogue.engines.engine import Engine, Rows, left_padded
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 
 
-class OneRow(Engine):
+class OneRow(RoundEngine):
     """One row at a time, one token at a time: no cache, no draft, no padding."""
 
     def decode(self) -> Rows:
@@ -21,7 +21,7 @@ class OneRow(Engine):
         return self.outputs()
 
 
-class Uncached(Engine):
+class Uncached(RoundEngine):
     """The whole batch, left padded, is fed again each round."""
 
     def verify(self, drafts: Rows) -> Rows:

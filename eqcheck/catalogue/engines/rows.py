@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import Engine, Rows, own_copy, pieces, prefix_for
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, own_copy, pieces, prefix_for
 
 
-class PerRow(Engine):
+class PerRow(RoundEngine):
     """One ordinary cache per row, cropped after each round; no padding and no mask."""
 
     def begin(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.static_cache import StaticModel
 
 
-class Static(Engine):
+class Static(RoundEngine):
     """A preallocated cache of fixed shape, blocks padded on the right; the draft has one of the same kind."""
 
     memory: ClassVar[type[StaticModel]] = StaticModel
@@ -38,10 +38,10 @@ class Static(Engine):
 
     def propose(self, budget: Sequence[int]) -> Rows:
         """Draft ``budget[place]`` tokens for each active row, all rows at once."""
-        wanted = dict(zip(self.active, budget, strict=True))
+        needed = dict(zip(self.active, budget, strict=True))
         drafts: Rows = [[] for _ in self.rows]
-        while any(len(drafts[i]) < k for i, k in wanted.items()):
-            going = {i for i, k in wanted.items() if len(drafts[i]) < k}
+        while any(len(drafts[i]) < k for i, k in needed.items()):
+            going = {i for i, k in needed.items() if len(drafts[i]) < k}
             blocks = [
                 (row + drafts[i])[self.drafter.lengths[i] :] if i in going else [] for i, row in enumerate(self.rows)
             ]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.plain import Expanded
 from eqcheck.catalogue.faults.fault import EQSPEC, fault, issue, planted
 from eqcheck.contract import Request
 
 
-class OtherAnswers(Engine):
+class OtherAnswers(RoundEngine):
     """Commits by predictions of which there may be fewer than a row has drafts; then the last is taken again."""
 
     def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
@@ -23,69 +23,69 @@ class OtherAnswers(Engine):
         """The predictions that are taken for those of the active rows."""
         raise NotImplementedError
 
-    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
-        return super().accepted(proposed[: len(wanted)], wanted)
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
+        return super().accepted(proposed[: len(answers)], answers)
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return super().block(count, proposed, [*wanted, wanted[-1]])
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return super().block(count, proposed, [*answers, answers[-1]])
 
 
 @planted("realigned per_row", "expanded packed", edit="rejected-emitted")
 @fault("T10-correction-from-draft", "bookkeeping/over-accept", EQSPEC)
-class CorrectionFromDraft(Engine):
+class CorrectionFromDraft(RoundEngine):
     """The correction is taken from the draft."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return proposed[: count + 1] if count < len(proposed) else super().block(count, proposed, wanted)
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return proposed[: count + 1] if count < len(proposed) else super().block(count, proposed, answers)
 
 
 @planted("uncached per_row packed static", "realigned staged", edit="newest-twice")
 @fault("T10-correction-twice", "bookkeeping/repeated-token", issue("vllm-project/vllm", 33251))
-class CorrectionTwice(Engine):
+class CorrectionTwice(RoundEngine):
     """The correction or bonus token is committed twice."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return [*super().block(count, proposed, wanted), wanted[count]]
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return [*super().block(count, proposed, answers), answers[count]]
 
 
 @planted("realigned holes", "continuous", edit="rejected-answered")
 @fault("T11-first-mismatch-accepted", "bookkeeping/over-accept", issue("ohdearquant/lattice", 243))
-class FirstMismatchAccepted(Engine):
+class FirstMismatchAccepted(RoundEngine):
     """The first draft token that differs is accepted, and the token after it taken from the target."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return super().block(min(count + 1, len(proposed)), proposed, wanted)
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return super().block(min(count + 1, len(proposed)), proposed, answers)
 
 
 @planted("uncached per_row", "holes continuous", edit="last-of-several-lost")
 @fault("T13-accepted-dropped", "bookkeeping/lost-token", issue("NVIDIA/TensorRT-LLM", 7803))
-class AcceptedDropped(Engine):
+class AcceptedDropped(RoundEngine):
     """The last accepted draft token is dropped, the correction or bonus token kept."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        block = super().block(count, proposed, wanted)
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        block = super().block(count, proposed, answers)
         return [*block[:-2], block[-1]] if count > 1 else block
 
 
 @planted("realigned per_row", "packed", edit="correction-of-last-column")
 @fault("T14-correction-from-last-column", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
-class CorrectionFromLastColumn(Engine):
+class CorrectionFromLastColumn(RoundEngine):
     """The correction is read from the block's last column."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return [*proposed[:count], wanted[-1]]
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return [*proposed[:count], answers[-1]]
 
 
 @planted("realigned per_row", "rolled_back", rows=2, edit="correction-of-next-row")
 @fault("T14-correction-from-next-row", "bookkeeping/wrong-correction", issue("sgl-project/sglang", 26866))
-class CorrectionFromNextRow(Engine):
+class CorrectionFromNextRow(RoundEngine):
     """The correction is read from the next row."""
 
     def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
         self.next_rows = iter([*predicted[1:], predicted[0]])
         return super().commit(drafts, predicted)
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
         others = next(self.next_rows)
         return [*proposed[:count], others[min(count, len(others) - 1)]]
 
@@ -105,22 +105,22 @@ class ShortWindowShiftsRows(Expanded):
 
 @planted("realigned per_row", "uncached packed", edit="any-match-accepted")
 @fault("T15-counts-matches", "bookkeeping/over-accept", issue("huggingface/transformers", 28508))
-class CountsMatches(Engine):
+class CountsMatches(RoundEngine):
     """All draft tokens that agree are counted, not those before the first that does not."""
 
-    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
-        return sum(a == b for a, b in zip(proposed, wanted, strict=False))
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
+        return sum(a == b for a, b in zip(proposed, answers, strict=False))
 
 
 @planted("realigned holes", edit="pad-for-bonus")
 @fault("T16-pad-draft-accepted", "bookkeeping/pad-in-output", EQSPEC)
-class PadDraftAccepted(Engine):
+class PadDraftAccepted(RoundEngine):
     """The pad that fills up a short draft is accepted."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
         if count == len(proposed) < self.request.num_draft_tokens:
             return [*proposed, self.request.pad_token_id]
-        return super().block(count, proposed, wanted)
+        return super().block(count, proposed, answers)
 
 
 @planted("holes", "continuous", rows=3, edit="next-row-once-one-left")
@@ -134,26 +134,26 @@ class ResultsByBatchRow(OtherAnswers):
 
 @planted("uncached per_row", "packed staged", edit="correction-of-next-column")
 @fault("T14-correction-one-column-late", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
-class CorrectionOneColumnLate(Engine):
+class CorrectionOneColumnLate(RoundEngine):
     """The correction is read one column late, after the rejected draft token."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        return [*proposed[:count], wanted[min(count + 1, len(proposed))]]
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        return [*proposed[:count], answers[min(count + 1, len(proposed))]]
 
 
 @planted("realigned per_row static", "paged", no_edit="no edit commits what follows the correction")
 @fault("T20-one-more-after-rejection", "bookkeeping/wrong-correction", issue("huggingface/transformers", 47433))
-class OneMoreAfterRejection(Engine):
+class OneMoreAfterRejection(RoundEngine):
     """After a rejection what the target predicted after the rejected draft token is committed, too."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        block = super().block(count, proposed, wanted)
-        return [*block, wanted[count + 1]] if count < len(proposed) else block
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        block = super().block(count, proposed, answers)
+        return [*block, answers[count + 1]] if count < len(proposed) else block
 
 
 @planted("realigned uncached paged_small", "per_row", no_edit="no edit reads the answers to a prompt's tokens")
 @fault("T21-answers-from-wrong-end", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
-class AnswersFromWrongEnd(Engine):
+class AnswersFromWrongEnd(RoundEngine):
     """Where a block begins with tokens of the row, the first answers are taken for the last."""
 
     def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:
@@ -162,16 +162,16 @@ class AnswersFromWrongEnd(Engine):
 
 @planted("realigned per_row", "paged_small", edit="all-accepted")
 @fault("T22-no-verification", "bookkeeping/over-accept", issue("vllm-project/vllm-ascend", 13766))
-class NoVerification(Engine):
+class NoVerification(RoundEngine):
     """All draft tokens are committed, whatever the target predicts."""
 
-    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
         return len(proposed)
 
 
 @planted("uncached static", "continuous", no_edit="no edit asks the draft in place of the target")
 @fault("T22-verified-by-draft", "bookkeeping/unverified", EQSPEC)
-class VerifiedByDraft(Engine):
+class VerifiedByDraft(RoundEngine):
     """Draft tokens are verified by the draft itself; the target is not asked."""
 
     def verify(self, drafts: Rows) -> Rows:
@@ -181,7 +181,7 @@ class VerifiedByDraft(Engine):
 
 @planted("realigned per_row", "packed", no_edit="no edit asks the draft in place of the target")
 @fault("T23-models-exchanged", "bookkeeping/unverified", EQSPEC)
-class ModelsExchanged(Engine):
+class ModelsExchanged(RoundEngine):
     """Target and draft are exchanged: the target drafts, and the draft verifies."""
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:
@@ -194,7 +194,7 @@ class AnswersCutAtSeven(OtherAnswers):
     """The answers of a round are kept in a buffer for seven, so the seventh is taken again for the eighth."""
 
     def others(self, predicted: Rows) -> Rows:
-        return [wanted[:7] for wanted in predicted]
+        return [answers[:7] for answers in predicted]
 
 
 @planted("realigned uncached", "paged", rows=5, no_edit="no edit gives some rows the answers of others")

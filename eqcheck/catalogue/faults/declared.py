@@ -6,12 +6,12 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
 from eqcheck.contract import CLAIMED, Request
 
 
-class Mistaken(Engine):
+class Mistaken(RoundEngine):
     """Decodes another request than it was given."""
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:

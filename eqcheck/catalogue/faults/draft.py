@@ -8,7 +8,7 @@ import torch
 
 from eqcheck.catalogue.engines.batched import Batched
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.faults.fault import EQSPEC, FED, OUTPUT_RIGHT, fault, issue, planted
 from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
@@ -69,7 +69,7 @@ class ChunksNotDraftedOn(Continuous):
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
 @fault("D6-previous-bonus-drafted-on", "draft/desync", issue("vllm-project/vllm", 9730))
-class PreviousBonusDraftedOn(Engine):
+class PreviousBonusDraftedOn(RoundEngine):
     """The draft is given the bonus token of the round before."""
 
     def begin(self) -> None:
@@ -95,21 +95,21 @@ class DraftWithoutMask:
 
 @planted("realigned", no_edit=OUTPUT_RIGHT)
 @fault("T12-full-acceptance-is-none", "draft/lost-bonus", EQSPEC)
-class FullAcceptanceIsNone(Engine):
+class FullAcceptanceIsNone(RoundEngine):
     """When all draft tokens agree, none is accepted: the first mismatch is read as place 0."""
 
-    def accepted(self, proposed: Sequence[int], wanted: Sequence[int]) -> int:
-        count = super().accepted(proposed, wanted)
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
+        count = super().accepted(proposed, answers)
         return 0 if count == len(proposed) else count
 
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
 @fault("T13-bonus-dropped", "draft/lost-bonus", EQSPEC)
-class BonusDropped(Engine):
+class BonusDropped(RoundEngine):
     """After full acceptance the bonus token is not committed."""
 
-    def block(self, count: int, proposed: list[int], wanted: list[int]) -> list[int]:
-        block = super().block(count, proposed, wanted)
+    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
+        block = super().block(count, proposed, answers)
         return block[:-1] if proposed and count == len(proposed) else block
 
 
@@ -124,7 +124,7 @@ class DraftStateOfLastTenant:
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
 @fault("D7-first-token-from-first-column", "draft/desync", EQSPEC)
-class FirstTokenFromFirstColumn(Engine):
+class FirstTokenFromFirstColumn(RoundEngine):
     """In a row's first round, the first draft token is read from the prompt's first column."""
 
     def next_draft(self, i: int, logits: torch.Tensor, drafted: list[int]) -> int:
@@ -150,7 +150,7 @@ class DraftCacheOfOtherRow:
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
 @fault("D10-rejected-drafted-on", "draft/desync", EQSPEC)
-class RejectedDraftedOn(Engine):
+class RejectedDraftedOn(RoundEngine):
     """After a rejection the draft is fed the rejected token in place of the correction."""
 
     def begin(self) -> None:
@@ -169,7 +169,7 @@ class RejectedDraftedOn(Engine):
 
 @planted("uncached per_row", "packed", no_edit=OUTPUT_RIGHT)
 @fault("D11-first-draft-dropped", "draft/desync", EQSPEC)
-class FirstDraftDropped(Engine):
+class FirstDraftDropped(RoundEngine):
     """The first draft token of each row is dropped before the others are verified."""
 
     def propose(self, budget: Sequence[int]) -> Rows:
@@ -178,7 +178,7 @@ class FirstDraftDropped(Engine):
 
 @planted("realigned per_row", "expanded", rows=2, no_edit=OUTPUT_RIGHT)
 @fault("D12-drafts-of-next-row", "draft/desync", issue("vllm-project/vllm", 46899))
-class DraftsOfNextRow(Engine):
+class DraftsOfNextRow(RoundEngine):
     """Each row is given the draft tokens of the row after it."""
 
     def propose(self, budget: Sequence[int]) -> Rows:
@@ -188,7 +188,7 @@ class DraftsOfNextRow(Engine):
 
 @planted("realigned staged", "rolled_back", no_edit=OUTPUT_RIGHT)
 @fault("D13-drafts-of-round-before", "draft/desync", issue("vllm-project/vllm", 30916))
-class DraftsOfRoundBefore(Engine):
+class DraftsOfRoundBefore(RoundEngine):
     """The draft tokens of the round before are verified once more."""
 
     def begin(self) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, fault, issue, planted
 from eqcheck.contract import Request
 
 
 @planted("realigned per_row", "expanded packed", edit="eos-passed")
 @fault("T1-eos-inside-block", "bookkeeping/past-eos", issue("huggingface/transformers", 47912))
-class EosInsideBlock(Engine):
+class EosInsideBlock(RoundEngine):
     """Only the last token of a block is tested for EOS."""
 
     def append(self, i: int, block: Sequence[int]) -> None:
@@ -22,7 +22,7 @@ class EosInsideBlock(Engine):
 
 @planted("realigned per_row", "continuous", edit="ends-early")
 @fault("T1-eos-stripped", "bookkeeping/premature-stop", EQSPEC)
-class EosStripped(Engine):
+class EosStripped(RoundEngine):
     """The EOS that ends a row is not returned."""
 
     def outputs(self) -> Rows:
@@ -31,7 +31,7 @@ class EosStripped(Engine):
 
 @planted("uncached per_row", edit="ends-early")
 @fault("T2-eos-in-prompt", "bookkeeping/premature-stop", EQSPEC)
-class EosInPrompt(Engine):
+class EosInPrompt(RoundEngine):
     """EOS is searched in the prompt, too."""
 
     def decode(self) -> Rows:
@@ -41,7 +41,7 @@ class EosInPrompt(Engine):
 
 @planted("realigned per_row", "continuous", edit="eos-passed")
 @fault("T3-first-eos-only", "bookkeeping/past-eos", issue("huggingface/transformers", 29459))
-class FirstEosOnly(Engine):
+class FirstEosOnly(RoundEngine):
     """Of several EOS ids only the first counts."""
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:
@@ -51,7 +51,7 @@ class FirstEosOnly(Engine):
 
 @planted("realigned holes", "expanded", edit="ends-early")
 @fault("T4-eos-in-draft", "bookkeeping/premature-stop", issue("huggingface/transformers", 31301))
-class EosInDraft(Engine):
+class EosInDraft(RoundEngine):
     """An EOS among rejected draft tokens ends the row."""
 
     def finished(self, i: int, drafts: Sequence[int]) -> bool:
@@ -60,7 +60,7 @@ class EosInDraft(Engine):
 
 @planted("realigned per_row", "continuous", edit="limit-passed")
 @fault("T5-overshoot", "bookkeeping/over-length", EQSPEC)
-class Overshoot(Engine):
+class Overshoot(RoundEngine):
     """The limit is tested after a block is committed, and the block is not cut."""
 
     def budget(self, i: int) -> int:
@@ -73,7 +73,7 @@ class Overshoot(Engine):
 
 @planted("realigned per_row", rows=2, edit="ends-early")
 @fault("T6-stops-with-fastest", "bookkeeping/premature-stop", issue("huggingface/transformers", 42655))
-class StopsWithFastest(Engine):
+class StopsWithFastest(RoundEngine):
     """Generation ends for all rows when one is done."""
 
     def retire(self, counts: Sequence[int], going: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ class StopsWithFastest(Engine):
 
 @planted("realigned per_row", "continuous", edit="eos-passed")
 @fault("T7-limit-before-eos", "bookkeeping/past-eos", issue("sgl-project/sglang", 33758))
-class LimitBeforeEos(Engine):
+class LimitBeforeEos(RoundEngine):
     """In the block that reaches the limit, EOS is not searched."""
 
     def append(self, i: int, block: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class LimitBeforeEos(Engine):
 
 @planted("uncached", "realigned", edit="missing-in-output")
 @fault("T17-slice-by-first-non-pad", "bookkeeping/lost-token", EQSPEC)
-class SliceByFirstNonPad(Engine):
+class SliceByFirstNonPad(RoundEngine):
     """The prompt is cut off by counting from the first token that is not the pad id."""
 
     def outputs(self) -> Rows:
@@ -110,7 +110,7 @@ class SliceByFirstNonPad(Engine):
 
 @planted("realigned per_row", rows=2, edit="rows-swapped")
 @fault("T18-sorted-order", "bookkeeping/row-swap", EQSPEC)
-class SortedOrder(Engine):
+class SortedOrder(RoundEngine):
     """Rows come back in the order of their lengths."""
 
     def outputs(self) -> Rows:
@@ -120,7 +120,7 @@ class SortedOrder(Engine):
 
 @planted("", "continuous", rows=2, edit="rows-swapped")
 @fault("T18-completion-order", "bookkeeping/row-swap", issue("HabanaAI/vllm-fork", 523))
-class CompletionOrder(Engine):
+class CompletionOrder(RoundEngine):
     """Rows come back in the order in which they ended."""
 
     def outputs(self) -> Rows:
@@ -130,7 +130,7 @@ class CompletionOrder(Engine):
 
 @planted("realigned per_row", rows=2, edit="pads-after-end")
 @fault("X4-finished-row-padded", "bookkeeping/pad-in-output", issue("huggingface/transformers", 42655))
-class FinishedRowPadded(Engine):
+class FinishedRowPadded(RoundEngine):
     """Rows that are done are appended pads until the last is."""
 
     def outputs(self) -> Rows:
@@ -140,7 +140,7 @@ class FinishedRowPadded(Engine):
 
 @planted("realigned", "continuous", rows=3, edit="ends-early")
 @fault("X5-limit-ends-all", "bookkeeping/premature-stop", EQSPEC)
-class LimitEndsAll(Engine):
+class LimitEndsAll(RoundEngine):
     """One row at its limit ends the whole group."""
 
     def retire(self, counts: Sequence[int], going: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class WaitingDropped(Continuous):
 
 @planted("realigned per_row", "paged static", no_edit="no edit returns the prompt")
 @fault("T24-prompt-returned", "bookkeeping/prompt-in-output", EQSPEC)
-class PromptReturned(Engine):
+class PromptReturned(RoundEngine):
     """Rows are returned with their prompts."""
 
     def outputs(self) -> Rows:
@@ -171,7 +171,7 @@ class PromptReturned(Engine):
 
 @planted("uncached paged", "static", edit="ends-early")
 @fault("T26-ten-tokens-kept", "bookkeeping/premature-stop", EQSPEC)
-class TenTokensKept(Engine):
+class TenTokensKept(RoundEngine):
     """Of a row's new tokens ten are returned."""
 
     def outputs(self) -> Rows:
@@ -180,7 +180,7 @@ class TenTokensKept(Engine):
 
 @planted("realigned staged", "paged_small", rows=2, no_edit=NO_TOKENS)
 @fault("X10-equal-prompts-once", "crash/invalid-output", EQSPEC)
-class EqualPromptsOnce(Engine):
+class EqualPromptsOnce(RoundEngine):
     """Rows are kept by their prompts, so of equal ones a single row is returned."""
 
     def outputs(self) -> Rows:
@@ -209,7 +209,7 @@ class PaddingNotReserved(Continuous):
 
 @planted("uncached", "expanded", no_edit=NO_TOKENS)
 @fault("X4-limit-never-retires", "crash/hang", EQSPEC)
-class LimitNeverRetires(Engine):
+class LimitNeverRetires(RoundEngine):
     """A row that reached its limit stays in the batch."""
 
     def finished(self, i: int, drafts: Sequence[int]) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eqcheck.catalogue.builds import BUILDS
-from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.contract import Decoder
 from eqcheck.family import FAMILIES, named
 
@@ -79,7 +79,7 @@ class Fault:
         """What the fault must be attributed to."""
         return f"{self.component}/{self.kind}"
 
-    def engine(self) -> type[Engine]:
+    def engine(self) -> type[RoundEngine]:
         """The build's engine with this fault, and no other."""
         return patched(BUILDS[self.build].engine, self.patches, self.draft_patches)
 
@@ -149,11 +149,11 @@ def fault(switch: str, fingerprint: str, link: str, *, hashlm_only: bool = False
 
     def record(broken: C) -> C:
         component, _, kind = fingerprint.partition("/")
-        said = " ".join((broken.__doc__ or "").split()).rstrip(".")
-        first = said.partition(" ")[0]
+        sentence = " ".join((broken.__doc__ or "").split()).rstrip(".")
+        first = sentence.partition(" ")[0]
         _RECORDS[broken] = {
             "id": switch,
-            "mechanism": said if first.isupper() and first != "A" else said[:1].lower() + said[1:],
+            "mechanism": sentence if first.isupper() and first != "A" else sentence[:1].lower() + sentence[1:],
             "link": link,
             "component": component,
             "kind": kind,

@@ -117,8 +117,8 @@ class LastPromptTokenLost(BatchCache):
         self.last = self.last[list(rows)]
         super().keep(rows, lengths)
 
-    def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        return super().left(holds, wanted, surplus).masked_fill(holds == self.last, REJECTED)
+    def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        return super().left(holds, kept, surplus).masked_fill(holds == self.last, REJECTED)
 
 
 @planted("rolled_back", "realigned continuous", cache_states=("chunked",), no_edit=HANDED)

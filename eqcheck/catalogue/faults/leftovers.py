@@ -57,7 +57,7 @@ class Shifted(OffsetCache):
     def offset(self, i: int) -> int:
         return super().offset(i) + self.shift[i]
 
-    def tenant(self, line: int) -> int:
+    def ended(self, line: int) -> int:
         """How many slots the row took that had a line before."""
         return max((self.offset(i) for i, other in self.line.items() if other == line), default=0)
 

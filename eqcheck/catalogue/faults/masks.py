@@ -68,8 +68,8 @@ class MaskByToken:
 class AcceptedHidden(HoleyCache):
     """The newest accepted token is hidden with the rejected ones."""
 
-    def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        return super().left(holds, wanted, surplus).masked_fill(holds == wanted - 1, REJECTED)
+    def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        return super().left(holds, kept, surplus).masked_fill(holds == kept - 1, REJECTED)
 
 
 @planted("holes", edit="rejected-kept")
@@ -77,8 +77,8 @@ class AcceptedHidden(HoleyCache):
 class RejectedVisible(Showing):
     """Rejected slots that were to be hidden by the mask stay visible."""
 
-    def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        return holds.masked_fill(holds >= wanted, SHOWN)
+    def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        return holds.masked_fill(holds >= kept, SHOWN)
 
 
 @planted("realigned", rows=2, edit="new-pads-seen")

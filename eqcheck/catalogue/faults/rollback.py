@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.batch_cache import REJECTED, BatchCache
 from eqcheck.catalogue.engines.batched import RolledBack
-from eqcheck.catalogue.engines.engine import Engine, Rows
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.rows import PerRow, Restored
 from eqcheck.catalogue.faults.fault import EQSPEC, OTHER_MODEL, fault, issue, patched, patches_of, planted
@@ -32,9 +32,9 @@ class CroppedToMax:
     """Every row is cropped as the row that accepted most, so others keep rejected entries."""
 
     class InBatch(Showing):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            shown = (holds >= wanted) & (holds < wanted + surplus - surplus.min())
-            return super().left(holds, wanted, surplus).masked_fill(shown, SHOWN)
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            shown = (holds >= kept) & (holds < kept + surplus - surplus.min())
+            return super().left(holds, kept, surplus).masked_fill(shown, SHOWN)
 
     class InLines(Shifted):
         def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -54,13 +54,13 @@ class CroppedToMin:
     """The cache is cropped to the batch's least accepted count, but rows keep all their accepted tokens."""
 
     class InBatch(BatchCache):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            lost = holds >= wanted - (surplus.max() - surplus)
-            return super().left(holds, wanted, surplus).masked_fill(lost, REJECTED)
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            lost = holds >= kept - (surplus.max() - surplus)
+            return super().left(holds, kept, surplus).masked_fill(lost, REJECTED)
 
     class KeepsTokens(RolledBack):
         def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
-            return Engine.commit(self, drafts, predicted)
+            return RoundEngine.commit(self, drafts, predicted)
 
 
 @planted("realigned per_row rolled_back paged packed", "continuous staged", edit="newest-lost")
@@ -69,8 +69,8 @@ class OneTooManyDropped:
     """Rollback drops one accepted token with the rejected ones."""
 
     class InBatch(BatchCache):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return super().left(holds, wanted, surplus).masked_fill(holds == wanted - 1, REJECTED)
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return super().left(holds, kept, surplus).masked_fill(holds == kept - 1, REJECTED)
 
     class InLines(Shifted):
         def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -98,8 +98,8 @@ class NeverCropped:
     """Rejected tokens stay in the cache."""
 
     class InBatch(Showing):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return holds.masked_fill(holds >= wanted, SHOWN)
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return holds.masked_fill(holds >= kept, SHOWN)
 
     class InColumns(ShowingColumns):
         def keep(self, lengths: list[int]) -> None:
@@ -132,8 +132,8 @@ class OneRejectedKept:
     """Rollback stops one token short."""
 
     class InBatch(Showing):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return super().left(holds, wanted, surplus).masked_fill(holds == wanted, SHOWN)
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+            return super().left(holds, kept, surplus).masked_fill(holds == kept, SHOWN)
 
     class InColumns(ShowingColumns):
         def keep(self, lengths: list[int]) -> None:
@@ -157,9 +157,9 @@ class ResetInsteadOfRollback:
     """After a rejection the cache is emptied instead of rolled back."""
 
     class InBatch(BatchCache):
-        def left(self, holds: torch.Tensor, wanted: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
             lost = (surplus > 0) & (holds >= 0)
-            return super().left(holds, wanted, surplus).masked_fill(lost, REJECTED)
+            return super().left(holds, kept, surplus).masked_fill(lost, REJECTED)
 
     class InRows(PerRow):
         def roll_back(self, i: int, surplus: int) -> None:
@@ -193,7 +193,7 @@ class LengthNotRolledBack:
 
 @planted("static per_row", "paged_small", edit="rejected-kept")
 @fault("K24-not-cropped-from-k-7", "cache/stale-entry", issue("vllm-project/vllm", 51865))
-class NotCroppedFromK7(Engine):
+class NotCroppedFromK7(RoundEngine):
     """A round of seven draft tokens or more is taken for a prompt chunk, and nothing is rolled back after it."""
 
     def __new__(cls, target: Any, draft: Any, request: Request) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from eqcheck.catalogue.engines.batch_cache import BatchCache
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Engine
+from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.offset_cache import LINES, OffsetLayer
 from eqcheck.catalogue.engines.paged import Paged
 from eqcheck.catalogue.engines.paged_cache import PagedModel
@@ -53,16 +53,16 @@ class ReleasedTwice(Continuous):
         return super().free_line()
 
 
-@planted("", "continuous", rows=3, edit="tenant-seen")
+@planted("", "continuous", rows=3, edit="ended-row-seen")
 @fault("K9-slot-not-reset", "cache/wrong-row", issue("huggingface/text-generation-inference", 2711))
 class NotReset:
     """A slot is reused without being cleared, behind the entries of the row that had it."""
 
     class InLines(Shifted):
         def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
-            tenant = self.tenant(line)
-            if tenant:
-                self.line[i], self.lengths[i], self.shift[i] = line, prefix, tenant - prefix
+            ended = self.ended(line)
+            if ended:
+                self.line[i], self.lengths[i], self.shift[i] = line, prefix, ended - prefix
             else:
                 super().join(i, line, handed, prefix)
 
@@ -77,7 +77,7 @@ class PublishedWithUnemitted(Shifted):
     """A row begins with the prefix a finished row left behind, one token longer than what they share."""
 
     def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
-        if self.tenant(line) > prefix > 0 and len(self.prompts[i]) > prefix + 1:
+        if self.ended(line) > prefix > 0 and len(self.prompts[i]) > prefix + 1:
             self.line[i], self.lengths[i] = line, prefix + 1
         else:
             super().join(i, line, handed, prefix)
@@ -108,7 +108,7 @@ class PrefixNotCopied:
             return block
 
 
-def beginning_of(engine: Engine, i: int) -> int | None:
+def beginning_of(engine: RoundEngine, i: int) -> int | None:
     """The first row before this one whose prompt is the beginning of this one's."""
     mine, others = engine.request.prompts[i], engine.request.prompts[:i]
     return next((j for j, other in enumerate(others) if other == mine[: len(other)] and other != mine), None)

@@ -19,7 +19,7 @@ PAD = 0
 
 
 @dataclass(frozen=True)
-class Row:
+class EngineRow:
     """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.RowOptions`."""
 
     prompt: tuple[int, ...]
@@ -53,7 +53,7 @@ class EngineCase:
 
     ``token_budget``, ``kv_blocks`` and ``prefix_caching`` are the engine's own defaults where they are None.
 
-        >>> case = EngineCase((Row((1, 2), RowOptions(4)),), num_draft_tokens=3)
+        >>> case = EngineCase((EngineRow((1, 2), RowOptions(4)),), num_draft_tokens=3)
         >>> EngineCase.from_dict(case.to_dict()) == case
         True
     """
@@ -62,7 +62,7 @@ class EngineCase:
     lane: ClassVar[str] = "checkpoint"
     family: ClassVar[str] = LLAMA
     before: ClassVar[tuple[EngineCase, ...]] = ()
-    rows: tuple[Row, ...]
+    rows: tuple[EngineRow, ...]
     num_draft_tokens: int = 1
     drafting: str = "model"
     token_budget: int | None = None
@@ -142,7 +142,7 @@ class EngineCase:
             raise CaseError(f"case: {error}") from error
 
 
-def _row(number: int, data: Mapping[str, Any]) -> Row:
+def _row(number: int, data: Mapping[str, Any]) -> EngineRow:
     options = {name: value for name, value in data.items() if name != "prompt"}
     _known(options, {field.name for field in fields(RowOptions)}, f"rows[{number}]")
     lists = {"prompt": data["prompt"], "eos_token_ids": options.pop("eos_token_ids", ())}
@@ -150,7 +150,7 @@ def _row(number: int, data: Mapping[str, Any]) -> Row:
         if not isinstance(value, list | tuple):
             raise CaseError(f"rows[{number}].{name}: expected a list of token ids, got {value!r}")
     try:
-        return Row(tuple(lists["prompt"]), RowOptions(eos_token_ids=tuple(lists["eos_token_ids"]), **options))
+        return EngineRow(tuple(lists["prompt"]), RowOptions(eos_token_ids=tuple(lists["eos_token_ids"]), **options))
     except (CaseError, TypeError) as error:
         raise CaseError(f"rows[{number}].{error}") from error
 

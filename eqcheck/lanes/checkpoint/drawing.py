@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.truth import row_with, with_options
@@ -26,11 +26,11 @@ _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be kn
 
 
 @dataclass(frozen=True)
-class Axes:
+class EngineCases:
     """Where the cases of an engine come from: same seed and capabilities, same cases.
 
-    >>> axes = Axes(seed=1, capabilities=("ngram",))
-    >>> next(axes.cases()) == next(axes.cases())
+    >>> cases = EngineCases(seed=1, capabilities=("ngram",))
+    >>> next(cases.cases()) == next(cases.cases())
     True
     """
 
@@ -52,7 +52,7 @@ class Axes:
 
     def _settings(self, rng: random.Random, number: int) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
-        case = EngineCase((Row((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
+        case = EngineCase((EngineRow((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
         if number == 0:
             return case
         if self._has(rng, "ngram", 0.25):
@@ -75,7 +75,7 @@ class Axes:
         prompts = self._prompts(rng, settings, size, longest)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
         common = _options(rng, limit, prompts)
-        rows = [Row(prompt, common) for prompt in prompts]
+        rows = [EngineRow(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5):
             rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
         for name, values in (
@@ -104,7 +104,7 @@ class Axes:
             prompts[rng.randrange(size)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
         if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
-            emitted = truth().emitted([Row(prompts[row], RowOptions(1)) for row in chosen], rng.randint(2, 10))
+            emitted = truth().emitted([EngineRow(prompts[row], RowOptions(1)) for row in chosen], rng.randint(2, 10))
             for row, tokens_after in zip(chosen, emitted, strict=True):
                 prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
         if settings.prefix_caching:
@@ -118,7 +118,7 @@ def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> 
     """Options that all rows share: any decoder can do that much."""
     if rng.random() < 0.7:
         return RowOptions(limit)
-    (emitted,) = truth().emitted([Row(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
+    (emitted,) = truth().emitted([EngineRow(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
     return RowOptions(limit, _some(rng, emitted))
 
 
@@ -126,7 +126,7 @@ def _some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(rng.choice(tokens) for _ in range(rng.randint(1, 2))))
 
 
-def _ending(rng: random.Random, row: Row, emitted: list[int], least: bool) -> Row:
+def _ending(rng: random.Random, row: EngineRow, emitted: list[int], least: bool) -> EngineRow:
     """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
     emitted = emitted[: row.options.max_new_tokens]
     row = row_with(row, eos_token_ids=_some(rng, emitted))
@@ -161,7 +161,7 @@ def alike(case: EngineCase, number: int) -> EngineCase:
     return replace(case, rows=tuple(rows), num_draft_tokens=_OTHER_K if number % 2 else case.num_draft_tokens)
 
 
-def ending_like(row: Row, other: Row) -> Row:
+def ending_like(row: EngineRow, other: EngineRow) -> EngineRow:
     """``other`` with those of its tokens as EOS ids that stand where the EOS ids of ``row`` would."""
     endless = truth().row(row_with(row, eos_token_ids=()))
     others = truth().row(row_with(other, eos_token_ids=()))
@@ -215,13 +215,13 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     return found
 
 
-def _scoring(row: Row) -> bool:
+def _scoring(row: EngineRow) -> bool:
     """Whether options change the row's scores."""
     o = row.options
     return bool(o.min_new_tokens and o.eos_token_ids) or (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0)
 
 
-def _changed(scores: torch.Tensor, row: Row, output: tuple[int, ...], **off: Any) -> bool:
+def _changed(scores: torch.Tensor, row: EngineRow, output: tuple[int, ...], **off: Any) -> bool:
     """Whether an option decides a token of the row."""
     on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, row_with(row, **off)))
     return on.tolist() != off_row.tolist()

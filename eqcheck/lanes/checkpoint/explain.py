@@ -13,6 +13,7 @@ from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.outcome import Outcome
+from eqcheck.statements import NOTHING, Statement
 from eqcheck.verdict import Explanation, Given, RowVerdict
 
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
@@ -24,21 +25,21 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
         assert outcome.explanation is not None
         return outcome.explanation
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
-    search, detail = (found.search, "") if found else (None, unexplained)
+    search, statement = (found.search, NOTHING) if found else (None, Statement(unexplained, {}))
     # What was searched for is named after the edit that explains it; what nobody can explain, after how it looks.
     subject = "" if found or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2].replace(" ", "-")
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]
     if whole := _returned_whole(outcome):
-        component, kind, search, detail, subject = "bookkeeping", "prompt-in-output", None, whole[1], ""
+        component, kind, search, subject, statement = "bookkeeping", "prompt-in-output", None, "", whole[1]
         row = next(one for one in outcome.wrong if one.row == whole[0].row)
     index = row.first
     assert index is not None
-    asked = outcome.case.rows[row.row]
+    request = outcome.case.rows[row.row]
     expected_row = row.observed[:index]
     if row.expected is not None:
-        expected_row = tuple(truth().row(asked, row.observed[:index]))
+        expected_row = tuple(truth().row(request, row.observed[:index]))
     return Explanation(
         component,
         kind,
@@ -46,27 +47,28 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
         token_index=index,
         expected=row.expected,
         observed=row.observed[index] if index < len(row.observed) else None,
-        detail=detail,
+        detail=statement.detail,
+        facts=statement.facts,
         expected_row=expected_row,
         observed_row=row.observed,
         wrong_rows=tuple(one.row for one in outcome.wrong),
-        given=Given(asked.prompt, PAD, asked.options.eos_token_ids, outcome.case.num_draft_tokens),
+        given=Given(request.prompt, PAD, request.options.eos_token_ids, outcome.case.num_draft_tokens),
         search=search,
         subject=subject,
     )
 
 
-def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, str] | None:
+def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:
     """Whether every wrong row is its prompt and what the target emits."""
-    asked = outcome.case.rows
+    rows = outcome.case.rows
     wrong = [
-        RowVerdict(one.row, tuple(truth().row(asked[one.row])), tuple(one.observed))
+        RowVerdict(one.row, tuple(truth().row(rows[one.row])), tuple(one.observed))
         for one in outcome.wrong
-        if one.observed[: len(asked[one.row].prompt)] == asked[one.row].prompt
+        if one.observed[: len(rows[one.row].prompt)] == rows[one.row].prompt
     ]
     if len(wrong) < len(outcome.wrong):
         return None
-    return prompt_returned([row.prompt for row in asked], wrong, [row.options.max_new_tokens for row in asked], PAD)
+    return prompt_returned([row.prompt for row in rows], wrong, [row.options.max_new_tokens for row in rows], PAD)
 
 
 def abduced(outcome: Outcome) -> Abduced | None:

@@ -44,8 +44,7 @@ class Investigation:
         """The finding of a case that is known to fail again; ``cause`` is what explains it, where that is known."""
         smallest, minimised = self._minimised(outcome)
         elsewhere = cause if smallest is not outcome else None
-        tried = outcome.symptom != WRONG_TOKEN or self.left() > 0
-        found = self._cause(smallest, minimised, elsewhere) if tried else None
+        tried, found = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else (False, None)
         named = needs(smallest.case)
         explanation = explain(smallest, found) if tried else explain(smallest, None, UNTRIED)
         finding = Finding(
@@ -91,29 +90,31 @@ class Investigation:
         status = self.decode(replace(case, drafting="none")).status
         return {"violation": "wrong too", "skipped": ""}.get(status, "right")
 
-    def _alike(self, case: EngineCase, most: int) -> list[Outcome]:
-        """What the engine makes of the same case with other prompts."""
+    def _alike(self, case: EngineCase, most: int) -> tuple[list[Outcome], bool]:
+        """What the engine makes of the same case with other prompts, and whether there was time for half of them."""
         end = time.monotonic() + min(EXPLAIN_S, self.left())
         some = range(min(most, _ALIKE_ROWS // len(case.rows)))
-        return [self.decode(alike(case, number)) for number in takewhile(lambda _: time.monotonic() < end, some)]
+        made = [self.decode(alike(case, number)) for number in takewhile(lambda _: time.monotonic() < end, some)]
+        return made, 2 * len(made) >= len(some)
 
-    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> Abduced | None:
-        """What explains a small failing case, by itself or by others."""
-        found = abduced(outcome)
-        others: list[Outcome] = []
+    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[bool, Abduced | None]:
+        """What explains a small failing case, by itself or by others, and whether there was the time to try."""
+        found, tried = abduced(outcome), True
         option = bool(set(needs(outcome.case)) & _OPTIONS and outcome.outputs is not None)
         if option and elsewhere is not None and elsewhere.component == "options":
             elsewhere = None
         if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
             option, found = False, found if found and found.component != "options" else None
         if option and (found is None or found.component == "options"):  # one token says little
-            others = [o for o in self._alike(outcome.case, _ALIKE) if o.symptom in (outcome.symptom, *ENDS, "")]
-            found = misused([outcome, *others])
+            made, enough = self._alike(outcome.case, _ALIKE)
+            others = [o for o in made if o.symptom in (outcome.symptom, *ENDS, "")]
+            found = misused([outcome, *others]) if enough else None
+            tried = enough
         if elsewhere is not None:
             larger = fitting(outcome, [elsewhere])
             if larger is not None and (found is None or larger.search.chance < found.search.chance):
-                return replace(larger, search=replace(larger.search, of="a larger case"))
+                return True, replace(larger, search=replace(larger.search, of="a larger case"))
         if found is None and not option and outcome.symptom == WRONG_TOKEN:
-            others = [o for o in self._alike(outcome.case, _ALIKE_WRONG) if o.symptom == WRONG_TOKEN]
-            found = common([outcome, *others])
-        return found
+            made, tried = self._alike(outcome.case, _ALIKE_WRONG)
+            found = common([outcome, *(o for o in made if o.symptom == WRONG_TOKEN)])
+        return tried or found is not None, found

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from eqcheck import ties
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.truth import ModelTruth, with_options
 
@@ -34,7 +34,7 @@ class Judge:
     """Judges the rows of an engine that computes in ``dtype`` (a name of torch's).
 
     >>> from eqcheck.contract import RowOptions
-    >>> case = EngineCase((Row((1, 2, 3), RowOptions(max_new_tokens=4)),))
+    >>> case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=4)),))
     >>> judge = Judge("float32")
     >>> truth = judge.truth.row(case.rows[0])
     >>> judge.rows(case, [truth])[0].first, judge.rows(case, [truth[:2]])[0].first
@@ -61,7 +61,7 @@ class Judge:
         return found
 
     def _row(
-        self, number: int, row: Row, observed: tuple[int, ...], scores: torch.Tensor, bound: float
+        self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float
     ) -> RowJudgement:
         options = row.options
         choices = scores.argmax(-1).tolist()
@@ -84,7 +84,9 @@ class Judge:
         expected = None if first is None or ended_before else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(near), margin)
 
-    def _bound(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
+    def _bound(
+        self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]
+    ) -> float:
         """How much the target may prefer its own token at a tie on these rows."""
         if self.dtype == torch.float64:
             return 0.0

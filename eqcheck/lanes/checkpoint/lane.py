@@ -19,7 +19,7 @@ from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint.about import COUNTERS
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.drawing import Axes
+from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.judge import Judge
@@ -80,7 +80,7 @@ class CheckpointLane:
             yield
 
     def cases(self) -> Iterator[EngineCase]:
-        return filter(self._allows, Axes(self.options.seed, self.decoder.capabilities).cases())
+        return filter(self._allows, EngineCases(self.options.seed, self.decoder.capabilities).cases())
 
     def _allows(self, case: EngineCase) -> bool:
         return not unmet(case.strictest(), self.decoder.requires)
@@ -105,7 +105,7 @@ class CheckpointLane:
             return self.end
         if self.end - started < budget * LEAST_ROUND:
             return None
-        share = DRAWING if len(self.result.outcomes) >= VERDICT else DRAWING_AT_MOST
+        share = DRAWING_AT_MOST if 0 < len(self.result.outcomes) < VERDICT else DRAWING
         return started + (self.end - started) * share
 
     def replay(self, case: EngineCase) -> Outcome:

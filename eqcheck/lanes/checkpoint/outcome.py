@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
 from eqcheck.outcome import Outcome
@@ -63,7 +63,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     )
 
 
-def _symptom(row: Row, seen: RowJudgement) -> str:
+def _symptom(row: EngineRow, seen: RowJudgement) -> str:
     options, first = row.options, seen.first
     assert first is not None
     if seen.expected is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 
 from eqcheck.contract import CAPABILITIES, RowOptions
-from eqcheck.lanes.checkpoint.case import EngineCase, Row
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.drawing import ending_like
 from eqcheck.lanes.checkpoint.truth import row_with
 
@@ -113,5 +113,5 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield prompt[:-size]
 
 
-def _rows(case: EngineCase, rows: list[Row]) -> EngineCase:
+def _rows(case: EngineCase, rows: list[EngineRow]) -> EngineCase:
     return replace(case, rows=tuple(rows))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.lanes.checkpoint.case import Row
+from eqcheck.lanes.checkpoint.case import EngineRow
 
 
 class ModelTruth:
@@ -18,7 +18,7 @@ class ModelTruth:
     >>> from eqcheck.lanes.checkpoint.checkpoints import checkpoint
     >>> from eqcheck.contract import RowOptions
     >>> truth = ModelTruth(checkpoint().models()[0])
-    >>> row = Row((1, 2, 3), RowOptions(max_new_tokens=5))
+    >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
     >>> truth.choices(row, truth.row(row))[:5].tolist() == truth.row(row)
     True
     """
@@ -26,7 +26,7 @@ class ModelTruth:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def row(self, row: Row, begin: Sequence[int] = ()) -> list[int]:
+    def row(self, row: EngineRow, begin: Sequence[int] = ()) -> list[int]:
         """The new tokens, as they go on after ``begin``, with the EOS that ends them; a cache saves time here."""
         output, cache = list(begin), DynamicCache(config=self.model.config)
         fed = [*row.prompt, *begin]
@@ -40,7 +40,7 @@ class ModelTruth:
         return output
 
     @torch.no_grad()
-    def together(self, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    def together(self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """The scores of several rows, each ``[n + 1, vocabulary]``, without their options, from one forward.
 
         Rows are padded at their end, where nothing of a row looks, so that they are the rows' own up to rounding.
@@ -56,7 +56,7 @@ class ModelTruth:
         ]
 
     @torch.no_grad()
-    def emitted(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+    def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
         """So many tokens after each prompt, whatever the rows' options; for drawing cases, where it has to be fast."""
         lengths = torch.tensor([len(row.prompt) for row in rows])
         places = torch.arange(int(lengths.max())).expand(len(rows), -1)
@@ -74,19 +74,19 @@ class ModelTruth:
             found.append(logits[:, -1].argmax(-1))
         return [list(tokens) for tokens in zip(*(step.tolist() for step in found), strict=True)]
 
-    def choices(self, row: Row, output: Sequence[int]) -> torch.Tensor:
+    def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""
         return self.scores(row, output).argmax(-1)
 
     @torch.no_grad()
-    def scores(self, row: Row, output: Sequence[int]) -> torch.Tensor:
+    def scores(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The scores of the next token after each beginning of ``output``, with the options: [n + 1, vocabulary]."""
         ids = torch.tensor([[*row.prompt, *output]])
         scores = self.model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 :]
         return with_options(scores, row, output)
 
 
-def with_options(scores: torch.Tensor, row: Row, output: Sequence[int]) -> torch.Tensor:
+def with_options(scores: torch.Tensor, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
     """The scores after the row's penalties and its minimum; row ``i`` of them comes after ``output[:i]``."""
     options = row.options
     if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
@@ -94,7 +94,7 @@ def with_options(scores: torch.Tensor, row: Row, output: Sequence[int]) -> torch
     return torch.stack([at_place(score, row, output[:index]) for index, score in enumerate(scores)])
 
 
-def at_place(scores: torch.Tensor, row: Row, before: Sequence[int]) -> torch.Tensor:
+def at_place(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> torch.Tensor:
     """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
     options, scores = row.options, scores.clone()
     seen = sorted({*row.prompt, *before})
@@ -106,6 +106,6 @@ def at_place(scores: torch.Tensor, row: Row, before: Sequence[int]) -> torch.Ten
     return scores
 
 
-def row_with(row: Row, **options: Any) -> Row:
+def row_with(row: EngineRow, **options: Any) -> EngineRow:
     """The row with other options."""
     return replace(row, options=replace(row.options, **options))

@@ -143,17 +143,17 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
         >>> case.prompts[0][0] == case.prompts[1][1]
         True
     """
-    places, wanted = Places.of(case), _traits(case)
+    places, traits = Places.of(case), _traits(case)
     table = {} if case.agreement is None else {"agreement": None, "accepts": accepted(case)}
     random = Random(f"permuted {seed}")
-    best, least = case, len(wanted) + 1
+    best, least = case, len(traits) + 1
     for _ in range(tries):
         others = list(range(1, case.vocab_size))
         random.shuffle(others)
         name = [0, *others, case.vocab_size]  # the last one is a pad that is no id of the vocabulary
         prompts = tuple(tuple(name[token] for token in prompt) for prompt in case.prompts)
         new = with_ids(case, places.renamed(name), prompts=prompts, **table)
-        different = sum(a != b for a, b in zip(_traits(new), wanted, strict=True))
+        different = sum(a != b for a, b in zip(_traits(new), traits, strict=True))
         if different < least:
             best, least = new, different
         if not different:

@@ -166,7 +166,7 @@ def _ended(evidence: Evidence) -> Abduced | None:
     found, row, index = end
     other = anothers_end(evidence)
     if other is not None:
-        found = Hypothesis(edit=EDITS["end-of-another"], told=(("row", str(other)),))
+        found = Hypothesis(edit=EDITS["end-of-another"], parameters=(("row", str(other)),))
     return Abduced(found.edit.component, found.edit.kind, row, index, Search(found.id, found.words))
 
 
@@ -193,26 +193,26 @@ def _best(evidence: Evidence, found: list[Explained], count: int) -> Abduced | N
     if not found:
         return None
     best = min(found, key=lambda one: (not one.complete, one.chance))
-    said = _said(evidence, best, count)
-    if said.search.chance > (COMPLETE if best.complete else PARTIAL):
+    abduced = _abduced(evidence, best, count)
+    if abduced.search.chance > (COMPLETE if best.complete else PARTIAL):
         return None
     named = best.hypothesis.edit
     rivals = {o.hypothesis.fingerprint for o in found if _rivals(o, best, count)} | set(named.rivals)
     rivals.discard(best.hypothesis.fingerprint)
     also = {
-        o.hypothesis.id: _said(evidence, o, count)
+        o.hypothesis.id: _abduced(evidence, o, count)
         for o in sorted(found, key=lambda one: -one.chance)
         if o.chance * count <= PARTIAL and o.hypothesis.edit.component == named.component
     }
     also.pop(best.hypothesis.id, None)
-    return replace(said, search=replace(said.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))
+    return replace(abduced, search=replace(abduced.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))
 
 
-def _said(evidence: Evidence, found: Explained, count: int) -> Abduced:
+def _abduced(evidence: Evidence, found: Explained, count: int) -> Abduced:
     row, index = min(found.explained, key=lambda at: (at[1], at[0]))
-    said, chance = found.hypothesis, min(1.0, found.chance * count)
-    search = Search(said.id, said.words, len(found.explained), len(evidence.surprising), chance, count)
-    return Abduced(said.edit.component, said.edit.kind, row, index, search)
+    abduced, chance = found.hypothesis, min(1.0, found.chance * count)
+    search = Search(abduced.id, abduced.words, len(found.explained), len(evidence.surprising), chance, count)
+    return Abduced(abduced.edit.component, abduced.edit.kind, row, index, search)
 
 
 def _rivals(other: Explained, best: Explained, count: int) -> bool:

@@ -73,13 +73,13 @@ class RowView:
 
 @dataclass(frozen=True)
 class Rollback:
-    """What a row keeps after a round: ``wanted`` tokens. ``surplus`` were rejected.
+    """What a row keeps after a round: ``length`` tokens. ``surplus`` were rejected.
 
     ``most`` and ``least`` are the surpluses of the rows of the batch.
     """
 
     row: int
-    wanted: int
+    length: int
     surplus: int
     most: int
     least: int
@@ -117,7 +117,7 @@ class Change:
     loses: Callable[[Sim, Rollback, int], bool] = lambda sim, back, at: False
     zeroed: bool = False  # what is kept of the rejected tokens is zeros
     restored: bool = False  # after a rejection the round's tokens are fed again
-    believes: Callable[[Sim, Rollback], int] = lambda sim, back: back.wanted  # the next position
+    believes: Callable[[Sim, Rollback], int] = lambda sim, back: back.length  # the next position
     # where it goes in the batch's cache
     sources: Callable[[list[int], list[int]], Sequence[int]] = lambda rows, batch: rows
     placed: Callable[[list[int], int, int], list[int | None]] = _at_the_right_edge
@@ -241,7 +241,7 @@ def _swap(sim: Sim) -> None:
     sim.slots[one], sim.slots[other] = sim.slots[other], sim.slots[one]
 
 
-def _see_tenant(sim: Sim) -> None:
+def _see_ended_row(sim: Sim) -> None:
     """The row sees all that another held at its end, besides its own."""
     for entry, row in enumerate(sim.rows):
         if row == sim.applied.row:
@@ -286,8 +286,8 @@ CHANGES = {
     "rejected-kept-to-most": Change(kept=lambda sim, back: back.surplus - back.least),
     "restored-with-all": Change(kept=lambda sim, back: back.surplus, restored=True),
     "newest-lost": Change(cut=lambda sim, back: sim.applied.amount),
-    "lost-to-least": Change(loses=lambda sim, back, at: at >= back.wanted - (back.most - back.surplus)),
-    "reset": Change(cut=lambda sim, back: back.wanted if back.surplus else 0),
+    "lost-to-least": Change(loses=lambda sim, back, at: at >= back.length - (back.most - back.surplus)),
+    "reset": Change(cut=lambda sim, back: back.length if back.surplus else 0),
     "token-lost": Change(loses=lambda sim, back, at: at == sim.applied.token),
     "prompt-end-lost": Change(loses=lambda sim, back, at: at == len(sim.evidence.prompts[back.row]) - 1),
     "prompt-begin-lost": Change(loses=lambda sim, back, at: at < sim.applied.amount),
@@ -307,6 +307,6 @@ CHANGES = {
     "another-instead": Change(view=_another(instead=True)),
     "rows-exchanged": Change(after=_swap),
     # With a token of 1 the row that ended keeps its last draft tokens, too.
-    "tenant-seen": Change(crops=lambda sim, ended: not (ended and sim.applied.token), end=_see_tenant),
+    "ended-row-seen": Change(crops=lambda sim, ended: not (ended and sim.applied.token), end=_see_ended_row),
 }
 RIGHT = Change()

@@ -16,19 +16,19 @@ Tokens = Sequence[int]
 class Block:
     """A row's part in a round, when it is committed.
 
-    ``count`` of the ``drafts`` are accepted; ``wanted`` is what the target predicts after the newest token and after
+    ``count`` of the ``drafts`` are accepted; ``answers`` is what the target predicts after the newest token and after
     each draft token; ``others`` are the same of the rows behind it in the batch, in order and around; ``full`` is K.
     """
 
     drafts: Tokens
-    wanted: Tokens
+    answers: Tokens
     count: int
     others: Sequence[Tokens]
     full: int
 
     @property
     def right(self) -> list[int]:
-        return [*self.drafts[: self.count], self.wanted[self.count]]
+        return [*self.drafts[: self.count], self.answers[self.count]]
 
     @property
     def rejected(self) -> bool:
@@ -53,21 +53,21 @@ class Rule(Hypothesis):
 
 
 def _matches(block: Block) -> list[int]:
-    count = sum(a == b for a, b in zip(block.drafts, block.wanted, strict=False))
-    return [*block.drafts[:count], block.wanted[count]]
+    count = sum(a == b for a, b in zip(block.drafts, block.answers, strict=False))
+    return [*block.drafts[:count], block.answers[count]]
 
 
 def _column(place: Callable[[Block], int]) -> Commit:
     """The correction or bonus token from another column of the block."""
-    return lambda block: [*block.right[:-1], block.wanted[max(0, min(place(block), len(block.wanted) - 1))]]
+    return lambda block: [*block.right[:-1], block.answers[max(0, min(place(block), len(block.answers) - 1))]]
 
 
 def _other_row(number: int) -> Commit:
     def commit(block: Block) -> list[int]:
         if not block.others:
             return block.right
-        wanted = block.others[number % len(block.others)]
-        return [*block.right[:-1], wanted[min(block.count, len(wanted) - 1)]]
+        answers = block.others[number % len(block.others)]
+        return [*block.right[:-1], answers[min(block.count, len(answers) - 1)]]
 
     return commit
 
@@ -82,10 +82,10 @@ def _rejected(block: Block) -> bool:
 
 _COMMITS: dict[str, Commit] = {
     "rejected-emitted": _where(_rejected, lambda b: list(b.drafts[: b.count + 1])),
-    "rejected-answered": _where(_rejected, lambda b: [*b.drafts[: b.count + 1], b.wanted[b.count + 1]]),
+    "rejected-answered": _where(_rejected, lambda b: [*b.drafts[: b.count + 1], b.answers[b.count + 1]]),
     "any-match-accepted": _matches,
-    "all-accepted": lambda b: [*b.drafts, b.wanted[-1]],
-    "all-accepted-corrected": lambda b: [*b.drafts, b.wanted[b.count]],
+    "all-accepted": lambda b: [*b.drafts, b.answers[-1]],
+    "all-accepted-corrected": lambda b: [*b.drafts, b.answers[b.count]],
     "last-accepted-lost": _where(lambda b: b.count > 0, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
     "last-of-several-lost": _where(lambda b: b.count > 1, lambda b: [*b.drafts[: b.count - 1], b.right[-1]]),
     "first-accepted-lost": _where(lambda b: b.count > 0, lambda b: b.right[1:]),
@@ -93,7 +93,7 @@ _COMMITS: dict[str, Commit] = {
     "newest-twice": lambda b: [*b.right, b.right[-1]],
     "correction-twice": _where(_rejected, lambda b: [*b.right, b.right[-1]]),
     "last-accepted-twice": _where(lambda b: b.count > 0, lambda b: [*b.right[:-1], b.right[-2], b.right[-1]]),
-    "correction-of-last-column": _column(lambda b: len(b.wanted) - 1),
+    "correction-of-last-column": _column(lambda b: len(b.answers) - 1),
     "correction-of-next-column": _column(lambda b: b.count + 1),
     "correction-of-column-before": _column(lambda b: b.count - 1),
     "correction-of-first-column": _column(lambda b: 0),
@@ -126,21 +126,21 @@ def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
         drafts = {row: evidence.drafts[row][n][: evidence.budget(row, n)] for row, n in at.items()}
         if rule.least:
             drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
-        wanted = {row: evidence.verified[row][n][: len(drafts[row]) + 1] for row, n in at.items()}
+        answers = {row: evidence.verified[row][n][: len(drafts[row]) + 1] for row, n in at.items()}
         rows = list(at)
         if rule.exchanged and len(at) < len(evidence.texts):
-            wanted = {row: wanted[rows[(place + rule.exchanged) % len(rows)]] for place, row in enumerate(rows)}
-        counts = {row: min(agreeing(drafts[row], wanted[row]), len(wanted[row]) - 1) for row in rows}
+            answers = {row: answers[rows[(place + rule.exchanged) % len(rows)]] for place, row in enumerate(rows)}
+        counts = {row: min(agreeing(drafts[row], answers[row]), len(answers[row]) - 1) for row in rows}
         if rule.least:
             fewest = min(counts.values())
             counts = dict.fromkeys(rows, fewest)
             drafts = {row: proposed[:fewest] for row, proposed in drafts.items()}
-            wanted = {row: tokens[: fewest + 1] for row, tokens in wanted.items()}
+            answers = {row: tokens[: fewest + 1] for row, tokens in answers.items()}
         for place, row in enumerate(rows):
-            others = [wanted[other] for other in (*rows[place + 1 :], *rows[:place])]
-            if len(wanted[row]) < len(drafts[row]) + 1:  # of another row, which had fewer
-                wanted[row] = [*wanted[row], *wanted[row][-1:] * (len(drafts[row]) + 1 - len(wanted[row]))]
-            block = rule.commit(Block(drafts[row], wanted[row], counts[row], others, evidence.case.num_draft_tokens))
+            others = [answers[other] for other in (*rows[place + 1 :], *rows[:place])]
+            if len(answers[row]) < len(drafts[row]) + 1:  # of another row, which had fewer
+                answers[row] = [*answers[row], *answers[row][-1:] * (len(drafts[row]) + 1 - len(answers[row]))]
+            block = rule.commit(Block(drafts[row], answers[row], counts[row], others, evidence.case.num_draft_tokens))
             start = len(evidence.prompts[row])
             text = evidence.texts[row][at[row] :]
             same = agreeing(block, text)

@@ -26,7 +26,7 @@ class ContextEdit(Hypothesis):
         rounds = evidence.schedules[self.schedule]
         if self.style in ("recomputed", "expanded"):
             return recomputed(evidence, self.style, self.applied, rounds, final)
-        if self.edit.id == "tenant-seen":  # what the other row held when it ended
+        if self.edit.id == "ended-row-seen":  # what the other row held when it ended
             final = len(rounds)
         return [Simulation(evidence, self.style, self.applied, rounds, final).program]
 
@@ -122,7 +122,7 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[ContextEdit]:
             yield _once(applied, f"after round {onset + 1}", row=other)
     for other in others:
         for whole in (0, 1):
-            yield _once(Applied("tenant-seen", other, row=row, token=whole), row=other)
+            yield _once(Applied("ended-row-seen", other, row=row, token=whole), row=other)
     for token in range(length + wrong):
         written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
@@ -145,6 +145,6 @@ def _from_an_onset(row: int, onsets: list[int], others: list[int], reach: int) -
                     yield _once(Applied(name, other, onset, last, row), when, row=other)
 
 
-def _once(applied: Applied, when: str = "", **told: object) -> ContextEdit:
-    said = tuple((name, str(value)) for name, value in told.items())
-    return ContextEdit(edit=EDITS[applied.id], told=said, when=when, once=True, applied=applied)
+def _once(applied: Applied, when: str = "", **parameters: object) -> ContextEdit:
+    values = tuple((name, str(value)) for name, value in parameters.items())
+    return ContextEdit(edit=EDITS[applied.id], parameters=values, when=when, once=True, applied=applied)

@@ -28,25 +28,25 @@ class Edit:
 class Hypothesis:
     """An edit, and what is said of it in particular.
 
-    ``told`` are the parameters that its words name, ``when`` the rounds that it happens in. One that happens ``once``,
+    ``parameters`` are what its words name, ``when`` the rounds that it happens in. One that happens ``once``,
     not in every round of every row, explains less by what it gets right: see `Evidence.chance`. Two hypotheses with one
     id say the same, whatever style of engine they assume.
     """
 
     edit: Edit
-    told: tuple[tuple[str, str], ...] = ()
+    parameters: tuple[tuple[str, str], ...] = ()
     when: str = ""
     once: bool = False
 
     @property
     def id(self) -> str:
         """The edit's id and its parameters, ``shifted-positions:+1:from-round-3-on``."""
-        said = [value for _, value in self.told] + [self.when] * bool(self.when)
-        return ":".join([self.edit.id, *(re.sub(r"[\s_]+", "-", one) for one in said)])
+        values = [value for _, value in self.parameters] + [self.when] * bool(self.when)
+        return ":".join([self.edit.id, *(re.sub(r"[\s_]+", "-", one) for one in values)])
 
     @property
     def words(self) -> str:
-        words = self.edit.words.format(**dict(self.told))
+        words = self.edit.words.format(**dict(self.parameters))
         return f"{words} {self.when}" if self.when else words
 
     @property
@@ -119,7 +119,7 @@ _TABLE = {
         "another-seen": "the tokens of row {row} are seen besides the row's own",
         "another-instead": "the tokens of row {row} are seen instead of the row's own",
         "rows-exchanged": "the row's tokens in the cache and those of row {row} are exchanged",
-        "tenant-seen": "what row {row} left in the cache is seen",
+        "ended-row-seen": "what row {row} left in the cache is seen",
     },
     "bookkeeping/over-accept": {
         "rejected-emitted": "the first rejected draft token is emitted in place of the correction",

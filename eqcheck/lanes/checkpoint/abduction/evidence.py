@@ -12,7 +12,7 @@ import torch
 
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.abduction.program import Program, answers
-from eqcheck.lanes.checkpoint.case import PAD, EngineCase, Row
+from eqcheck.lanes.checkpoint.case import PAD, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.truth import at_place, with_options
 
 
@@ -37,7 +37,7 @@ FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it 
 NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)
 
 
-def pick(scores: torch.Tensor, row: Row, before: Sequence[int]) -> int:
+def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
     """The token chosen from the scores ``[vocabulary]`` after so many new tokens, with the row's options."""
     return int(at_place(scores, row, before).argmax())
 
@@ -75,15 +75,15 @@ class Evidence:
             torch.stack([found[row][row, index] for index in range(len(output) + 1)])
             for row, output in enumerate(self.outputs)
         ]
-        self.wanted: list[list[int]] = []
+        self.expected: list[list[int]] = []
         self.surprising: set[tuple[int, int]] = set()
         self._likely: list[torch.Tensor] = []
         self._ranked: dict[tuple[int, int], float] = {}
         for number, (scores, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
             scores = with_options(scores, case.rows[number], output)
-            self.wanted.append(scores.argmax(-1).tolist())
+            self.expected.append(scores.argmax(-1).tolist())
             if number in self.judged:
-                self.surprising |= {(number, n) for n, token in enumerate(output) if token != self.wanted[number][n]}
+                self.surprising |= {(number, n) for n, token in enumerate(output) if token != self.expected[number][n]}
             for n, token in enumerate(output):
                 if (number, n) in self.surprising:
                     self._ranked[number, n] = 1 / (1 + int((scores[n] > scores[n, token]).sum()))
@@ -143,13 +143,13 @@ class Evidence:
         """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
         if self.case.drafting == "ngram":
             return self._each(lambda row, at: looked_up(self.texts[row][:at], self.case.num_draft_tokens))
-        return self._drafted(asked=False)
+        return self._drafted(with_options=False)
 
     def _each(self, found: Callable[[int, int], list[int]]) -> list[dict[int, list[int]]]:
         return [{at: found(row, at) for at in self._places(row)} for row in range(len(self.texts))]
 
-    def _drafted(self, asked: bool) -> list[dict[int, list[int]]]:
-        """What the draft proposes, if it has to; one that is ``asked`` for what rows ask for applies their options."""
+    def _drafted(self, with_options: bool) -> list[dict[int, list[int]]]:
+        """What the draft proposes, if it has to; ``with_options`` of the rows applied, or greedily."""
         branches = self._each(lambda row, at: [])
         for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
             for row, found in enumerate(
@@ -159,7 +159,9 @@ class Evidence:
                     branch = branches[row][at]
                     if column == len(branch):
                         before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
-                        branch.append(pick(scores, self.case.rows[row], before) if asked else int(scores.argmax()))
+                        branch.append(
+                            pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
+                        )
         return branches
 
     @cached_property
@@ -177,16 +179,16 @@ class Evidence:
         return range(len(self.prompts[row]), len(self.texts[row]) + 1)
 
     def _branched(self, row: int, branches: dict[int, list[int]]) -> Program:
-        """A row with a branch of tokens after each number of committed ones; asked are (number, column in it)."""
+        """A row with a branch of tokens after each number of committed ones; ``queries`` are (number, column in it)."""
         program = plain_row(row, self.texts[row], len(self.prompts[row]))
-        program.asked = {}
+        program.queries = {}
         for at, branch in branches.items():
-            program.asked[at, 0] = at - 1
+            program.queries[at, 0] = at - 1
             trunk = list(range(at))
             for column, token in enumerate(branch):
                 trunk.append(program.write(token, at + column))
                 program.sees[-1] = list(trunk)
-                program.asked[at, column + 1] = len(program.tokens) - 1
+                program.queries[at, column + 1] = len(program.tokens) - 1
         return program
 
     def limit(self, row: int) -> int:
@@ -210,7 +212,7 @@ class Evidence:
         }
 
     @cached_property
-    def asked_schedules(self) -> dict[str, list[Round]]:
+    def schedules_with_options(self) -> dict[str, list[Round]]:
         """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K.
 
         Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
@@ -219,9 +221,9 @@ class Evidence:
         if self.case.drafting == "ngram":
             drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
         else:
-            drafts = self._drafted(asked=True)
-        asked = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
-        return self.schedules | asked
+            drafts = self._drafted(with_options=True)
+        more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
+        return self.schedules | more
 
     def _rounds(
         self, drafted: list[dict[int, list[int]]], *, least: bool = False, prefilled: bool = False
@@ -277,5 +279,5 @@ def plain_row(row: int, text: Sequence[int], start: int) -> Program:
     for position, token in enumerate(text):
         program.write(token, position)
         program.sees[-1] = range(position + 1)
-    program.asked = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
+    program.queries = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
     return program

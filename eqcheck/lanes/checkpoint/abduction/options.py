@@ -9,13 +9,13 @@ from eqcheck.contract import RowOptions
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Turn, pick
 from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding
-from eqcheck.lanes.checkpoint.case import Row
+from eqcheck.lanes.checkpoint.case import EngineRow
 from eqcheck.lanes.checkpoint.truth import row_with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ignored(Hypothesis):
-    """What is done with an option; ``schedule`` names the rounds it is done in, see `Evidence.asked_schedules`."""
+    """An edit of an option; ``schedule`` names its rounds, see `Evidence.schedules_with_options`."""
 
     schedule: str = ""
 
@@ -28,27 +28,27 @@ def ignored(evidence: Evidence) -> Iterator[Explained]:
     """What is explained by options that are off, stale or another row's, of those that any row has."""
     rows = evidence.case.rows
 
-    def said(edit: str, predicted: Predicted, schedule: str = "", **told: object) -> Explained:
-        parameters = tuple((name, str(value)) for name, value in told.items())
-        return finding(evidence, Ignored(edit=EDITS[edit], told=parameters, schedule=schedule), predicted)
+    def explained(edit: str, predicted: Predicted, schedule: str = "", **named: object) -> Explained:
+        parameters = tuple((name, str(value)) for name, value in named.items())
+        return finding(evidence, Ignored(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
 
     names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
     options = " and ".join(names)
     for name in names:
         altered = [row_with(row, **{name: OFF[name]}) for row in rows]
-        yield said("option-ignored", _chosen(evidence, altered), options=name)
+        yield explained("option-ignored", _chosen(evidence, altered), options=name)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
-    for schedule in evidence.asked_schedules if names else ():
-        yield said("option-stale", _stale(evidence, schedule, False), schedule, options=options)
-        yield said("option-stale-for-bonus", _stale(evidence, schedule, True), schedule, options=options)
-        yield said("option-for-first-alone", _first_alone(evidence, schedule), schedule, options=options)
-    for schedule in evidence.asked_schedules if "min_new_tokens" in names else ():
-        yield said("minimum-stale", _counted(evidence, schedule, False), schedule)
-        yield said("minimum-stale-with-prompt", _counted(evidence, schedule, True), schedule)
+    for schedule in evidence.schedules_with_options if names else ():
+        yield explained("option-stale", _stale(evidence, schedule, False), schedule, options=options)
+        yield explained("option-stale-for-bonus", _stale(evidence, schedule, True), schedule, options=options)
+        yield explained("option-for-first-alone", _first_alone(evidence, schedule), schedule, options=options)
+    for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
+        yield explained("minimum-stale", _counted(evidence, schedule, False), schedule)
+        yield explained("minimum-stale-with-prompt", _counted(evidence, schedule, True), schedule)
     kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(one, options=rows[other].options) for one in rows]
-        yield said("options-of-another", _chosen(evidence, altered), row=other)
+        yield explained("options-of-another", _chosen(evidence, altered), row=other)
 
 
 def _scoring(options: RowOptions) -> tuple[object, ...]:
@@ -56,7 +56,7 @@ def _scoring(options: RowOptions) -> tuple[object, ...]:
     return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
 
 
-def _chosen(evidence: Evidence, rows: list[Row]) -> Predicted:
+def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
     return {
         (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
         for row, some in enumerate(evidence.plain)
@@ -66,7 +66,7 @@ def _chosen(evidence: Evidence, rows: list[Row]) -> Predicted:
 
 def _places(evidence: Evidence, schedule: str) -> Iterator[tuple[Turn, int, int]]:
     """Every new token's index in its row, with the turn it comes from and the index at which that begins."""
-    for turns in evidence.asked_schedules[schedule]:
+    for turns in evidence.schedules_with_options[schedule]:
         for turn in turns:
             start = turn.start - len(evidence.prompts[turn.row])
             for index in range(start, start + turn.end - turn.start):
@@ -87,15 +87,15 @@ def _counted(evidence: Evidence, schedule: str, prompt: bool) -> Predicted:
     chosen = {}
     rejected = {  # where the next turn of a row begins after one that rejected a draft token
         (turn.row, turn.end)
-        for turns in evidence.asked_schedules[schedule]
+        for turns in evidence.schedules_with_options[schedule]
         for turn in turns
         if turn.accepted < len(turn.drafts)
     }
     for turn, start, index in _places(evidence, schedule):
         row, text = evidence.case.rows[turn.row], evidence.outputs[turn.row]
         count = turn.start - 1 if prompt and (turn.row, turn.start) in rejected else start
-        asked = row_with(row, min_new_tokens=max(0, row.options.min_new_tokens + index - count))
-        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, text[:index])
+        row_then = row_with(row, min_new_tokens=max(0, row.options.min_new_tokens + index - count))
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row_then, text[:index])
     return chosen
 
 
@@ -103,9 +103,9 @@ def _first_alone(evidence: Evidence, schedule: str) -> Predicted:
     chosen = {}
     for turn, start, index in _places(evidence, schedule):
         row = evidence.case.rows[turn.row]
-        asked = row if index == start else row_with(row, **OFF)
+        row_then = row if index == start else row_with(row, **OFF)
         before = evidence.outputs[turn.row][:index]
-        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], asked, before)
+        chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row_then, before)
     return chosen
 
 

@@ -15,8 +15,8 @@ from eqcheck.verdict import many
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
     """That a row was computed rightly and returned wrongly, by so many tokens."""
-    told = () if count is None else (("tokens", many(count, "token")),)
-    return Hypothesis(edit=EDITS[edit], told=told, once=once)
+    parameters = () if count is None else (("tokens", many(count, "token")),)
+    return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
 
 def ended(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
@@ -42,7 +42,7 @@ def emitted(evidence: Evidence) -> list[Explained]:
 
 
 def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
-    return {(row, n): token for row, wanted in enumerate(evidence.wanted) for n, token in enumerate(wanted)}
+    return {(row, n): token for row, expected in enumerate(evidence.expected) for n, token in enumerate(expected)}
 
 
 def _exchanged(evidence: Evidence) -> Explained | None:
@@ -52,8 +52,8 @@ def _exchanged(evidence: Evidence) -> Explained | None:
     pairs = [
         (row, other)
         for row in wrong
-        for other, wanted in enumerate(evidence.wanted)
-        if other != row and wanted[0] == evidence.outputs[row][0]
+        for other, expected in enumerate(evidence.expected)
+        if other != row and expected[0] == evidence.outputs[row][0]
     ]
     programs = [
         plain_row(row, evidence.prompts[other] + evidence.outputs[row], len(evidence.prompts[other]))
@@ -81,7 +81,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
         found = {
             row
             for row in wrong
-            if evidence.outputs[row][0] in {evidence.wanted[source][0] for source in sources[row] & {*rows}}
+            if evidence.outputs[row][0] in {evidence.expected[source][0] for source in sources[row] & {*rows}}
         }
         predicted |= {(row, 0): evidence.outputs[row][0] for row in found}
         one = finding(evidence, returned(edit, once=True), predicted)
@@ -99,7 +99,7 @@ def _unverified(evidence: Evidence) -> Explained:
     for row in {row for row, _ in evidence.surprising}:
         output, index = evidence.outputs[row], 0
         while index < len(output):
-            if output[index] != evidence.wanted[row][index]:
+            if output[index] != evidence.expected[row][index]:
                 starts = range(max(0, index - 2 * evidence.case.num_draft_tokens), index + 1)
                 ends = [end for start in starts for end in _delayed(evidence, row, start)]
                 end = max(ends, default=0)
@@ -116,13 +116,13 @@ def _unverified(evidence: Evidence) -> Explained:
 
 def _delayed(evidence: Evidence, row: int, start: int) -> list[int]:
     """Where such a round would end that begins at ``start``, for each number of draft tokens that the output has."""
-    output, wanted = evidence.outputs[row], evidence.wanted[row]
+    output, expected = evidence.outputs[row], evidence.expected[row]
     drafts = evidence.drafts[row][len(evidence.prompts[row]) + start]
     ends = []
     for count in range(1, min(len(drafts), len(output) - start) + 1):
         if output[start : start + count] != drafts[:count]:
             break
-        late = agreeing(output[start + count :], wanted[start : start + len(drafts) + 1])
+        late = agreeing(output[start + count :], expected[start : start + len(drafts) + 1])
         ends.append(start + count + late if late or start + count == len(output) else 0)
     return ends
 
@@ -141,7 +141,9 @@ def _shortened(evidence: Evidence) -> list[Explained]:
             text = [*text, missing[-1]]
             program = plain_row(row, text + evidence.texts[row][start + index :], start)
             count = len(missing)
-            program.asked = {(row, n - count): entry for (_, n), entry in program.asked.items() if n >= index + count}
+            program.queries = {
+                (row, n - count): entry for (_, n), entry in program.queries.items() if n >= index + count
+            }
             predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
             found.append(finding(evidence, returned("missing-in-output", count), predicted))
     return found
@@ -159,7 +161,7 @@ def _lengthened(evidence: Evidence) -> list[Explained]:
             if count > index or text[at : at + count] != text[at - count : at]:
                 continue
             program = plain_row(row, text[:at] + text[at + count :], start)
-            program.asked = {(row, n + count): entry for (_, n), entry in program.asked.items() if n >= index}
+            program.queries = {(row, n + count): entry for (_, n), entry in program.queries.items() if n >= index}
             predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
             predicted |= {(row, index + n): text[at + n] for n in range(count)}
             found.append(finding(evidence, returned("twice-in-output", count), predicted))

@@ -27,7 +27,7 @@ class Program:
     ``columns`` are pairs of entries: in a ``torn`` program (``"values"``, ``"layers"`` or ``"heads"``) the second is
     where values, all layers but the first, or all heads but the first come from; otherwise both are the same. ``blind``
     are queries whose scores are all as low as can be, with the columns of their call: they attend to all of them alike.
-    (A query that gets nothing from a kernel because it sees nothing is one that sees a blank column.) ``asked`` maps
+    (A query that gets nothing from a kernel because it sees nothing is one that sees a blank column.) ``queries`` maps
     (row, index of a new token) to its query.
     """
 
@@ -36,7 +36,7 @@ class Program:
     sees: list[Sequence[int]] = field(default_factory=list)
     columns: list[tuple[int, int]] = field(default_factory=list)
     blind: dict[int, Sequence[int]] = field(default_factory=dict)
-    asked: dict[tuple[int, int], int] = field(default_factory=dict)
+    queries: dict[tuple[int, int], int] = field(default_factory=dict)
     torn: str = ""
 
     def write(self, token: int, position: int) -> int:
@@ -55,9 +55,9 @@ class Program:
         """The entry that a column was written for."""
         return self.columns[column][0]
 
-    def needed(self, wanted: set[tuple[int, int]]) -> Program:
-        """The same program with nothing but what the answers to ``wanted`` depend on."""
-        stack = [entry for key, entry in self.asked.items() if key in wanted]
+    def needed(self, keys: set[tuple[int, int]]) -> Program:
+        """The same program with nothing but what the answers to ``keys`` depend on."""
+        stack = [entry for key, entry in self.queries.items() if key in keys]
         reached = set(stack)
         while stack:
             entry = stack.pop()
@@ -76,7 +76,7 @@ class Program:
             [[place[c] for c in self.sees[e]] for e in order],
             [(new[a], new[b]) for a, b in (self.columns[c] for c in kept)],
             {new[e]: [place[c] for c in cs] for e, cs in self.blind.items() if e in new},
-            {key: new[e] for key, e in self.asked.items() if key in wanted and e in new},
+            {key: new[e] for key, e in self.queries.items() if key in keys and e in new},
             self.torn,
         )
 
@@ -89,7 +89,7 @@ def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
     found: list[Answers] = [{} for _ in programs]
     groups: dict[tuple[str, bool], list[int]] = {}
     for number, program in enumerate(programs):
-        if program.asked:
+        if program.queries:
             plain = all(a == b == place for place, (a, b) in enumerate(program.columns))  # as entries are written
             groups.setdefault((program.torn, plain), []).append(number)
     for (torn, plain), numbers in groups.items():
@@ -99,7 +99,7 @@ def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
             chunk, numbers = numbers[-size:], numbers[:-size]
             logits = _forward(model, [programs[number] for number in chunk], torn, plain)
             for row, number in enumerate(chunk):
-                found[number] = {key: logits[row, entry] for key, entry in programs[number].asked.items()}
+                found[number] = {key: logits[row, entry] for key, entry in programs[number].queries.items()}
     return found
 
 

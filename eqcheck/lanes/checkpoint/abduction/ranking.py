@@ -69,7 +69,7 @@ def tried(
         rounds = evidence.schedules[context.schedule]
         final = next(n for n, turns in enumerate(rounds) for t in turns if t.row == row and t.start <= at < t.end)
         for program in context.programs(evidence, final):
-            if first in program.asked:
+            if first in program.queries:
                 screened.append(program.needed({first}))
                 owners.append(number)
     predicted: dict[int, int] = {}
@@ -82,7 +82,7 @@ def tried(
 def followed(evidence: Evidence, context: ContextEdit, rows: Sequence[int] | None = None) -> Explained:
     """What one context explains."""
     programs = context.programs(evidence, len(evidence.schedules[context.schedule]))
-    programs = [program.needed(set(program.asked)) for program in programs]
+    programs = [program.needed(set(program.queries)) for program in programs]
     return finding(evidence, context, predictions(evidence, answers(evidence.target, programs)), rows)
 
 

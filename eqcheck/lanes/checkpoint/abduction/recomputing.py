@@ -77,10 +77,10 @@ def recomputed(evidence: Evidence, style: str, applied: Applied, rounds: Sequenc
         pads = [max(lengths) - length for length in lengths]
         for (turn, count), here in zip(fed, pads, strict=True):
             new = range(turn.end - turn.start)  # the draft tokens behind which one is asked for
-            asked = [count] * (count in new) if style == "expanded" else list(new)
-            if asked:
+            positions = [count] * (count in new) if style == "expanded" else list(new)
+            if positions:
                 row = _row(evidence, turn, count, here, inner[turn.row], pads[0])
-                programs.append(_program(evidence, change, applied, row, [turn.start + number for number in asked]))
+                programs.append(_program(evidence, change, applied, row, [turn.start + number for number in positions]))
         if change.accumulates:
             ends = [len(text) for text in evidence.texts]
             for turn in turns:
@@ -98,9 +98,9 @@ def _row(evidence: Evidence, turn: Turn, count: int, pads: int, inner: int, firs
 
 
 def _program(
-    evidence: Evidence, change: Recomputation, applied: Applied, row: EditedRow, asked: Sequence[int]
+    evidence: Evidence, change: Recomputation, applied: Applied, row: EditedRow, positions: Sequence[int]
 ) -> Program:
-    """The program of a row; ``asked`` are the logical positions of the new tokens that it is asked for."""
+    """The program of a row; ``positions`` are the logical positions of the new tokens that it is asked for."""
     program = Program()
     visible = change.visible(row, applied, evidence.pad)
     columns = [program.write(t, p) for t, p in zip(row.tokens, change.positions(row, applied), strict=True)]
@@ -108,6 +108,6 @@ def _program(
         seen = [column for column in columns[: query + 1] if visible[column]]
         program.sees[query] = seen or [program.column(BLANK, BLANK)]
     at = [column for column, is_real in enumerate(row.real) if is_real]
-    for position in asked:
-        program.asked[row.row, position - len(evidence.prompts[row.row])] = at[position - 1]
+    for position in positions:
+        program.queries[row.row, position - len(evidence.prompts[row.row])] = at[position - 1]
     return program

@@ -133,7 +133,7 @@ class Simulation:
         first = turn.start - len(self.evidence.prompts[row])
         newest = len(view.slots) - len(turn.drafts) - 1
         for offset in range(turn.end - turn.start):
-            program.asked[row, first + offset] = program.entry(view.held[newest + offset])
+            program.queries[row, first + offset] = program.entry(view.held[newest + offset])
 
     def visible(self, row: int, slot: int, begin: int) -> bool:
         """Whether the row's mask shows a slot, to a block that begins at ``begin``; caches of single rows need none."""
@@ -145,17 +145,17 @@ class Simulation:
     # What is kept after it.
 
     def _keep(self, turns: Round, going: list[int]) -> None:
-        wanted = {t.row: min(t.start + t.accepted, t.end - 1) for t in turns}
-        surplus = {row: self.lengths[row] - count for row, count in wanted.items()}
+        lengths = {t.row: min(t.start + t.accepted, t.end - 1) for t in turns}
+        surplus = {row: self.lengths[row] - count for row, count in lengths.items()}
         most, least = max(surplus[row] for row in going), min(surplus[row] for row in going)
-        backs = {row: Rollback(row, wanted[row], surplus[row], most, least) for row in wanted}
+        backs = {row: Rollback(row, lengths[row], surplus[row], most, least) for row in lengths}
         for row, back in backs.items():
             if self.style == "separate" and self.change().crops(self, row not in going):
                 self._crop(back)
-                self.lengths[row] = back.wanted
+                self.lengths[row] = back.length
             elif self.style != "separate" and row in going:
                 self._mark(back)
-                self.lengths[row] = back.wanted
+                self.lengths[row] = back.length
         if self.style != "separate":
             self._move(list(backs), going)
         self.change().after(self)
@@ -170,8 +170,8 @@ class Simulation:
         change = self.change(back.row)
         kept = change.kept(self, back)
         for place, slot in enumerate(self.slots[back.row]):
-            if slot.at >= back.wanted:
-                slot.shown = slot.shown or slot.at < back.wanted + kept
+            if slot.at >= back.length:
+                slot.shown = slot.shown or slot.at < back.length + kept
                 if slot.shown and change.zeroed:
                     self.held[back.row][place] = self.blank()
                 slot.at = GONE

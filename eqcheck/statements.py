@@ -1,0 +1,96 @@
+"""What is said of a cause beside its kind: statements by name, the facts in them as data, and their words."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eqcheck.verdict import many
+
+# Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
+STATEMENTS = {
+    # rows that end wrongly, or are not their own
+    "eos-missing": "only the EOS that ends the row is missing",
+    "ends-early": "{emitted} of {expected_tokens} tokens were emitted, all of them right",
+    "pads-behind": "the row goes on with {pads:pad} after its end",
+    "goes-on": "the row goes on with {tokens:token} after its EOS",
+    "too-long": "the row has {tokens:token} where the limit is {limit}",
+    "of-another-row": "the row holds exactly what row {other_row} should hold",
+    # where a wrong token comes from
+    "unverified": "the emitted token is the draft's proposal, and the target was never fed it to verify it",
+    "models-exchanged": "the emitted token is the draft's proposal, and the target was never fed it to verify it; the "
+    "draft was fed the target's answer there instead, as if the two models were exchanged",
+    "rejected": "the emitted token is the draft token that the target rejected",
+    "rejected-unqueried": "the emitted token is the draft token though the target was not asked in the right context",
+    "rejected-again": "the emitted token is the draft token that the target rejected, and new token {before} again",
+    "rejected-unqueried-again": "the emitted token is the draft token though the target was not asked in the right "
+    "context, and new token {before} again",
+    "rejected-or-behind": "the emitted token is the rejected draft token, and also what the target predicted behind "
+    "one",
+    "rejected-or-filler": "the emitted token is the rejected draft token, and also what the target answered in the "
+    "column of filler",
+    "behind": "the emitted token is what the target predicted after a rejected draft token",
+    "behind-or-again": "the emitted token is new token {before} again, and also what the target predicted after a "
+    "rejected draft token",
+    "filler": "the emitted token is what the target answered in the column of filler",
+    "filler-or-again": "the emitted token is new token {before} again, and also what the target answered in the column "
+    "of filler",
+    "twice": "new token {before} is emitted twice",
+    "twice-or-elsewhere": "new token {before} is emitted twice, or the target's answer behind position {position} is "
+    "read in place of the right one",
+    "twice-or-of-another": "new token {before} is emitted twice, or the target's answer behind position {position} of "
+    "row {other_row} is read in place of the right one",
+    "one-lost": "new token {index} is missing, and the one after it stands in its place",
+    "lost": "{tokens:token} missing, and the row goes on after that",
+    "pad": "new token {index} is the pad id",
+    "behind-pad": "the emitted token is what the target answered in the column of a pad",
+    "elsewhere": "the emitted token is the target's answer behind position {position}",
+    "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
+    "neither": "the emitted token is neither the draft token nor the target's prediction there",
+    # why no cause is named
+    "unread-answer": "call {right_call} answered rightly for this token, and call {other_call} answered what was "
+    "emitted, in column {column} of batch row {batch_row}; it is not known for which token",
+    "no-query": "no query was found that had to predict this token",
+    "no-difference": "a query had to predict this token, but no difference in what it saw explains that its hash is "
+    "wrong",
+    "no-right-query": "no target query that saw exactly its row stands behind this token",
+    "slot-unexplained": "slot {slot} is not what it should be, and no query was found that explains it",
+    "displaced": "the mask shows slot {shown_slot} where the query's own entry is in slot {own_slot}; either may be "
+    "wrong",
+    "outputs-alone": "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does",
+    # what a decoder declares
+    "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
+    "{first_position}..{last_position}), where `prefill_chunk` allows {limit}",
+    "arrival": "late-rows: call {call} feeds row {row} (position {first_position}) in batch row {batch_row} after "
+    "{calls:target call}, where `arrivals` has it wait for {limit}; not done before it: row {waiting}",
+    "prefix-fed": "prefix: call {call} feeds position {first_position} of row {row} in batch row {batch_row}, where "
+    "the cache that is handed over holds the first {length:token} (`prefix_length`)",
+    "prefix-fed-many": "prefix: call {call} feeds positions {first_position}..{last_position} of row {row} in batch "
+    "row {batch_row}, where the cache that is handed over holds the first {length:token} (`prefix_length`)",
+    "unwritten": "preallocated: nothing was ever written into the cache that is handed over for the target, in "
+    "{calls:target call}; call {call} saw {slots:slot}, where the cache has {capacity}",
+}
+
+
+class _Number(int):
+    def __format__(self, noun: str) -> str:
+        return many(self, noun) if noun else str(int(self))
+
+
+class Statement(NamedTuple):
+    """A statement in words, and the facts in it; its name is the fact ``statement``."""
+
+    detail: str
+    facts: dict[str, int | str]
+
+
+NOTHING = Statement("", {})
+
+
+def state(name: str, **facts: int | str) -> Statement:
+    """A statement of the table.
+
+    >>> state("lost", tokens=2)
+    Statement(detail='2 tokens missing, and the row goes on after that', facts={'statement': 'lost', 'tokens': 2})
+    """
+    shown = {key: _Number(value) if isinstance(value, int) else value for key, value in facts.items()}
+    return Statement(STATEMENTS[name].format(**shown), {"statement": name, **facts})
