@@ -22,7 +22,7 @@ from eqcheck.report import load
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
 
 ROOT = Path(__file__).parents[1]
-REPORTS = sorted((ROOT / "reports/showcase").glob("*/report.json"))
+REPORTS = sorted((ROOT / "reports").rglob("report.json"))
 VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
 
 

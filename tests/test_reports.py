@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from eqcheck.campaign.casefile import read_case
+from eqcheck.plain import inline
+from eqcheck.report import load
 from eqcheck.report.markdown import percent
+from eqcheck.report.schema import Condition, Report, ReportedViolation
+from eqcheck.text import reason
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("openvino_genai", "vllm")
 
 
-def _report(engine: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((ROOT / "reports" / engine / "report.json").read_text())
-    return report
+def _report(engine: str) -> Report:
+    return load(ROOT / "reports" / engine)
 
 
-def summary_row(report: dict[str, Any]) -> str:
-    decoder, right = report["decoder"], percent(report["equivalence"]["exact_match"])
+def summary_row(report: Report) -> str:
+    decoder, right = report.decoder, percent(report.equivalence.exact_match)
+    conditions = sum(len(violation.conditions) for violation in report.violations)
     return (
-        f"| {decoder['name']} {decoder['version']} | {report['cases']['run']} | {right} | {report['ties']} | "
-        f"{report['acceptance']:.2f} | {report['cases_per_second']} | {len(report['violations'])} |"
+        f"| {decoder.name} {decoder.version} | {report.cases.run} | {right} | {report.ties} "
+        f"| {report.acceptance:.2f} | "
+        f"{report.cases_per_second} | {len(report.violations)} | {conditions} |"
     )
 
 
-def finding_row(report: dict[str, Any], violation: dict[str, Any]) -> str:
-    name, script = report["decoder"]["name"], Path(violation["script"])
-    needs = ", ".join(violation["needs"]) or "nothing"
-    fingerprint = f"{violation['component']}/{violation['kind']}"
-    return (
-        f"| {name} | {violation['details']['detail']} | {needs} | `{fingerprint}` | {violation['count']} | "
-        f"[{script.stem}]({name}/{script.name}) |"
-    )
+def cause_row(report: Report, violation: ReportedViolation) -> str:
+    """A cause, and the conditions under which it shows, each with its script."""
+    shows = [
+        f"{', '.join(one.needs) or 'the defaults'}: {one.count} {_script(report.decoder.name, one)}"
+        for one in violation.conditions
+    ]
+    what = inline(reason(violation.evidence) or violation.cause.meaning).replace("|", "/")
+    return f"| {report.decoder.name} | `{violation.fingerprint}` | {what} | {'; '.join(shows)} |"
+
+
+def _script(engine: str, condition: Condition) -> str:
+    return f"([script]({engine}/{Path(condition.script).name}))" if condition.script else "(no script)"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -44,18 +51,19 @@ def test_the_tables_are_those_of_the_reports(engine: str) -> None:
     inner = (ROOT / "reports" / "README.md").read_text()
     assert summary_row(report) in inner
     assert summary_row(report) in (ROOT / "README.md").read_text()
-    for violation in report["violations"]:
-        assert finding_row(report, violation) in inner
-        assert violation["without_speculation"] in ("right", "wrong too")
+    for violation in report.violations:
+        assert cause_row(report, violation) in inner
+        assert {one.without_speculation for one in violation.conditions} <= {"right", "wrong too"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_finding_has_a_case_and_a_script_and_nothing_else_is_there(engine: str) -> None:
     report, folder = _report(engine), ROOT / "reports" / engine
-    assert report["cases"]["run"] >= 1000
+    assert report.cases.run >= 1000
     named = {folder / "report.json", folder / "report.md"}
-    for violation in report["violations"]:
-        case = ROOT / violation["reproduce"].removeprefix("eqcheck replay ")
-        assert read_case(case).fingerprint == violation["fingerprint"]
-        named |= {case, ROOT / violation["script"]}
+    for violation in (*report.violations, *report.inconclusive):
+        for condition in violation.conditions:
+            case = ROOT / condition.reproduce.removeprefix("eqcheck replay ")
+            assert str(read_case(case).fingerprint).startswith(violation.fingerprint)
+            named |= {case, *([ROOT / condition.script, folder / "_engine.py"] if condition.script else [])}
     assert named == {path for path in folder.rglob("*") if path.is_file()}
