@@ -59,6 +59,11 @@ class RowOptions:
 
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. ``arrival``: the row is handed over
     after so many steps of the engine.
+
+    At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
+    cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
+    most likely one (0.0: no cut); see `eqcheck.law`. At 0.0 it is greedy. ``seed``, where there is one, is below
+    ``2**64``.
     """
 
     max_new_tokens: int
@@ -67,6 +72,11 @@ class RowOptions:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     arrival: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
 
 
 @dataclass

@@ -1,0 +1,89 @@
+"""The law of a row's next token, held against transformers' own processors; and what moves its cuts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from eqcheck.contract import RowOptions
+from eqcheck.law import law
+
+
+def options(draw: random.Random, vocabulary: int) -> RowOptions:
+    return RowOptions(
+        4,
+        temperature=draw.choice([0.3, 0.7, 1.0, 2.0]),
+        top_k=draw.choice([0, 1, 3, vocabulary, vocabulary + 5]),
+        top_p=draw.choice([1.0, 0.9, 0.5, 0.05]),
+        min_p=draw.choice([0.0, 0.05, 0.5, 1.0]),
+    )
+
+
+def by_transformers(scores: torch.Tensor, row: RowOptions) -> torch.Tensor:
+    if row.temperature != 1:
+        scores = TemperatureLogitsWarper(row.temperature)(None, scores)
+    if row.top_k:
+        scores = TopKLogitsWarper(row.top_k)(None, scores)
+    if row.top_p < 1:
+        scores = TopPLogitsWarper(row.top_p)(None, scores)
+    if row.min_p:
+        scores = MinPLogitsWarper(row.min_p)(None, scores)
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_law_is_that_of_transformers_bit_by_bit(seed: int) -> None:
+    draw = random.Random(seed)
+    vocabulary = draw.choice([4, 16, 128])
+    scores = torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(seed)).double() * draw.choice([0.3, 4])
+    rows = [options(draw, vocabulary) for _ in range(3)]
+    alone = torch.cat([by_transformers(scores[i : i + 1], row) for i, row in enumerate(rows)])
+    assert torch.equal(law(scores, rows).probabilities, alone)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_change_below_the_margin_moves_no_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    scores = torch.randn(2, 16, generator=torch.Generator().manual_seed(seed)).double()
+    row = options(draw, 16)
+    probabilities, margin = law(scores, row)
+    least = min(float(margin.min()), 5.0)
+    shift = (torch.rand(2, 16, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1) * least * 0.999
+    assert torch.equal(law(scores + shift, row).probabilities > 0, probabilities > 0)
+
+
+def test_what_exceeds_a_margin_moves_its_cut() -> None:
+    scores = torch.tensor([[2.0, 1.0, 0.5, 0.0]]).double()
+    for row in (
+        RowOptions(1, temperature=2.0, top_k=2),
+        RowOptions(1, temperature=2.0, min_p=0.5),
+    ):
+        probabilities, margin = law(scores, row)
+        shift = torch.where(probabilities > 0, -1.0, 1.0).double() * float(margin) * 1.01
+        moved = law(scores + shift, row).probabilities > 0
+        assert not torch.equal(moved, probabilities > 0), row
+
+
+def test_a_temperature_of_zero_is_greedy_among_sampled_rows() -> None:
+    scores = torch.tensor([[2.0, 1.0], [2.0, 1.0]]).double()
+    probabilities, margin = law(scores, [RowOptions(1), RowOptions(1, temperature=1.0)])
+    assert probabilities[0].tolist() == [1.0, 0.0]
+    assert 0.73 < float(probabilities[1, 0]) < 0.74
+    assert margin.tolist() == [float("inf")] * 2
+
+
+def test_the_order_of_options_makes_another_law() -> None:
+    scores = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)).double() * 2
+    row = RowOptions(1, temperature=2.0, top_p=0.6)
+    first, last = (
+        law(scores, row, order).probabilities for order in (("temperature", "top-p"), ("top-p", "temperature"))
+    )
+    assert float((first - last).abs().sum()) > 0.05
