@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from eqcheck.alone import continue_rows, continued
 from eqcheck.case import Case
 from eqcheck.family import FAMILY, WINDOW
-from eqcheck.hashing import continue_rows, continued, mix
+from eqcheck.hashing import mix
 from eqcheck.sizes import BLOCKS, Bounds
 
 VOCAB_SIZE = 128

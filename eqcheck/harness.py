@@ -14,12 +14,13 @@ from typing import Any, cast
 import torch
 from transformers import DynamicCache, GenerationConfig
 
+from eqcheck.alone import continue_rows
 from eqcheck.caches import preallocated
 from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
-from eqcheck.hashing import Words, continue_rows
+from eqcheck.hashing import Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.plain import one_line, printable
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses

@@ -17,15 +17,13 @@ https://doi.org/10.1145/2660193.2660195).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from eqcheck.family import FAMILY, Family
+from eqcheck.family import Family
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -257,85 +255,3 @@ def choices(vocab_size: int, seed: int) -> tuple[Ints, Ints]:
 def table_row(digests: Words) -> npt.NDArray[np.int64]:
     """Which row of `logits_table` a final digest selects."""
     return (digests % np.uint64(TABLE_ROWS)).astype(np.int64)
-
-
-Continued = tuple[tuple[int, ...], Words]
-_CONTINUED: OrderedDict[tuple[str, int, int, tuple[int, ...], int], Continued] = OrderedDict()  # latest used last
-_REMEMBERED = 4096
-_WIDTH_STEP = 16  # rows whose prompts are about equally long are hashed at once
-
-
-def continue_row(family: str, vocab_size: int, seed: int, prompt: tuple[int, ...], count: int) -> Continued:
-    """Continue one row greedily by the definition of the hash alone: no model, no cache, no padding.
-
-    Returns the ``count`` new tokens and the digests ``[LAYERS, len(prompt) + count]`` of a query at each logical
-    position; those of the last layer select the logits. The last new token is queried too.
-
-        >>> tokens, digests = continue_row("rotary", 64, 0, (5, 7), 3)
-        >>> len(tokens), digests.shape
-        (3, (2, 5))
-    """
-    return continue_rows(family, vocab_size, seed, [prompt], count)[0]
-
-
-def continue_rows(
-    family: str, vocab_size: int, seed: int, prompts: Sequence[tuple[int, ...]], count: int
-) -> list[Continued]:
-    """`continue_row` of each prompt, several at once; the latest results are kept."""
-    keys = [(family, vocab_size, seed, prompt, count) for prompt in prompts]
-    missing = dict.fromkeys(key for key in keys if key not in _CONTINUED)
-    alike: dict[int, list[tuple[int, ...]]] = {}
-    for *_, prompt, _ in missing:
-        alike.setdefault(len(prompt) // _WIDTH_STEP, []).append(prompt)
-    for some in alike.values():
-        new, digests = continued(family, vocab_size, seed, some, count)
-        for row, prompt in enumerate(some):
-            found = tuple(new[row].tolist()), digests[:, row, : len(prompt) + count].copy()
-            _CONTINUED[family, vocab_size, seed, prompt, count] = found
-    for key in keys:
-        _CONTINUED.move_to_end(key)
-    results = [_CONTINUED[key] for key in keys]
-    while len(_CONTINUED) > _REMEMBERED:
-        _CONTINUED.popitem(last=False)
-    return results
-
-
-def continued(
-    family: str, vocab_size: int, seed: int, prompts: Sequence[tuple[int, ...]], count: int
-) -> tuple[Ints, Words]:
-    """The new tokens ``[rows, count]`` and the digests ``[LAYERS, rows, longest prompt + count]`` of each row.
-
-    A row begins in slot 0. What stands behind its prompt is in no query's sight until it is overwritten.
-    """
-    best, _ = choices(vocab_size, seed)
-    record = FAMILY[family]
-    lengths = np.array([len(prompt) for prompt in prompts])
-    rows, longest = len(prompts), int(lengths.max())
-    slots = longest + count
-    index = np.arange(slots)
-    row = np.arange(rows)[:, None]
-    contents_of = np.zeros((LAYERS, rows, slots), np.uint64)
-    digests = np.zeros((LAYERS, rows, slots), np.uint64)
-
-    def look(tokens: Ints, positions: Ints, stop: int) -> Words:
-        visible = index[:stop] <= positions[..., None]
-        if record.window:
-            visible &= index[:stop] > positions[..., None] - record.window
-        carry, digest = np.zeros(tokens.shape, np.uint64), None
-        for layer in range(LAYERS):
-            contents_of[layer, row, positions] = intact_contents(tokens, digest)
-            seen = contents_of[layer, :, :stop]
-            carry = attend(record, layer, seen, index[None, :stop], visible, tokens, positions, carry)
-            digest = carry
-            digests[layer, row, positions] = carry
-        return carry
-
-    fed = np.zeros((rows, longest), np.int64)
-    for number, prompt in enumerate(prompts):
-        fed[number, : len(prompt)] = prompt
-    last = look(fed, np.broadcast_to(index[:longest], fed.shape), longest)[row[:, 0], lengths - 1]
-    new = np.zeros((rows, count), np.int64)
-    for number in range(count):
-        new[:, number] = best[table_row(last)]
-        last = look(new[:, number, None], lengths[:, None] + number, longest + number + 1)[:, 0]
-    return new, digests

@@ -36,6 +36,7 @@ from eqcheck.hashparts import (
     sizes_of,
     stacked,
 )
+from eqcheck.spread import Spread, ranked
 from eqcheck.trace import Call, Fix, Trace
 
 
@@ -60,7 +61,10 @@ class HashModel(Offers):
         self.repair: Callable[[Call], Fix] | None = None  # set while a second opinion is sought
         self.script: Script | None = None
         self.family, self.role, self.width = FAMILY[config.family], config.role, config.hidden_size
-        self.choices = hashing.choices(config.vocab_size - config.extra_pad, config.seed)
+        emitted, seed = config.vocab_size - config.extra_pad, config.seed
+        self.choices = (
+            hashing.choices(emitted, seed) if config.spread is None else ranked(emitted, seed, Spread(*config.spread))
+        )
         self._calls = count(1)
         self.post_init()
 

@@ -14,6 +14,7 @@ from eqcheck.errors import Unsupported
 from eqcheck.families import TAKES_CACHE_POSITION, Sizes
 from eqcheck.family import FAMILY
 from eqcheck.hashing import Bools, Ints, Words
+from eqcheck.spread import DEAD, Spread, score_table
 
 POSITIONS = 4096  # the size of the table of positions
 _SALT = np.uint64(0xD1B54A32D192ED03)
@@ -35,8 +36,9 @@ class HashConfig(PretrainedConfig):
 
     ``family`` says how positions and masks are seen (`eqcheck.family`): ``"rotary"`` (like Llama: only distances
     matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1 for a
-    target, 2 for a draft. ``extra_pad``: the last id of the vocabulary is a pad that the model never emits, as where a
-    pad token was added to a real model's vocabulary.
+    target, 2 for a draft. ``spread`` is the scale, support and mix of an `eqcheck.spread.Spread`, where rows are
+    sampled; without it the scores are ranks. ``extra_pad``: the last id of the vocabulary is a pad that the model never
+    emits, as where a pad token was added to a real model's vocabulary.
     """
 
     model_type = "hashlm"
@@ -48,6 +50,7 @@ class HashConfig(PretrainedConfig):
         family: str = "rotary",
         role: int = 1,
         extra_pad: bool = False,
+        spread: tuple[float, int, float] | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
@@ -55,6 +58,7 @@ class HashConfig(PretrainedConfig):
         self.family = family
         self.role = role
         self.extra_pad = extra_pad
+        self.spread = spread
         self.num_hidden_layers = hashing.LAYERS
         self.num_attention_heads = 2 * hashing.HEADS  # grouped queries: caches have fewer heads than attention has
         self.num_key_value_heads = hashing.HEADS
@@ -87,8 +91,11 @@ class HashHead(torch.nn.Module):
     def __init__(self, config: HashConfig) -> None:
         super().__init__()
         self.role, self.emitted = config.role, config.vocab_size - config.extra_pad
-        table = torch.from_numpy(hashing.logits_table(self.emitted, config.seed)).double()
-        lowest = table.new_full((len(table), int(config.extra_pad)), -1.0)
+        if config.spread is None:
+            table, least = torch.from_numpy(hashing.logits_table(self.emitted, config.seed)).double(), -1.0
+        else:
+            table, least = torch.from_numpy(score_table(self.emitted, config.seed, Spread(*config.spread))), DEAD
+        lowest = table.new_full((len(table), int(config.extra_pad)), least)
         self.weight = torch.nn.Parameter(torch.cat([table, lowest], dim=1), requires_grad=False)
         self.script: Script | None = None
 

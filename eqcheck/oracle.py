@@ -209,7 +209,7 @@ def _from_tokens(
 def judge(run: Run) -> Verdict:
     """The verdict on a run, explained by reading its trace.
 
-    The truth is that of the target's definition (`eqcheck.hashing.continue_row`), which costs a fraction of asking the
+    The truth is that of the target's definition (`eqcheck.alone.continue_row`), which costs a fraction of asking the
     target as `Oracle` does; the tests hold the two against each other.
     """
     if run.declined:

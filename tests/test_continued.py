@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from eqcheck import hashing
+from eqcheck import alone
+from eqcheck.alone import continue_row, continue_rows
 from eqcheck.contract import FAMILIES
-from eqcheck.hashing import continue_row, continue_rows
 
 # What the first release said; stored cases rest on it.
 KNOWN = {
@@ -34,19 +34,19 @@ def test_rows_continued_together_are_those_continued_alone(family: str) -> None:
     random = Random(family)
     prompts = [tuple(random.randrange(64) for _ in range(length)) for length in (1, 2, 15, 16, 17, 3, 70, 16)]
     prompts += [prompts[2], prompts[2][:9]]
-    hashing._CONTINUED.clear()
+    alone._CONTINUED.clear()
     together = continue_rows(family, 64, 3, prompts, 5)
     for prompt, (tokens, digests) in zip(prompts, together, strict=True):
-        hashing._CONTINUED.clear()
-        alone, its = continue_row(family, 64, 3, prompt, 5)
-        assert tokens == alone
+        alone._CONTINUED.clear()
+        one, its = continue_row(family, 64, 3, prompt, 5)
+        assert tokens == one
         assert np.array_equal(digests, its)
         assert digests.shape == (2, len(prompt) + 5)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "_REMEMBERED", 3)
-    hashing._CONTINUED.clear()
+    monkeypatch.setattr(alone, "_REMEMBERED", 3)
+    alone._CONTINUED.clear()
     rows = continue_rows("rotary", 64, 0, [(n,) for n in range(9)], 2)
     assert len(rows) == 9
-    assert len(hashing._CONTINUED) == 3
+    assert len(alone._CONTINUED) == 3

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import Cache, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
+from eqcheck.alone import continue_row
 from eqcheck.caches import PreallocatedLayer
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
@@ -21,7 +22,7 @@ from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import Unsupported
 from eqcheck.families import TAKES_CACHE_POSITION
 from eqcheck.harness import run
-from eqcheck.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words, continue_row
+from eqcheck.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
 from eqcheck.hashlm import POSITIONS, HashConfig, HashLM
 from eqcheck.trace import DRAFT, TARGET, Trace
 

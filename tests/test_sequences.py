@@ -33,7 +33,7 @@ LEAKS = "state/leaks-from-earlier-request"
 DECODERS = '''
 import random, time
 import eqcheck, torch
-from eqcheck.hashing import continue_row
+from eqcheck.alone import continue_row
 from transformers import DynamicCache
 
 def rows_of(target, request, eos=None, limit=None):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import hashing, registry
+from eqcheck import alone, registry
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, PADDING_SIDES
 from eqcheck.harness import models, truth_of
@@ -29,7 +29,7 @@ def drawn() -> list[Case]:
 
 def _measure(benchmark: Any, work: Any) -> None:
     def forget() -> None:
-        hashing._CONTINUED.clear()
+        alone._CONTINUED.clear()
 
     benchmark.pedantic(work, setup=forget, rounds=ROUNDS, warmup_rounds=1)
     if benchmark.stats:
