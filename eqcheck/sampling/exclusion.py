@@ -1,0 +1,197 @@
+"""What an audit without a violation excludes: how large a named fault may be at most, at the laws it really met.
+
+A fault of a size draws every token from ``r``, for example ``(1 - size) p + size q``. One alternative of the portfolio
+earns ``log e(x)`` on it. Where x follows r, the mean of ``e(x)^-c`` is known exactly for every c > 0: a sum over all
+tokens. So, by Markov's inequality (Chernoff's bound),
+
+    P(the alternative ends below T) <= exp(c log T + sum over positions of log sum_x r(x) e(x)^-c).
+
+T is 10^6 divided by the weight of the alternative: then the whole portfolio has crossed 10^6. A size is excluded where
+the bound is 0.01 at most for some alternative and some c. It holds for tokens drawn one after the other, because the
+exponent is a martingale's; and for an audit that meets laws with the same sum or a lower one. The laws summed are those
+that this audit met: of a fault that shows elsewhere only, nothing is said.
+
+Greater sizes are excluded with it. The sum is concave in a share and not negative where the share is 0; so below zero
+it falls. Powers of p have monotone likelihood ratios, and so the sum is monotone in the temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eqcheck.errors import UsageError
+from eqcheck.sampling.bets import HIGHEST, POWERS, SHARES, WHOLE, laws, mixed
+from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
+
+MISSED = 0.01
+"""A fault of the size that is excluded would have been missed with at most this probability."""
+EXPONENTS = np.array([0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0])
+SIZES = 1 / np.array([1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1000])
+"""Shares of tokens that are drawn wrongly, the greatest first."""
+CHANGES = (1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02)
+"""Relative changes of the temperature, the greatest first."""
+_MIXED = {
+    "draft": "drawn from the draft",
+    "residual": "drawn from the residual",
+    "residual-unused": "of rounds whose corrections are drawn from the target's law, not from the residual",
+    "drawn-again": "that are drawn again where they are not equal to the draft token",
+    "draft-argmax": "that are the draft's most likely ones",
+    "argmax": "that are the target's most likely ones",
+    "uniform": "that are any of the vocabulary",
+    "prefix-before": "drawn from the law of the prefix before",
+}
+_WARMER, _COLDER = "temperature-higher", "temperature-lower"
+_LAWS = (*_MIXED, _WARMER, _COLDER)
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """What one regime excludes of one fault: ``size`` or more, or nothing where it is None.
+
+    ``regime`` is empty for all tokens together. ``size`` is a share of the tokens, or a relative change of the
+    temperature; ``alternative`` is the one that would have seen it; ``tokens`` are those judged.
+    """
+
+    regime: str
+    law: str
+    size: float | None
+    alternative: str
+    tokens: int
+
+    @property
+    def sentence(self) -> str:
+        """The same in words.
+
+        >>> Excluded("std", "draft", 1 / 30, "draft:0.1", 5000).sentence
+        'std: 5000 tokens exclude 1 token in 30 or more drawn from the draft.'
+        >>> Excluded("", _WARMER, None, "", 50).sentence
+        'all regimes: 50 tokens exclude no temperature higher than asked for.'
+        """
+        where = f"{self.regime or 'all regimes'}: {self.tokens} tokens exclude"
+        if self.law in _MIXED:
+            if self.size is None:
+                return f"{where} no share of tokens {_MIXED[self.law]}."
+            share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)} or more"
+            return f"{where} {share} {_MIXED[self.law]}."
+        way = "higher" if self.law == _WARMER else "lower"
+        if self.size is None:
+            return f"{where} no temperature {way} than asked for."
+        return f"{where} a temperature {way} than asked for by {self.size:.0%} or more."
+
+
+class Exclusion:
+    """Sums over the laws that an audit met; `excluded` says what they are enough for.
+
+    Hand in the same rows as to `Wealth`; rows of repeated seeds are to be left out.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, int] = {}
+        self._sums: dict[str, dict[str, Floats]] = {}
+
+    def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
+        """Count the laws of a case, with the bound on rounding that `Wealth` was given."""
+        sums = self._sums.setdefault(regime, {law: np.zeros(_shape(law)) for law in _LAWS})
+        for row in rows:
+            for law, found in _moments(row, np.log1p(eps)).items():
+                sums[law] = sums[law] + found
+        self.tokens[regime] = self.tokens.get(regime, 0) + sum(int((~row.skip).sum()) for row in rows)
+
+    def excluded(self) -> list[Excluded]:
+        """For every regime, and for all together, what is excluded of every fault."""
+        found = []
+        for law in _LAWS:
+            for number, regime in enumerate(self.tokens, 1):
+                weight = regime_weight(number) / len(PORTFOLIO)
+                found.append(_best(regime, law, self._sums[regime][law], weight, self.tokens[regime]))
+            total = np.sum([np.zeros(_shape(law)), *(sums[law] for sums in self._sums.values())], axis=0)
+            found.append(_best("", law, total, regime_weight(0) / len(PORTFOLIO), sum(self.tokens.values())))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is needed to go on, as JSON."""
+        sums = {regime: {law: one.tolist() for law, one in laws.items()} for regime, laws in self._sums.items()}
+        return {"portfolio": list(PORTFOLIO), "tokens": dict(self.tokens), "sums": sums}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Exclusion:
+        """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on."""
+        if tuple(data["portfolio"]) != PORTFOLIO:
+            raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
+        exclusion = cls()
+        exclusion.tokens = dict(data["tokens"])
+        exclusion._sums = {
+            regime: {law: np.array(one) for law, one in laws.items()} for regime, laws in data["sums"].items()
+        }
+        return exclusion
+
+
+def _alternatives(law: str) -> list[tuple[str, float]]:
+    """The bets that are held against a fault: a named law and a share."""
+    if law in _MIXED:
+        return [(law, share) for share in SHARES[law]]
+    return [(f"power-{power}", WHOLE) for power in POWERS if (power < 1) == (law == _WARMER)]
+
+
+def _sizes(law: str) -> Sequence[float]:
+    """From the greatest; a temperature lower by 100 % is 0."""
+    return list(SIZES) if law in _MIXED else [size for size in CHANGES if size < 1 or law == _WARMER]
+
+
+def _shape(law: str) -> tuple[int, int, int]:
+    return len(_alternatives(law)), len(_sizes(law)), len(EXPONENTS)
+
+
+def _moments(row: SampledRow, rounding: float) -> dict[str, Floats]:
+    """The sums of ``log sum_x r(x) e(x)^-c`` over a row, ``[alternatives, sizes, exponents]`` of every fault."""
+    named = laws(row)
+    live = ~row.skip
+    p = row.cells.p[live]
+    possible = p > 0
+    safe = np.where(possible, p, 1.0)
+    found = {}
+    for law in _LAWS:
+        found[law] = np.zeros(_shape(law)) + EXPONENTS * rounding * live.sum()
+        if law not in named and law in _MIXED:
+            continue  # no draft: no bet, and no fault
+        truths = _wrong(law, p, named[law][live] if law in _MIXED else p)
+        for number, (name, share) in enumerate(_alternatives(law)):
+            ratio = np.where(possible, named[name][live] / safe, 1.0)
+            gains = np.log(np.minimum(mixed(ratio, share), HIGHEST)) - rounding
+            # What is impossible is a violation at once; to count it as no gain understates.
+            gains = np.where(possible, gains, -rounding)
+            powers = np.exp(-EXPONENTS[:, None, None] * gains)
+            means = np.einsum("snv,cnv->scn", truths, powers)
+            found[law][number] = np.log(means).sum(-1)
+    return found
+
+
+def _wrong(law: str, p: Floats, named: Floats) -> Floats:
+    """What a decoder with the fault draws from, ``[sizes, n, V + 1]``."""
+    if law in _MIXED:
+        return np.stack([(1 - size) * p + size * named for size in _sizes(law)])
+    way = 1 if law == _WARMER else -1
+    with np.errstate(divide="ignore"):
+        scores = np.log(p)
+    scores = scores - scores.max(-1, keepdims=True, initial=-np.inf)
+    raised = np.stack([np.exp(scores / (1 + way * size)) for size in _sizes(law)])
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def _best(regime: str, law: str, sums: Floats, weight: float, tokens: int) -> Excluded:
+    """The smallest size that is excluded together with all greater ones."""
+    bound = EXPONENTS * np.log(VIOLATION / weight) + sums  # [alternatives, sizes, exponents]
+    missed = bound.min(-1)
+    size, alternative = None, ""
+    for number, candidate in enumerate(_sizes(law)):
+        best = int(missed[:, number].argmin())
+        if missed[best, number] > np.log(MISSED):
+            break
+        name, share = _alternatives(law)[best]
+        size, alternative = float(candidate), f"{name}:{share}"
+    return Excluded(regime, law, size, alternative, tokens)

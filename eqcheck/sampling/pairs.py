@@ -1,0 +1,143 @@
+"""Bets that rows share random numbers: a row with earlier rows of its case, or a token with earlier ones of its row.
+
+Given what earlier rows emitted, a right row still follows its own law. So a law that depends on them is a bet like
+any other. Each pair is bet on once, from the later one's side: a bet in both directions would count one chance twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eqcheck.sampling.bets import below, logs, mixed
+from eqcheck.sampling.row import Bools, Floats, Ints, SampledRow
+
+LAGS = range(1, 9)
+"""A round that repeats its random numbers shows at its own length: at most K + 1 tokens."""
+_SHARES: dict[str, tuple[float, ...]] = {
+    "twin-equal": (0.05, 0.3, 0.9),  # as long as a twin's prefix is the same, so is its token
+    "shared-uniform": (0.1, 0.5),  # inverse distribution functions, tokens by id
+    "shared-uniform-by-p": (0.3,),  # the same, the most likely first
+    "shared-race": (0.5,),  # Gumbel noise, or exponentials
+    **{f"own-uniform-{lag}": (0.3,) for lag in LAGS},
+    **{f"own-race-{lag}": (0.3,) for lag in LAGS},
+}
+_NAMED = tuple((f"{bet}:{share}", bet, share) for bet, shares in _SHARES.items() for share in shares)
+PAIRS: tuple[str, ...] = tuple(name for name, *_ in _NAMED)
+"""Names of the alternatives: what is shared, and the share of the law that says so."""
+
+
+class _Pair(NamedTuple):
+    """Positions ``[m]`` of a row, and the tokens they are held against: token and probability, law, interval."""
+
+    where: Ints
+    token: Ints
+    likely: Floats
+    law: Floats
+    by_id: Floats
+    by_p: Floats
+
+
+def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
+    """``log(r(x)/p(x))`` of every emitted token ``[n]`` under every alternative of `PAIRS`: ``[n, P]``.
+
+    ``earlier`` are the rows of the same case before this one. Rows to which the request gave one seed may be equal:
+    they are not held against each other.
+    """
+    own = _Own(row)
+    ratios = {"twin-equal": _twin(row, earlier)}
+    others = [_with(own, other) for other in earlier if other.seed is None or other.seed != row.seed]
+    for name in ("shared-uniform", "shared-uniform-by-p", "shared-race"):
+        ratios[name] = _mean(own, others, name)
+    for lag in LAGS:
+        pairs = [_lagged(own, lag)]
+        ratios[f"own-uniform-{lag}"] = _mean(own, pairs, "shared-uniform")
+        ratios[f"own-race-{lag}"] = _mean(own, pairs, "shared-race")
+    return logs([mixed(ratios[bet], share) for _, bet, share in _NAMED], row.cells)
+
+
+class _Own:
+    """A row with its intervals in both orders."""
+
+    def __init__(self, row: SampledRow) -> None:
+        self.row, self.cells = row, row.cells
+        self.by_id, self.by_p = below(row.cells, "id"), below(row.cells, "p")
+        # What fell among the rare tokens says nothing exact about a random number.
+        self.usable: Bools = row.cells.live & (row.cells.x == row.tokens)
+
+
+def _with(own: _Own, other: SampledRow) -> _Pair:
+    """The tokens of another row that have the same number in the output."""
+    shared = min(len(own.row.tokens), len(other.tokens))
+    theirs = _Own(other)
+    where = np.flatnonzero(theirs.usable[:shared])
+    return _pair(theirs, where, where)
+
+
+def _lagged(own: _Own, lag: int) -> _Pair:
+    """The tokens of the row itself, so many earlier."""
+    where = np.flatnonzero(own.usable[:-lag])
+    return _pair(own, where, where + lag)
+
+
+def _pair(theirs: _Own, of: Ints, where: Ints) -> _Pair:
+    cells = theirs.cells
+    return _Pair(where, cells.x[of], cells.at[of], theirs.row.p[of], theirs.by_id[of], theirs.by_p[of])
+
+
+def _mean(own: _Own, pairs: Sequence[_Pair], bet: str) -> Floats:
+    """The mean of the pairs' ratios at every position; 1 where there is no pair."""
+    total, count = np.zeros(len(own.cells.x)), np.zeros(len(own.cells.x))
+    for pair in pairs:
+        if bet == "shared-race":
+            ratio, defined = _race(own, pair)
+        else:
+            ratio, defined = _overlap(own, pair, by_p=bet.endswith("by-p"))
+        total[pair.where] += np.where(defined, ratio, 0.0)
+        count[pair.where] += defined
+    return np.where(count > 0, total / np.maximum(count, 1), 1.0)
+
+
+def _overlap(own: _Own, pair: _Pair, by_p: bool) -> tuple[Floats, Bools]:
+    """Where one uniform made both tokens: it lies in the other's interval, uniformly, and so chooses this one."""
+    start = (own.by_p if by_p else own.by_id)[pair.where]
+    other = pair.by_p if by_p else pair.by_id
+    own_likely = np.where(own.cells.live, own.cells.at, 1.0)[pair.where]
+    both = np.minimum(start + own_likely, other + pair.likely) - np.maximum(start, other)
+    return np.maximum(both, 0.0) / pair.likely / own_likely, np.ones(len(start), bool)
+
+
+def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:
+    """Where one set of exponentials made both: ``argmin E_v / p(v)`` is often the same token.
+
+    Both are the token ``a`` with the probability ``1 / sum_w max(p_i(w)/p_i(a), p_j(w)/p_j(a))``. What is left goes to
+    the other tokens, in proportion to the row's law.
+    """
+    hit = own.cells.p[pair.where, pair.token]  # 0 where the token is rare or impossible in this row
+    defined = (hit > 0) & (hit < 1 - 1e-9)
+    safe = np.where(defined, hit, 0.5)
+    highest = np.maximum(pair.law / pair.likely[:, None], own.row.p[pair.where] / safe[:, None])
+    equal = np.minimum(1 / highest.sum(-1) / pair.likely, 1.0)
+    same = own.cells.x[pair.where] == pair.token
+    return np.where(same, equal / safe, (1 - equal) / (1 - safe)), defined
+
+
+def _twin(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
+    """The ratio of the law that repeats the twin's token, as long as all tokens before were the same."""
+    ratio = np.ones(len(row.tokens))
+    if row.twin is None or (row.seed is not None and row.seed == earlier[row.twin].seed):
+        return ratio
+    for t, token in _while_equal(row, earlier[row.twin]):
+        likely = row.cells.p[t, token]
+        if likely > 0:
+            ratio[t] = 1 / likely if row.tokens[t] == token else 0.0
+    return ratio
+
+
+def _while_equal(row: SampledRow, twin: SampledRow) -> Iterator[tuple[int, int]]:
+    for t in range(min(len(row.tokens), len(twin.tokens))):
+        yield t, int(twin.tokens[t])
+        if row.tokens[t] != twin.tokens[t]:
+            return

@@ -1,0 +1,204 @@
+"""What the bets earn over an audit: evidence with a proven bound on false alarms, and the verdict.
+
+**Theorem.** Let an audit decode cases one after the other, each chosen without a look at its own random numbers, and
+take the tokens in order: case by case, row by row, token by token. Suppose that every token that is judged follows its
+law ``p`` up to rounding, given all tokens before it in that order. Then the evidence exceeds 10^6 at any time with a
+probability of 10^-6 at most, however many cases there are and whatever decides when the audit ends.
+
+Proof. One alternative gives the token x the factor ``e = min(r(x)/p(x), 50) / (1 + eps)``, where the law r depends on
+tokens before x only; 1 where a position is skipped, by a rule that depends on the prefix only. Let p' be the law with
+rounding, and eps at least ``max_x |p'(x)/p(x) - 1|`` over the cells (or 50 times the total variation between p and
+p'). Then the expected e under p' is at most 1. So the product over all tokens is a nonnegative supermartingale that
+starts at 1, and so are the products over the tokens of one regime, and every mixture with weights fixed beforehand.
+Ville's inequality bounds the probability that such a process ever reaches c by 1/c (Ramdas, Ruf, Larsson, Koolen,
+2020, https://arxiv.org/abs/2009.03167; Ramdas, Gruenwald, Vovk, Shafer, 2022, https://arxiv.org/abs/2210.01948).
+
+Assumptions, all for whoever calls: every decoded row of a case is handed in, whole and in an order fixed before
+decoding, or the case is dropped before anyone looks at its tokens. p is the law at the true prefix. Rows without a
+seed draw fresh random numbers; so does a seed, the first time it is used in the audit. A seed used again gives tokens
+that are not fresh, and may give the same: such rows are not judged here, only impossible tokens in them are seen.
+
+**Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, one half is bet on all
+tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th regime to appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eqcheck.errors import UsageError
+from eqcheck.sampling.bets import ALTERNATIVES, bets
+from eqcheck.sampling.pairs import PAIRS, pair_bets
+from eqcheck.sampling.row import Floats, SampledRow
+
+PORTFOLIO = (*ALTERNATIVES, *PAIRS)
+VIOLATION, DOUBT = 1e6, 1e3
+_GREATEST = 700.0  # beyond exp of this, floats end
+
+
+class Wealth:
+    """Evidence against a sampler over all cases added; what it was worth at most (`supremum`), and the `verdict`.
+
+    >>> law = np.full((40, 4), 0.25)
+    >>> row = SampledRow(np.zeros(40, np.int64), law, None, law, np.zeros(40, bool))
+    >>> wealth = Wealth()
+    >>> wealth.add([row], "std")
+    >>> wealth.verdict(), wealth.tokens, wealth.best()[0][0]
+    ('violation', 40, 'argmax:0.3')
+    """
+
+    def __init__(self) -> None:
+        self.cases = self.tokens = self.rows = 0
+        self.skipped = 0
+        """Positions that were not judged because they are near a cut."""
+        self.repeated_seeds = 0
+        """Rows that were not judged because an earlier one had their seed."""
+        self.counts: dict[str, int] = {}
+        """Tokens judged of each regime."""
+        self.impossible: list[dict[str, int]] = []
+        """Tokens with the probability 0 at positions not skipped: ``case``, ``row``, ``position``, ``token``."""
+        self.log_supremum = 0.0
+        self._seeds: set[int] = set()
+        self._all: Floats = np.zeros(len(PORTFOLIO))
+        self._regimes: dict[str, Floats] = {}
+
+    def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
+        """Count the tokens of a case. ``eps`` bounds the rounding of its laws, see the theorem; 0 is exact.
+
+        Raises `UsageError`, and counts nothing, where eps or a twin's index is wrong.
+        """
+        if not 0 <= eps < np.inf:
+            raise UsageError(f"eps: expected a number that is not negative, got {eps}")
+        for number, row in enumerate(rows):
+            if row.twin is not None and not 0 <= row.twin < number:
+                raise UsageError(f"twin of row {number}: expected an earlier row, got {row.twin}")
+        fresh, seeds = [], set(self._seeds)
+        for row in rows:
+            fresh.append(row.seed is None or row.seed not in seeds)
+            seeds |= set() if row.seed is None else {row.seed}
+        gains = np.concatenate([_gains(row, rows[:i], eps) for i, row in enumerate(rows) if fresh[i]] or [_NOTHING])
+        self._seeds = seeds
+        self.repeated_seeds += fresh.count(False)
+        self._count(rows, fresh, regime)
+        self._earn(gains, regime)
+
+    def _count(self, rows: Sequence[SampledRow], fresh: Sequence[bool], regime: str) -> None:
+        for number, row in enumerate(rows):
+            for t in row.impossible:
+                token = int(row.tokens[t])
+                self.impossible.append({"case": self.cases, "row": number, "position": t, "token": token})
+        judged = [row for row, new in zip(rows, fresh, strict=True) if new]
+        live = sum(int((~row.skip).sum()) for row in judged)
+        self.cases += 1
+        self.rows += len(judged)
+        self.tokens += live
+        self.skipped += sum(len(row.tokens) for row in judged) - live
+        self.counts[regime] = self.counts.get(regime, 0) + live
+
+    def _earn(self, gains: Floats, regime: str) -> None:
+        """Let the alternatives earn ``[tokens, portfolio]``, and remember the most they were worth together."""
+        regimes = self._regimes
+        regimes.setdefault(regime, np.zeros(len(PORTFOLIO)))
+        if not len(gains):
+            return
+        course = np.cumsum(gains, axis=0)
+        shares = _shares(len(regimes))
+        parts = [shares[0] + _log_mean(self._all + course), np.full(len(gains), shares[-1])]
+        for share, name in zip(shares[1:-1], regimes, strict=True):
+            value = _log_mean(regimes[name] + course) if name == regime else _log_mean(regimes[name][None])
+            parts.append(np.broadcast_to(share + value, len(gains)))
+        self.log_supremum = max(self.log_supremum, float(np.logaddexp.reduce(parts).max()))
+        self._all = self._all + course[-1]
+        regimes[regime] = regimes[regime] + course[-1]
+
+    @property
+    def log_evidence(self) -> float:
+        """The natural logarithm of the evidence; the evidence itself may be too large for a float."""
+        return float(_log_mean(self._own()[None])[0])
+
+    @property
+    def evidence(self) -> float:
+        """What the alternatives are worth together."""
+        return float(np.exp(min(self.log_evidence, _GREATEST)))
+
+    @property
+    def supremum(self) -> float:
+        """The most that the evidence ever was, after any token."""
+        return float(np.exp(min(self.log_supremum, _GREATEST)))
+
+    def verdict(self) -> str:
+        """``violation``, ``inconclusive`` or ``equivalent``; inconclusive also where no token was judged."""
+        if self.impossible or self.log_supremum >= np.log(VIOLATION):
+            return "violation"
+        return "inconclusive" if self.log_evidence >= np.log(DOUBT) or not self.tokens else "equivalent"
+
+    def best(self) -> list[tuple[str, float]]:
+        """Every alternative with the natural logarithm of its own evidence, the greatest first."""
+        own = self._own()
+        return [(PORTFOLIO[i], float(own[i])) for i in np.argsort(-own, kind="stable")]
+
+    def _own(self) -> Floats:
+        """The logarithm of what each alternative is worth, over all tokens and over those of each regime."""
+        shares = _shares(len(self._regimes))
+        worth = [shares[0] + self._all, np.full(len(PORTFOLIO), shares[-1])]
+        worth += [share + logs for share, logs in zip(shares[1:-1], self._regimes.values(), strict=True)]
+        return np.asarray(np.logaddexp.reduce(worth))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is needed to go on, as JSON."""
+        return {
+            "portfolio": list(PORTFOLIO),
+            **{name: getattr(self, name) for name in _PLAIN},
+            "counts": dict(self.counts),
+            "impossible": [dict(one) for one in self.impossible],
+            "seeds": sorted(self._seeds),
+            "all": self._all.tolist(),
+            "regimes": {name: logs.tolist() for name, logs in self._regimes.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Wealth:
+        """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on: their weights were others."""
+        if tuple(data["portfolio"]) != PORTFOLIO:
+            raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
+        wealth = cls()
+        for name in _PLAIN:
+            setattr(wealth, name, data[name])
+        wealth.counts, wealth.impossible = dict(data["counts"]), [dict(one) for one in data["impossible"]]
+        wealth._seeds, wealth._all = set(data["seeds"]), np.array(data["all"])
+        wealth._regimes = {name: np.array(logs) for name, logs in data["regimes"].items()}
+        return wealth
+
+
+_PLAIN = ("cases", "tokens", "rows", "skipped", "repeated_seeds", "log_supremum")
+_NOTHING = np.zeros((0, len(PORTFOLIO)))
+
+
+def _gains(row: SampledRow, earlier: Sequence[SampledRow], eps: float) -> Floats:
+    """The logarithms of the e-values of a row's tokens ``[n, portfolio]``."""
+    gains = np.concatenate([bets(row, earlier), pair_bets(row, earlier)], axis=1)
+    gains[row.cells.live] -= np.log1p(eps)
+    return gains
+
+
+def _shares(regimes: int) -> Floats:
+    """Logarithms of the weights of all tokens, of the regimes that appeared, and of those that may come."""
+    return np.log([*(regime_weight(number) for number in range(regimes + 1)), 0.5 / (regimes + 1)])
+
+
+def regime_weight(number: int) -> float:
+    """The weight of the tokens of the regime that appeared as this one of all, from 1; 0 stands for all tokens.
+
+    >>> [regime_weight(number) for number in range(3)]
+    [0.5, 0.25, 0.08333333333333333]
+    """
+    return 0.5 / (number * (number + 1)) if number else 0.5
+
+
+def _log_mean(logs: Floats) -> Floats:
+    """The logarithm of the mean over the portfolio, of logarithms ``[m, portfolio]``."""
+    top = logs.max(-1, keepdims=True)
+    return np.asarray(top[:, 0] + np.log(np.exp(logs - top).mean(-1)))
