@@ -22,7 +22,7 @@ POWERS = (0.7, 0.9, 1.1, 1.43)
 RAW_POWERS = (0.7, 1.0, 1.43)
 
 SHARES: dict[str, tuple[float, ...]] = {
-    "draft": (0.03, 0.1, 0.3),  # drawn from the draft
+    "draft": (0.01, 0.03, 0.1, 0.3),  # drawn from the draft
     "residual": (0.05, 0.2),  # drawn from (p - q)+
     "residual-unused": (0.5, WHOLE),  # corrections drawn from p
     "drawn-again": (WHOLE,),  # accepted where equal to a draw from p, else drawn again
@@ -30,7 +30,7 @@ SHARES: dict[str, tuple[float, ...]] = {
     **{f"power-{power}": (WHOLE,) for power in POWERS},  # another temperature
     **{f"raw-{power}": (WHOLE,) for power in RAW_POWERS},  # options missing
     "argmax": (0.05, 0.3),
-    "uniform": (0.05, 0.3),  # whatever has nothing to do with the target
+    "uniform": (0.01, 0.05, 0.3),  # whatever has nothing to do with the target
     "prefix-before": (0.1, 0.3),  # a column late
     "other-rows": (0.1, 0.3),
     "row-before": (0.1, 0.3),
@@ -53,7 +53,7 @@ def bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
 
     >>> law = np.array([[0.5, 0.5]])
     >>> row = SampledRow(np.array([0]), law, np.array([[1.0, 0.0]]), law, np.array([False]))
-    >>> [round(float(np.exp(log)), 3) for log in bets(row)[0, :3]]  # towards the draft
+    >>> [round(float(np.exp(log)), 3) for log in bets(row)[0, 1:4]]  # towards the draft
     [1.03, 1.1, 1.3]
     """
     cells = row.cells

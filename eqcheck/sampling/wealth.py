@@ -61,6 +61,8 @@ class Wealth:
         self.impossible: list[dict[str, int]] = []
         """Tokens with the probability 0 at positions not skipped: ``case``, ``row``, ``position``, ``token``."""
         self.log_supremum = 0.0
+        self.crossed: int | None = None
+        """The number of tokens after which the evidence first was that of a violation."""
         self._seeds: set[int] = set()
         self._all: Floats = np.zeros(len(PORTFOLIO))
         self._regimes: dict[str, Floats] = {}
@@ -82,16 +84,15 @@ class Wealth:
         gains = np.concatenate([_gains(row, rows[:i], eps) for i, row in enumerate(rows) if fresh[i]] or [_NOTHING])
         self._seeds = seeds
         self.repeated_seeds += fresh.count(False)
-        self._count(rows, fresh, regime)
+        self._count(rows, fresh, len(gains), regime)
         self._earn(gains, regime)
 
-    def _count(self, rows: Sequence[SampledRow], fresh: Sequence[bool], regime: str) -> None:
+    def _count(self, rows: Sequence[SampledRow], fresh: Sequence[bool], live: int, regime: str) -> None:
         for number, row in enumerate(rows):
             for t in row.impossible:
                 token = int(row.tokens[t])
                 self.impossible.append({"case": self.cases, "row": number, "position": t, "token": token})
         judged = [row for row, new in zip(rows, fresh, strict=True) if new]
-        live = sum(int((~row.skip).sum()) for row in judged)
         self.cases += 1
         self.rows += len(judged)
         self.tokens += live
@@ -110,7 +111,10 @@ class Wealth:
         for share, name in zip(shares[1:-1], regimes, strict=True):
             value = _log_mean(regimes[name] + course) if name == regime else _log_mean(regimes[name][None])
             parts.append(np.broadcast_to(share + value, len(gains)))
-        self.log_supremum = max(self.log_supremum, float(np.logaddexp.reduce(parts).max()))
+        worth = np.logaddexp.reduce(parts)
+        self.log_supremum = max(self.log_supremum, float(worth.max()))
+        if self.crossed is None and worth.max() >= np.log(VIOLATION):
+            self.crossed = self.tokens - len(gains) + int((worth >= np.log(VIOLATION)).argmax()) + 1
         self._all = self._all + course[-1]
         regimes[regime] = regimes[regime] + course[-1]
 
@@ -173,15 +177,15 @@ class Wealth:
         return wealth
 
 
-_PLAIN = ("cases", "tokens", "rows", "skipped", "repeated_seeds", "log_supremum")
+_PLAIN = ("cases", "tokens", "rows", "skipped", "repeated_seeds", "log_supremum", "crossed")
 _NOTHING = np.zeros((0, len(PORTFOLIO)))
 
 
 def _gains(row: SampledRow, earlier: Sequence[SampledRow], eps: float) -> Floats:
-    """The logarithms of the e-values of a row's tokens ``[n, portfolio]``."""
+    """The logarithms of the e-values of the tokens of a row that are judged ``[m, portfolio]``."""
     gains = np.concatenate([bets(row, earlier), pair_bets(row, earlier)], axis=1)
     gains[row.cells.live] -= np.log1p(eps)
-    return gains
+    return np.asarray(gains[~row.skip])
 
 
 def _shares(regimes: int) -> Floats:
