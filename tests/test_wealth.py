@@ -218,6 +218,9 @@ def test_what_is_wrong_is_refused_and_counts_nothing() -> None:
         wealth.add(
             [rows[0], SampledRow(rows[1].tokens, *contexts(np.random.default_rng(0), 20), rows[1].skip, twin=1)], "std"
         )
+    law = np.array([[0.5, 0.5]])
+    with pytest.raises(UsageError, match="row 1: expected laws over 16 tokens, got 2"):
+        wealth.add([rows[0], SampledRow(np.array([0]), law, law, law, np.array([False]))], "std")
     assert wealth.to_dict() == before
 
 

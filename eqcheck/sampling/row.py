@@ -40,7 +40,8 @@ class SampledRow:
     ``p [n, V]`` is the target's law with the row's options, ``q [n, V]`` the draft's with the same (None where there
     is none; a position without one sums to 0), ``raw [n, V]`` the target's without temperature and cuts. ``skip [n]``
     marks positions that are not judged; it may depend on the prefix only, never on the token. ``seed`` is what the
-    request gave. ``twin`` is the index, in the same case, of an earlier row with the same prompt and options.
+    request gave. ``twin`` is the index, among the rows of the case that are handed in, of an earlier row with the same
+    prompt and options.
 
     Raises `UsageError` where shapes do not fit or a law is none.
 

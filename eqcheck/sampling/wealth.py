@@ -13,10 +13,11 @@ starts at 1, and so are the products over the tokens of one regime, and every mi
 Ville's inequality bounds the probability that such a process ever reaches c by 1/c (Ramdas, Ruf, Larsson, Koolen,
 2020, https://arxiv.org/abs/2009.03167; Ramdas, Gruenwald, Vovk, Shafer, 2022, https://arxiv.org/abs/2210.01948).
 
-Assumptions, all for whoever calls: every decoded row of a case is handed in, whole and in an order fixed before
-decoding, or the case is dropped before anyone looks at its tokens. p is the law at the true prefix. Rows without a
-seed draw fresh random numbers; so does a seed, the first time it is used in the audit. A seed used again gives tokens
-that are not fresh, and may give the same: such rows are not judged here, only impossible tokens in them are seen.
+Assumptions, all for whoever calls: every decoded row is handed in, in an order fixed before decoding, with all tokens
+up to its end, to its limit, or to where the decoder broke off. A case is left out only for a reason that its tokens
+have no part in. p and the other laws are those of the prefix before the token. Rows without a seed draw fresh random
+numbers; so does a seed, the first time that it is used in the audit. A seed used again may give the same tokens again,
+and rightly: such rows are not judged here, only impossible tokens in them are seen.
 
 **Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, one half is bet on all
 tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th regime to appear.
@@ -70,13 +71,15 @@ class Wealth:
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
         """Count the tokens of a case. ``eps`` bounds the rounding of its laws, see the theorem; 0 is exact.
 
-        Raises `UsageError`, and counts nothing, where eps or a twin's index is wrong.
+        Raises `UsageError`, and counts nothing, where eps, a twin's index or a vocabulary is wrong.
         """
         if not 0 <= eps < np.inf:
             raise UsageError(f"eps: expected a number that is not negative, got {eps}")
         for number, row in enumerate(rows):
             if row.twin is not None and not 0 <= row.twin < number:
                 raise UsageError(f"twin of row {number}: expected an earlier row, got {row.twin}")
+            if row.p.shape[1] != rows[0].p.shape[1]:
+                raise UsageError(f"row {number}: expected laws over {rows[0].p.shape[1]} tokens, got {row.p.shape[1]}")
         fresh, seeds = [], set(self._seeds)
         for row in rows:
             fresh.append(row.seed is None or row.seed not in seeds)
