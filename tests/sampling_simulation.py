@@ -171,7 +171,7 @@ def tables(found: dict[str, Any]) -> str:
         lines += ["", f"Greatest evidence by sampler (log10): {by_sampler}.", ""]
     if "power" in found:
         lines += [
-            "Median tokens until 10^6, of five rows a case, two of them twins. *Mixed*: regimes as an audit draws them.",
+            "Median tokens until 10^6, of five rows a case, two of them twins. *Mixed*: regimes are drawn too.",
             "*Before*: an earlier study with other laws and another portfolio.",
             "",
             "| fault | std | PIT alone | before | best regime | tokens | PIT alone | before | mixed | what wins |",

@@ -194,6 +194,8 @@ def test_an_audit_with_other_alternatives_is_not_continued() -> None:
     data["portfolio"].pop()
     with pytest.raises(UsageError, match="other alternatives"):
         Wealth.from_dict(data)
+    with pytest.raises(UsageError, match="is missing"):
+        Wealth.from_dict({**Wealth().to_dict(), "all": [0.0]})
 
 
 def test_impossible_tokens_are_violations_without_evidence() -> None:

@@ -121,7 +121,7 @@ class Exclusion:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Exclusion:
         """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on."""
-        if tuple(data["portfolio"]) != PORTFOLIO:
+        if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
         exclusion = cls()
         exclusion.tokens = dict(data["tokens"])

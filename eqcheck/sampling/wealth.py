@@ -169,8 +169,10 @@ class Wealth:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Wealth:
         """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on: their weights were others."""
-        if tuple(data["portfolio"]) != PORTFOLIO:
+        if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
+        if any(len(logs) != len(PORTFOLIO) for logs in [data["all"], *data["regimes"].values()]):
+            raise UsageError("the wealth of an alternative is missing; begin a new audit")
         wealth = cls()
         for name in _PLAIN:
             setattr(wealth, name, data[name])
