@@ -90,6 +90,51 @@ def test_rows_that_repeat_a_seed_are_not_judged(together: bool) -> None:
     assert wrong > 1.1
 
 
+def cut_together(first: Tokens, second: Tokens) -> tuple[Tokens, Tokens]:
+    """A decoder that breaks off both rows when the second emits a 1."""
+    length = second.index(1) + 1 if 1 in second else len(second)
+    return first[:length], second[:length]
+
+
+def test_rows_that_were_broken_off_are_judged_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of the first row tells the tokens of the second: a bet on it would be none."""
+    by_length = PORTFOLIO.index("other-rows:0.3")
+
+    def knowing(row: SampledRow, earlier: Sequence[SampledRow], eps: float) -> Floats:
+        gains = np.zeros((len(row.tokens), len(PORTFOLIO)))
+        for t in range(len(row.tokens)):
+            if earlier and t < len(earlier[0].tokens):
+                expected = int(t == len(earlier[0].tokens) - 1)
+                hit = row.tokens[t] == expected
+                gains[t, by_length] = np.log(0.5 + 0.5 / row.p[t, expected] if hit else 0.5)
+        return gains
+
+    def mean(whole: bool) -> float:
+        total = 0.0
+        for first, second in itertools.product(OUTCOMES, OUTCOMES):
+            likely = chance(as_row(0, first)) * chance(as_row(1, second, twin=0))
+            rows = [as_row(0, cut_together(first, second)[0]), as_row(1, cut_together(first, second)[1], twin=0)]
+            wealth = Wealth()
+            wealth.add(rows, "std", whole=whole)
+            total += likely * wealth.evidence
+        return total
+
+    assert mean(whole=False) == pytest.approx(1, abs=1e-9)
+    monkeypatch.setattr(wealth_module, "_gains", knowing)
+    assert mean(whole=True) > 1.001
+
+
+def test_a_case_that_is_not_whole_is_looked_at_when_it_ends() -> None:
+    rows, wealth, other = sampled(0, wrong=True), Wealth(), Wealth()
+    wealth.add(rows, "std", whole=False)
+    for row in rows:
+        other.add([row], "std")
+    assert wealth.evidence == pytest.approx(other.evidence)
+    assert wealth.supremum == pytest.approx(max(wealth.evidence, 1.0))
+    assert wealth.supremum <= other.supremum * (1 + 1e-9)
+    assert (wealth.tokens, wealth.cases) == (other.tokens, 1)
+
+
 def test_rows_that_are_left_out_for_their_tokens_are_a_false_alarm() -> None:
     """Why every decoded row counts: without those that lost, the mean is above 1."""
     total = sum(chance(as_row(0, tokens)) * max(evidence([as_row(0, tokens)]), 1.0) for tokens in OUTCOMES)

@@ -13,11 +13,16 @@ starts at 1, and so are the products over the tokens of one regime, and every mi
 Ville's inequality bounds the probability that such a process ever reaches c by 1/c (Ramdas, Ruf, Larsson, Koolen,
 2020, https://arxiv.org/abs/2009.03167; Ramdas, Gruenwald, Vovk, Shafer, 2022, https://arxiv.org/abs/2210.01948).
 
-Assumptions, all for whoever calls: every decoded row is handed in, in an order fixed before decoding, with all tokens
-up to its end, to its limit, or to where the decoder broke off. A case is left out only for a reason that its tokens
-have no part in. p and the other laws are those of the prefix before the token. Rows without a seed draw fresh random
-numbers; so does a seed, the first time that it is used in the audit. A seed used again may give the same tokens again,
-and rightly: such rows are not judged here, only impossible tokens in them are seen.
+Assumptions, all for whoever calls:
+
+- Cases are added in the order in which they were drawn, not in that in which they finish: short ones finish first. None
+  is left out for a reason that its tokens may have a part in, such as a crash or the time that it took.
+- All rows are handed in, in an order fixed before decoding, with all tokens up to their own end or limit. Where the
+  decoder broke off, the length of one row tells something about the others: say ``whole=False``.
+- p and the other laws are those of the prefix before the token.
+- Random numbers are fresh in every case: an engine that is started again is given a new seed. So are those of a seed
+  in a request, the first time that it is used in the audit. A seed used again may give the same tokens again, and
+  rightly: such rows are not judged here, only impossible tokens in them are seen.
 
 **Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, one half is bet on all
 tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th regime to appear.
@@ -26,6 +31,7 @@ tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th reg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,8 +74,11 @@ class Wealth:
         self._all: Floats = np.zeros(len(PORTFOLIO))
         self._regimes: dict[str, Floats] = {}
 
-    def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
+    def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0, whole: bool = True) -> None:
         """Count the tokens of a case. ``eps`` bounds the rounding of its laws, see the theorem; 0 is exact.
+
+        Where the decoder broke off, the case is not ``whole``: then every row is judged by itself, and the evidence
+        looked at after the last one only.
 
         Raises `UsageError`, and counts nothing, where eps, a twin's index or a vocabulary is wrong.
         """
@@ -84,11 +93,15 @@ class Wealth:
         for row in rows:
             fresh.append(row.seed is None or row.seed not in seeds)
             seeds |= set() if row.seed is None else {row.seed}
-        gains = np.concatenate([_gains(row, rows[:i], eps) for i, row in enumerate(rows) if fresh[i]] or [_NOTHING])
+        if whole:
+            gained = [_gains(row, rows[:i], eps) for i, row in enumerate(rows) if fresh[i]]
+        else:
+            gained = [_gains(replace(row, twin=None), (), eps) for i, row in enumerate(rows) if fresh[i]]
+        gains = np.concatenate(gained or [_NOTHING])
         self._seeds = seeds
         self.repeated_seeds += fresh.count(False)
         self._count(rows, fresh, len(gains), regime)
-        self._earn(gains, regime)
+        self._earn(gains if whole else gains.sum(0, keepdims=True), regime)
 
     def _count(self, rows: Sequence[SampledRow], fresh: Sequence[bool], live: int, regime: str) -> None:
         for number, row in enumerate(rows):
@@ -117,7 +130,8 @@ class Wealth:
         worth = np.logaddexp.reduce(parts)
         self.log_supremum = max(self.log_supremum, float(worth.max()))
         if self.crossed is None and worth.max() >= np.log(VIOLATION):
-            self.crossed = self.tokens - len(gains) + int((worth >= np.log(VIOLATION)).argmax()) + 1
+            after = len(gains) - 1 - int((worth >= np.log(VIOLATION)).argmax())
+            self.crossed = self.tokens - after
         self._all = self._all + course[-1]
         regimes[regime] = regimes[regime] + course[-1]
 
