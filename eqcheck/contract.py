@@ -12,6 +12,8 @@ from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.family import CLAIMED as CLAIMED
 from eqcheck.family import FAMILIES as FAMILIES
 from eqcheck.kinds import FINGERPRINTS
+from eqcheck.options import ORDER, check_claims
+from eqcheck.options import RowOptions as RowOptions
 from eqcheck.plain import one_line
 
 PaddingSide = Literal["left", "right"]
@@ -49,34 +51,13 @@ CAPABILITIES = {
     "prefix-caching": "caches of common beginnings are shared, also with earlier requests",
     "kv-blocks": "the KV cache holds so few blocks that rows have to be preempted",
     "ngram": "draft tokens are looked up in the row itself, and there may be none",
+    "temperature": "rows are sampled, each at a temperature of its own; at 0 a row is greedy",
+    "top-k": "a sampled row is cut to its so many likeliest tokens",
+    "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
+    "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
+    "seeds": "a sampled row may have a seed",
 }
 DRAFTING = ("model", "ngram", "none")
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """What one row asks for; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
-
-    ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. ``arrival``: the row is handed over
-    after so many steps of the engine.
-
-    At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
-    cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
-    most likely one (0.0: no cut); see `eqcheck.law`. At 0.0 it is greedy. ``seed``, where there is one, is below
-    ``2**64``.
-    """
-
-    max_new_tokens: int
-    eos_token_ids: tuple[int, ...] = ()
-    min_new_tokens: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    arrival: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
 
 
 @dataclass
@@ -180,6 +161,9 @@ class Decoder:
     capabilities: tuple[str, ...] = ()
     dtype: str = "float64"
     environment: str = ""
+    seeds: str = "none"
+    lossless: bool | str = True
+    option_order: tuple[str, ...] = ORDER
     spec: str = ""
     inside: Inside = field(default=nullcontext, repr=False, compare=False)
 
@@ -240,6 +224,9 @@ def decoder(
     capabilities: tuple[str, ...] = (),
     dtype: str | None = None,
     environment: str = "",
+    seeds: str = "none",
+    lossless: bool | str = True,
+    option_order: tuple[str, ...] = ORDER,
 ) -> Callable[[Any], Decoder]:
     """Register a function (or a class with ``__call__``) as a decoder.
 
@@ -259,10 +246,14 @@ def decoder(
     ``stream``, ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`.
 
     An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
-    alone. ``capabilities`` names what it takes of `CAPABILITIES`, ``dtype`` what it computes in (one of `DTYPES`;
-    float32 if nothing is said, as the checkpoint is), ``environment`` the environment of its own in which it runs.
-    Raises `UsageError` for a padding side, family, cache state, precondition, capability, dtype or kind of violation
-    that does not exist.
+    alone. ``dtype`` is what it computes in (one of `DTYPES`; float32 if nothing is said, as the checkpoint is),
+    ``environment`` the environment of its own in which it runs.
+
+    ``capabilities`` names what any decoder takes of `CAPABILITIES`. Of one that samples, ``seeds`` is what it promises
+    of a row with a seed (`eqcheck.options.SEEDS`), ``option_order`` the order in which it applies options (`ORDER`
+    there), and ``lossless`` says why it does not draw from the target's law, where it means not to.
+    Raises `UsageError` for a padding side, family, cache state, precondition, capability, dtype, promise, order or kind
+    of violation that does not exist.
     """
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
@@ -283,6 +274,7 @@ def decoder(
             f"dtype: expected one of {DTYPES}, got {dtype!r}; let the engine compute in float32 for the audit: in "
             "less, rounding on the checkpoint is more than what lies between two tokens, and nothing could be told"
         )
+    check_claims(capabilities, seeds, lossless, option_order)
     for fingerprint in known or ():
         if fingerprint.partition(":")[0] not in FINGERPRINTS:
             raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}")
@@ -312,6 +304,9 @@ def decoder(
             capabilities=tuple(capabilities),
             dtype=dtype,
             environment=environment,
+            seeds=seeds,
+            lossless=lossless,
+            option_order=tuple(option_order),
         )
 
     return register

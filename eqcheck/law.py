@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from eqcheck.contract import RowOptions
-
-ORDER = ("temperature", "top-k", "top-p", "min-p")
-"""As in transformers 4.57 and 5; vLLM cuts by min-p before top-k. Penalties and minima come before any of them."""
+from eqcheck.options import ORDER, RowOptions
 
 
 class Law(NamedTuple):
@@ -65,6 +62,7 @@ def law(scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order:
 
     warm = column("temperature")
     greedy = warm == 0
+    first = scores.argmax(-1, keepdim=True)
     warm = torch.where(greedy, torch.ones_like(warm), warm)
     margin, scale = torch.full_like(warm, float("inf")), torch.ones_like(warm)
     for step in order:
@@ -80,7 +78,7 @@ def law(scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order:
                 scores = scores.masked_fill(~kept, float("-inf"))
                 margin = torch.minimum(margin, room * scale)
     p = scores.softmax(-1)
-    best = torch.zeros_like(p).scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
+    best = torch.zeros_like(p).scatter_(1, first, 1.0)
     return Law(torch.where(greedy, best, p), torch.where(greedy, torch.full_like(margin, float("inf")), margin)[:, 0])
 
 

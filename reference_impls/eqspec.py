@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 import eqcheck
 
-from .serving import Engine, Row, decode
+from .serving import SAMPLING, Engine, Greedy, Row, chooser, decode
 
 Rows = list[list[int]]
 
@@ -45,8 +45,11 @@ class AlignedModel:
         self.lengths = [0] * batch
         self.kept = torch.zeros(batch, 0, dtype=torch.bool, device=model.device)
 
-    def feed(self, blocks: Rows) -> Rows:
-        """Feed each row its block (ragged, may be empty); what the model predicts after each of its tokens."""
+    def feed(self, blocks: Rows, last: Sequence[int]) -> torch.Tensor:
+        """Feed each row its block (ragged, may be empty); logits ``[rows, max(last), vocab]`` after its last tokens.
+
+        Row i has ``last[i]`` of them, from column 0 on; what stands behind those means nothing.
+        """
         width = max(map(len, blocks))
         left = self.side == "left"
         tokens, real, positions = [], [], []
@@ -66,8 +69,10 @@ class AlignedModel:
             use_cache=True,
         )
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
-        predicted = output.logits.argmax(-1).tolist()  # [batch, width]
-        return [row[width - len(b) :] if left else row[: len(b)] for row, b in zip(predicted, blocks, strict=True)]
+        first = [[(width if left else len(block)) - n] for block, n in zip(blocks, last, strict=True)]
+        columns = torch.tensor(first, device=device) + torch.arange(max(last), device=device)
+        logits: torch.Tensor = output.logits
+        return logits[torch.arange(len(blocks), device=device)[:, None], columns.clamp(0, width - 1)]
 
     def realign(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep these rows with the first ``lengths[i]`` tokens of each: drop rejected tokens and pads, repad."""
@@ -121,7 +126,7 @@ class Eqspec(Engine):
         lengths = [row.cached for row in self.rows]
         for start in range(0, max(lengths), chunk):
             for model in (self.verifier, self.drafter):
-                model.feed([row.tokens[:-1][start : start + chunk] for row in self.rows])
+                model.feed([row.tokens[:-1][start : start + chunk] for row in self.rows], [1] * len(lengths))
             self.stats.prefill_calls += 1
         if max(lengths):
             for model in (self.verifier, self.drafter):
@@ -129,16 +134,16 @@ class Eqspec(Engine):
 
     def round(self) -> list[Row]:
         rows = self.rows
-        drafts = self._propose([row.budget(self.num_draft_tokens) for row in rows])
+        budgets = [row.budget(self.num_draft_tokens) for row in rows]
+        choose = chooser(self.noise, rows, budgets, self.target.device)
+        drafts = self._propose(budgets, choose)
         waiting = [row.tokens[n:] for row, n in zip(rows, self.verifier.lengths, strict=True)]
+        blocks = [w + d[:k] for w, d, k in zip(waiting, drafts.tolist(), budgets, strict=True)]
         self.stats.verify_calls += 1
-        for row, proposed, predicted in zip(
-            rows, drafts, self.verifier.feed([w + d for w, d in zip(waiting, drafts, strict=True)]), strict=True
-        ):
-            predicted = predicted[-len(proposed) - 1 :]  # one more than drafts: the bonus
-            accepted = leading_matches(proposed, predicted)
-            committed = row.commit(predicted[: accepted + 1])
-            self.stats.count(len(proposed), accepted, committed)
+        logits = self.verifier.feed(blocks, [k + 1 for k in budgets])  # one more than drafts: the bonus
+        for row, budget, (accepted, block) in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
+            committed = row.commit(block)
+            self.stats.count(budget, accepted, committed)
         going = [i for i, row in enumerate(rows) if not row.finish_reason]
         self.rows = [rows[i] for i in going]
         if going:
@@ -146,16 +151,14 @@ class Eqspec(Engine):
                 self._realign(going)
         return rows
 
-    def _propose(self, budgets: Sequence[int]) -> Rows:
-        """Draft ``budgets[i]`` tokens for row i, greedily; rows that have theirs are fed nothing."""
-        drafts: Rows = [[] for _ in self.rows]
+    def _propose(self, budgets: Sequence[int], choose: Greedy) -> torch.Tensor:
+        """Draft tokens ``[rows, max(budgets)]``, of which row i has ``budgets[i]``; then it is fed nothing."""
+        drafts = torch.empty(len(budgets), max(budgets), dtype=torch.long, device=self.draft.device)
         waiting = [row.tokens[n:] for row, n in zip(self.rows, self.drafter.lengths, strict=True)]
-        while any(len(d) < k for d, k in zip(drafts, budgets, strict=True)):
-            blocks = [w if len(d) < k else [] for w, d, k in zip(waiting, drafts, budgets, strict=True)]
-            for i, predicted in enumerate(self.drafter.feed(blocks)):
-                if predicted:
-                    drafts[i].append(predicted[-1])
-                    waiting[i] = predicted[-1:]
+        for step in range(max(budgets)):
+            blocks = [tokens if step < k else [] for tokens, k in zip(waiting, budgets, strict=True)]
+            drafts[:, step] = choose.propose(self.drafter.feed(blocks, [1] * len(blocks))[:, 0])
+            waiting = drafts[:, step : step + 1].tolist()
         return drafts
 
     def _realign(self, going: list[int]) -> None:
@@ -174,22 +177,16 @@ def select(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> tor
     return states.reshape(-1, dim).index_select(0, flat.flatten()).view(*flat.shape, dim)
 
 
-def leading_matches(drafts: Sequence[int], predicted: Sequence[int]) -> int:
-    """How many draft tokens, from the first, are the target's own."""
-    for count, (proposed, answer) in enumerate(zip(drafts, predicted, strict=False)):
-        if proposed != answer:
-            return count
-    return len(drafts)
-
-
 @eqcheck.decoder(
     name="eqspec",
     padding_sides=("left", "right"),
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="EQSPEC of arXiv 2510.22876, repaired: see the module's docstring",
     engine=Eqspec,
+    capabilities=SAMPLING,
+    seeds="mates",
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> Rows:
-    """New tokens of each row, equal to what ``target`` emits for that row alone."""
+    """New tokens of each row, equal to what ``target`` emits for that row alone, or drawn from its law."""
     batch_size, pad, side = len(request.prompts), request.pad_token_id, request.padding_side
     return decode(Eqspec, target, draft, request, batch_size=batch_size, pad_token_id=pad, padding_side=side)

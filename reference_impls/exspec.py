@@ -35,7 +35,7 @@ import torch
 
 import eqcheck
 
-from .serving import Engine, Pool, Row, RowModel, decode, enough, speculate
+from .serving import SAMPLING, Engine, Pool, Row, RowModel, decode, enough, speculate
 
 POOL = 4  # batches in the pool; one, if a batch is one row: there is nothing to group
 AHEAD = 4  # rounds for which a group has room when it is formed
@@ -101,7 +101,7 @@ class Exspec(Engine):
             self.stats.realignments += not equal
         self.group.fit()
         target, draft = self.group.models
-        speculate(target, draft, rows, self.num_draft_tokens, self.stats)
+        speculate(target, draft, rows, self.num_draft_tokens, self.stats, self.noise)
         self.stats.verify_calls += 1
         for row in rows:
             row.waiting_since = self.stats.rounds + 1
@@ -144,6 +144,8 @@ class Exspec(Engine):
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="EXSPEC of arXiv 2510.22876, repaired: see the module's docstring",
     engine=Exspec,
+    capabilities=SAMPLING,
+    seeds="mates",
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time out of a pool of eight."""

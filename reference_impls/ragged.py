@@ -27,7 +27,7 @@ from typing import Any
 
 import eqcheck
 
-from .serving import Engine, Pool, Row, decode, enough, speculate
+from .serving import SAMPLING, Engine, Pool, Row, decode, enough, speculate
 
 
 class Ragged(Engine):
@@ -45,7 +45,7 @@ class Ragged(Engine):
 
     def round(self) -> list[Row]:
         took_part = list(self.rows)
-        speculate(self.pool.target, self.pool.draft, took_part, self.num_draft_tokens, self.stats)
+        speculate(self.pool.target, self.pool.draft, took_part, self.num_draft_tokens, self.stats, self.noise)
         self.stats.verify_calls += 1
         self.pool.drop_finished()
         return took_part
@@ -58,6 +58,8 @@ class Ragged(Engine):
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows"),
     origin="one write offset per row, no realignment: see the module's docstring",
     engine=Ragged,
+    capabilities=SAMPLING,
+    seeds="mates",
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time, so that rows join and leave."""

@@ -87,3 +87,9 @@ def test_the_order_of_options_makes_another_law() -> None:
         law(scores, row, order).probabilities for order in (("temperature", "top-p"), ("top-p", "temperature"))
     )
     assert float((first - last).abs().sum()) > 0.05
+
+
+def test_greedy_is_the_first_of_equal_scores_whatever_is_cut() -> None:
+    scores = torch.tensor([[1.0, 2.0, 2.0]]).double()
+    for row in (RowOptions(1), RowOptions(1, top_p=0.1), RowOptions(1, top_k=1, min_p=1.0)):
+        assert law(scores, row).probabilities.tolist() == [[0.0, 1.0, 0.0]]

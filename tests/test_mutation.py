@@ -41,7 +41,7 @@ def test_right_engines_are_right_on_real_models(engine: str) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "component"),
     [
-        ("serving/rounds.py", "twin argmax", "bookkeeping"),
+        ("serving/sampling.py", "twin argmax", "bookkeeping"),
         ("eqspec.py", "drop-keyword position_ids=torch.tensor(positions, device=device),", "position"),
     ],
 )

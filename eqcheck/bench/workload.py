@@ -33,6 +33,7 @@ class Job(NamedTuple):
     max_new_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     id: Any = None
+    sampling: Any = None
 
 
 def greedy(target: Any, draft: Any, request: Request) -> list[list[int]]:

@@ -6,6 +6,7 @@ checks     what an engine refuses, and the words it says it with
 stats      what an engine did, counted and timed
 row_cache  RowModel: a causal LM whose cache rows are written each at its own offset
 pool       Pool: the rows in flight in two such models; rows join and leave
+sampling   how a round's tokens are chosen: greedily, or drawn from each row's law
 rounds     speculate: one round of draft, verify and commit over them
 decoder    decode: an engine as a decoder of eqcheck
 """
@@ -19,10 +20,13 @@ from .pool import Pool, enough
 from .requests import Prompt, PromptError, Row, Update
 from .rounds import speculate
 from .row_cache import RowModel
+from .sampling import SAMPLING, Greedy, chooser
 from .stats import Stats
 
 __all__ = [
+    "SAMPLING",
     "Engine",
+    "Greedy",
     "OutOfMemory",
     "Pool",
     "Prompt",
@@ -32,6 +36,7 @@ __all__ = [
     "Stats",
     "Unsupported",
     "Update",
+    "chooser",
     "decode",
     "enough",
     "speculate",

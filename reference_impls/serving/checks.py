@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from eqcheck import Unsupported
+from eqcheck.contract import RowOptions
 
 from .requests import Prompt, PromptError
 
@@ -34,6 +35,13 @@ def at_least_one(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Unsupported(f"{name}: expected an integer of at least 1, got {value!r}")
     return value
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """The value if it is one of those known; `Unsupported` if not."""
+    if value not in known:
+        raise Unsupported(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    return str(value)
 
 
 def check_pair(target: Any, draft: Any, tokenizers: Sequence[Any]) -> None:
@@ -135,6 +143,8 @@ def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
     for token in [*tokens, *prompt.stop_token_ids]:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise PromptError(f"{name}: expected token ids 0..{vocab_size - 1}, Python's integers, got {token!r}")
+    if not isinstance(prompt.sampling, RowOptions | None):
+        raise PromptError(f"{name}: sampling: expected RowOptions or None, got {prompt.sampling!r}")
     new = prompt.max_new_tokens
     if isinstance(new, bool) or not isinstance(new, int) or new < 1:
         raise PromptError(f"{name}: expected max_new_tokens of at least 1, got {new!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,19 +18,22 @@ from .checks import (
     check_prompt,
     is_out_of_memory,
     max_positions,
+    one_of,
     what_fits,
 )
 from .requests import Prompt, PromptError, Row, Update
 from .row_cache import ROOM
+from .sampling import NOISE
 from .stats import Stats
 
 
 class Engine:
-    """A batch speculative decoder of a target and a draft, both causal LMs of ``transformers``, greedy.
+    """A batch speculative decoder of a target and a draft, both causal LMs of ``transformers``.
 
     At most ``batch_size`` rows are verified in one forward, each with up to ``num_draft_tokens`` draft tokens.
     ``tokenizers``, the target's and the draft's, are compared if given. ``prefill_chunk`` bounds how many tokens of
-    a prompt one forward takes. An engine decodes one `generate` or `stream` at a time.
+    a prompt one forward takes. Prompts that ask for it are sampled; ``noise``, ``"row"`` or ``"position"``, says how
+    (`sampling`). An engine decodes one `generate` or `stream` at a time.
 
     Raises `Unsupported` for models it cannot be right for and for numbers below 1.
     """
@@ -45,6 +49,7 @@ class Engine:
         batch_size: int = 8,
         prefill_chunk: int | None = None,
         tokenizers: Sequence[Any] = (),
+        noise: str = "row",
     ) -> None:
         check_pair(target, draft, tokenizers)
         for name, model in (("target", target), ("draft", draft)):
@@ -53,6 +58,7 @@ class Engine:
         self.num_draft_tokens = at_least_one("num_draft_tokens", num_draft_tokens)
         self.batch_size = at_least_one("batch_size", batch_size)
         self.prefill_chunk = None if prefill_chunk is None else at_least_one("prefill_chunk", prefill_chunk)
+        self.noise = one_of("noise", noise, NOISE)
         self.stats = Stats()
         self.rows: list[Row] = []
         self._joining: list[Row] = []
@@ -86,13 +92,13 @@ class Engine:
     def generate(
         self, prompts: Sequence[Prompt | Sequence[int]], *, max_new_tokens: int = 64, stop_token_ids: Sequence[int] = ()
     ) -> list[list[int]]:
-        """New tokens of each prompt, in the order given, equal to what the target emits for it alone.
+        """New tokens of each prompt, in the order given: what the target emits for it alone, or drawn from its law.
 
         A plain list of token ids gets the limit and stop ids given here; a `Prompt` has its own. A row ends with its
         stop id, which is included. Raises `PromptError` before anything is decoded.
         """
         requests = [p if isinstance(p, Prompt) else Prompt(p, max_new_tokens, stop_token_ids) for p in prompts]
-        numbered = [Prompt(p.token_ids, p.max_new_tokens, p.stop_token_ids, i) for i, p in enumerate(requests)]
+        numbered = [replace(prompt, id=i) for i, prompt in enumerate(requests)]
         for prompt in numbered:
             self._check(prompt)
         outputs: list[list[int]] = [[] for _ in numbered]

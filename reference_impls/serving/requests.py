@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from eqcheck.contract import RowOptions
+
+GREEDY = RowOptions(1)
+
 
 class PromptError(ValueError):
     """A prompt that the engine cannot decode; nothing of it was started."""
@@ -15,13 +21,15 @@ class PromptError(ValueError):
 class Prompt:
     """Token ids to continue, by at most ``max_new_tokens`` or up to the first of ``stop_token_ids``.
 
-    ``id`` is whatever tells the caller's prompts apart; updates carry it.
+    ``id`` is whatever tells the caller's prompts apart; updates carry it. Of ``sampling``, temperature, top-k, top-p,
+    min-p and seed are read; without it the prompt is decoded greedily.
     """
 
     token_ids: Sequence[int]
     max_new_tokens: int = 64
     stop_token_ids: Sequence[int] = ()
     id: Any = None
+    sampling: RowOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Row:
     """A prompt being decoded. ``tokens`` are the prompt and what is committed; all but the newest are cached.
 
     ``behind`` is how many tokens the draft's cache holds less than that, ``unfed`` how many the target's does: after a
-    round none, for a round feeds them first. ``waiting_since`` is for engines that let rows wait.
+    round none, for a round feeds them first. ``waiting_since`` is for engines that let rows wait. ``seed`` and
+    ``random`` are where the row's noise comes from, if not from torch's global generator (`sampling`).
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -52,6 +61,9 @@ class Row:
         self.stop = frozenset(prompt.stop_token_ids)
         self.behind = self.unfed = 0
         self.waiting_since = 0
+        self.options = prompt.sampling or GREEDY
+        self.seed = self.options.seed
+        self.random: np.random.Generator | None = None
         self.finish_reason: str | None = None
         self._reported = len(self.tokens)
 
@@ -59,6 +71,11 @@ class Row:
     def cached(self) -> int:
         """How many tokens the target's cache holds between rounds, once it was fed."""
         return len(self.tokens) - 1
+
+    @property
+    def committed(self) -> int:
+        """How many new tokens there are."""
+        return len(self.tokens) - len(self.prompt.token_ids)
 
     def budget(self, num_draft_tokens: int) -> int:
         """How many draft tokens can still be accepted: the last place belongs to the correction or bonus token."""

@@ -8,10 +8,13 @@ import torch
 
 from .requests import Row
 from .row_cache import RowModel
+from .sampling import Greedy, chooser
 from .stats import Stats
 
 
-def speculate(target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_tokens: int, stats: Stats) -> None:
+def speculate(
+    target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_tokens: int, stats: Stats, noise: str
+) -> None:
     """Draft, verify and commit for all rows at once; row i is in cache row i.
 
     Invariant, before and after: the first ``row.cached`` slots of the target's cache hold all tokens of the row but
@@ -21,23 +24,20 @@ def speculate(target: RowModel, draft: RowModel, rows: Sequence[Row], num_draft_
     unfed = rows[0].unfed
     budgets = [row.budget(num_draft_tokens) for row in rows]
     k = max(budgets)
+    choose = chooser(noise, rows, budgets, target.device)
     waiting = torch.tensor([row.tokens[-1 - unfed :] for row in rows], device=target.device)  # [rows, unfed + 1]
-    drafts = propose(draft, rows, k) if k else waiting[:, :0]  # [rows, k]
+    drafts = propose(draft, rows, k, choose) if k else waiting[:, :0]  # [rows, k]
     starts = [row.cached - unfed for row in rows]
     logits = target.feed(torch.cat([waiting, drafts], dim=1), starts, logits_to_keep=k + 1)
-    predicted = logits.argmax(-1)  # [rows, k + 1]
-    matches = (predicted[:, :k] == drafts).long().cumprod(1).sum(1)  # [rows]
-    answers = torch.cat([matches[:, None], predicted], dim=1).tolist()
-    for row, budget, (count, *tokens) in zip(rows, budgets, answers, strict=True):
-        accepted = min(count, budget)
-        committed = row.commit(tokens[: accepted + 1])
+    for row, budget, (accepted, block) in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
+        committed = row.commit(block)
         # The draft was not fed its last token: after full acceptance its cache is one token shorter.
         row.behind, row.unfed = int(committed == k + 1), 0
         stats.count(budget, accepted, committed)
 
 
-def propose(draft: RowModel, rows: Sequence[Row], k: int) -> torch.Tensor:
-    """``k`` greedy draft tokens for each row, ``[rows, k]``.
+def propose(draft: RowModel, rows: Sequence[Row], k: int, choose: Greedy) -> torch.Tensor:
+    """``k`` draft tokens for each row, ``[rows, k]``.
 
     If the draft's cache is behind in any row, all feed as many tokens again: equally long rows stay so. Where a row has
     fewer, what stands in its surplus columns is overwritten by its first draft tokens.
@@ -48,9 +48,9 @@ def propose(draft: RowModel, rows: Sequence[Row], k: int) -> torch.Tensor:
     block = torch.tensor([tokens + tokens[-1:] * (behind + 1 - len(tokens)) for tokens in waiting], device=draft.device)
     fewest = min(len(tokens) for tokens in waiting)
     logits = draft.feed(block, starts, logits_to_keep=behind + 2 - fewest)
-    last = torch.tensor([[len(tokens) - fewest] for tokens in waiting], device=draft.device)
-    drafts = [logits.argmax(-1).gather(1, last)]  # k times [rows, 1]
+    last = torch.tensor([len(tokens) - fewest for tokens in waiting], device=draft.device)
+    drafts = [choose.propose(logits[torch.arange(len(rows), device=draft.device), last])]  # k times [rows]
     for step in range(k - 1):
-        logits = draft.feed(drafts[-1], [len(row.tokens) + step for row in rows])
-        drafts.append(logits.argmax(-1))
-    return torch.cat(drafts, dim=1)
+        logits = draft.feed(drafts[-1][:, None], [len(row.tokens) + step for row in rows])
+        drafts.append(choose.propose(logits[:, -1]))
+    return torch.stack(drafts, dim=1)

@@ -1,0 +1,173 @@
+"""How a round's tokens are chosen: greedily, by rejection sampling, or with noise that belongs to a position.
+
+A row whose options say a temperature above 0 is sampled from its law (`eqcheck.law`); a greedy row beside it has a law
+with all on one token, so both rules below choose that token. Rounds without a sampled row compute no law.
+
+``noise="row"`` is rejection sampling (Leviathan and others, https://arxiv.org/abs/2211.17192; Chen and others,
+https://arxiv.org/abs/2302.01318). The draft's law q is of the row's options, each draft token is drawn from the q that
+it is judged by, accepted with probability min(1, p / q), and replaced by a token of (p - q)+. Behind the last draft
+token of a row nothing was proposed: q is zero there, and the same formula draws the bonus from p. A row with a seed
+draws from a generator of its own (Philox), and as often as its own budget says: its tokens do not depend on its mates,
+their order or their number, but on the draft and the number of draft tokens. The others draw from torch's global
+generator.
+
+``noise="position"`` races exponential clocks (Gumbel's trick): the token at place t of a row's output is the one with
+the greatest p / E, where E follows from the row's seed, t and the token alone. The draft proposes the greatest q / E,
+and is right if it is the same. So the tokens of a row are the same with and without a draft. A row without a seed is
+given one by torch's global generator.
+
+Both promise what they do in exact arithmetic. A forward's rounding may depend on the batch, and so may a token where
+a draw is that close to where two tokens meet. Rows with equal seeds have equal noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eqcheck.law import law
+
+from .requests import Row
+
+SAMPLING = ("temperature", "top-k", "top-p", "min-p", "seeds")  # what decoders made of these engines take
+NOISE = ("row", "position")
+
+
+class Greedy:
+    """The likeliest token; a draft token is right if it is the target's. Row i proposes ``budgets[i]`` of them."""
+
+    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
+        self.rows, self.budgets, self.device = rows, budgets, device
+
+    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many of ``drafts`` ``[rows, k]`` are accepted, and tokens ``[rows, k + 1]``: those, then one more.
+
+        Logits are ``[rows, k + 1, vocab]``. The count may exceed a row's budget: the token behind the last that it has
+        room for is the bonus.
+        """
+        predicted = logits.argmax(-1)
+        return leading(predicted[:, :-1] == drafts), predicted
+
+    def blocks(self, logits: torch.Tensor, drafts: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
+        """Of each row how many draft tokens are accepted, and the tokens to commit: those, then one more."""
+        answers = torch.cat([part.view(len(drafts), -1) for part in self.verify(logits, drafts)], dim=1).tolist()
+        for budget, (count, *tokens) in zip(self.budgets, answers, strict=True):
+            accepted = min(count, budget)
+            yield accepted, tokens[: accepted + 1]
+
+    def propose(self, logits: torch.Tensor) -> torch.Tensor:
+        """The next draft token of each row, ``[rows]``, of logits ``[rows, vocab]``."""
+        return logits.argmax(-1)
+
+
+class Sampled(Greedy):
+    """What both ways of sampling share: the laws of all rows at once."""
+
+    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+        """The rows' laws, of the shape of the logits, ``[rows, vocab]`` or ``[rows, k + 1, vocab]``."""
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        columns = 1 if scores.dim() == 2 else scores.shape[1]
+        options = [row.options for row in self.rows for _ in range(columns)]
+        return law(scores.reshape(-1, scores.shape[-1]), options).probabilities.view(scores.shape)
+
+
+class Rejection(Sampled):
+    """Draft tokens of q, accepted with probability min(1, p / q), else one of (p - q)+."""
+
+    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
+        super().__init__(rows, budgets, device)
+        self.width = max(budgets) + 1
+        # For each place of a round: what draws its draft token, accepts it, and draws what replaces it.
+        uniform = torch.rand(3, len(rows), self.width, dtype=torch.float64)
+        for i, (row, budget) in enumerate(zip(rows, budgets, strict=True)):
+            if row.options.seed is not None and row.options.temperature:
+                row.random = row.random or np.random.Generator(np.random.Philox(key=row.options.seed))
+                uniform[:, i, : budget + 1] = torch.from_numpy(row.random.random((3, budget + 1)))
+        self.draft, self.coin, self.final = uniform.to(device)  # [rows, k + 1] each
+        self.q: list[torch.Tensor] = []  # [rows, vocab] each
+
+    def propose(self, logits: torch.Tensor) -> torch.Tensor:
+        self.q.append(self.laws(logits))
+        return drawn(self.q[-1], self.draft[:, len(self.q) - 1])
+
+    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = self.laws(logits)
+        columns = torch.arange(self.width, device=p.device)
+        proposed = columns < torch.tensor(self.budgets, device=p.device)[:, None]
+        q = torch.stack([*self.q, torch.zeros_like(p[:, 0])], dim=1).masked_fill(~proposed[..., None], 0.0)
+        of_p, of_q = (of[:, :-1].gather(2, drafts[..., None])[..., 0] for of in (p, q))
+        count = leading(self.accepts(of_p, of_q, self.coin[:, :-1]) & proposed[:, :-1])
+        at = torch.arange(len(drafts), device=p.device), count
+        left = self.left(p[at], q[at])
+        # Where rounding leaves nothing, p and q are equal: what is left of p is as good as p.
+        left = torch.where(left.sum(-1, keepdim=True) > 0, left, p[at])
+        final = drawn(left, self.final[at])[:, None]
+        return count, torch.nn.functional.pad(drafts, (0, 1)).scatter(1, count[:, None], final)
+
+    def accepts(self, p: torch.Tensor, q: torch.Tensor, coin: torch.Tensor) -> torch.Tensor:
+        """Whether each draft token of these probabilities is accepted; never one that the target cannot emit."""
+        return coin * q < p
+
+    def left(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """What a rejected draft token is replaced from, ``[rows, vocab]``, not normalised."""
+        return (p - q).clamp(min=0)
+
+
+class Keyed(Sampled):
+    """The first of exponential clocks to ring: what the target's law and the draft's choose is mostly the same."""
+
+    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
+        super().__init__(rows, budgets, device)
+        self.step = 0
+        self.clocks = torch.empty(0)  # [rows, k + 1, vocab], once the vocabulary is known
+
+    def propose(self, logits: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return (self.laws(logits) / self._clocks(logits.shape[-1])[:, self.step - 1]).argmax(-1)
+
+    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = (self.laws(logits) / self._clocks(logits.shape[-1])).argmax(-1)
+        return leading(chosen[:, :-1] == drafts), chosen
+
+    def _clocks(self, vocabulary: int) -> torch.Tensor:
+        if not len(self.clocks):
+            clocks = np.ones((len(self.rows), max(self.budgets) + 1, vocabulary))
+            for row, budget, of_row in zip(self.rows, self.budgets, clocks, strict=True):
+                if row.options.temperature:
+                    row.seed = int(torch.randint(2**63 - 1, ())) if row.seed is None else row.seed
+                    for column in range(budget + 1):
+                        of_row[column] = clock(row.seed, row.committed + column, vocabulary)
+            self.clocks = torch.from_numpy(clocks).to(self.device)
+        return self.clocks
+
+
+def chooser(noise: str, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> Greedy:
+    """What chooses the tokens of one round."""
+    sampled = any(row.options.temperature for row in rows)
+    kind = Greedy if not sampled else Rejection if noise == "row" else Keyed
+    return kind(rows, budgets, device)
+
+
+def leading(right: torch.Tensor) -> torch.Tensor:
+    """How many are true, from the first, in each row of ``[rows, k]``."""
+    return right.long().cumprod(1).sum(1)
+
+
+def drawn(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """One token per row of weights ``[rows, vocab]``, by uniform numbers ``[rows]`` below 1; none whose weight is 0."""
+    below = weights.double().cumsum(-1)
+    return ((below > uniform[:, None] * below[:, -1:]) & (weights > 0)).byte().argmax(-1)
+
+
+def clock(seed: int, place: int, vocabulary: int) -> npt.NDArray[np.float64]:
+    """When the clock of each token rings, ``[vocab]`` float64, above 0; the same for the same seed, place and token.
+
+    >>> clock(5, 2, 3).tolist() == clock(5, 2, 8)[:3].tolist() != clock(5, 3, 3).tolist()
+    True
+    """
+    # The place is in the second word of the counter: no row of numbers ever reaches the next.
+    uniform = np.random.Generator(np.random.Philox(key=seed, counter=place << 64)).random(vocabulary)
+    return -np.log(np.maximum(uniform, 2.0**-54))
