@@ -6,9 +6,11 @@ how far the scores are from moving a cut is measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from eqcheck.options import ORDER, RowOptions
@@ -56,70 +58,69 @@ def law(scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order:
     ([0.731, 0.269, 0.0], 0.5)
     """
     rows = [options] * len(scores) if isinstance(options, RowOptions) else list(options)
-
-    def column(name: str) -> torch.Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=scores.dtype, device=scores.device)[:, None]
-
-    warm = column("temperature")
-    greedy = warm == 0
+    asked = [(row.temperature, row.top_k, row.top_p, row.min_p) for row in rows]
+    columns = torch.tensor(asked, dtype=scores.dtype, device=scores.device).unsqueeze(-1).unbind(1)  # [n, 1] each
+    values = dict(zip(ORDER, columns, strict=True))
+    greedy = values["temperature"] == 0
+    warm = values["temperature"].masked_fill(greedy, 1.0)
     first = scores.argmax(-1, keepdim=True)
-    warm = torch.where(greedy, torch.ones_like(warm), warm)
-    margin, scale = torch.full_like(warm, float("inf")), torch.ones_like(warm)
+    margin, scale = torch.full_like(warm, math.inf), torch.ones_like(warm)
     for step in order:
         if step == "temperature":
             scores, scale = scores / warm, warm
-        else:
-            name, cut = _CUTS[step]
-            value = column(name)
-            if (value != _OFF[step]).any():
-                kept, room = cut(scores, value)
-                kept |= value == _OFF[step]
-                room = torch.where(value == _OFF[step], torch.full_like(room, float("inf")), room)
-                scores = scores.masked_fill(~kept, float("-inf"))
-                margin = torch.minimum(margin, room * scale)
+        elif any(row[ORDER.index(step)] != _OFF[step] for row in asked):
+            kept, room = _CUTS[step](scores, values[step])
+            off = values[step] == _OFF[step]
+            scores = scores.masked_fill(~(kept | off), -math.inf)
+            margin = torch.minimum(margin, (room * scale).masked_fill(off, math.inf))
     p = scores.softmax(-1)
-    best = torch.zeros_like(p).scatter_(1, first, 1.0)
-    return Law(torch.where(greedy, best, p), torch.where(greedy, torch.full_like(margin, float("inf")), margin)[:, 0])
+    if any(not row[0] for row in asked):
+        p = torch.where(greedy, torch.zeros_like(p).scatter_(1, first, 1.0), p)
+    return Law(p, margin.masked_fill(greedy, math.inf)[:, 0])
 
 
 def _top_k(scores: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What is not below the k-th highest score; ties with it stay."""
-    ordered = scores.sort(-1, descending=True).values
-    last = (k.long() - 1).clamp(0, scores.shape[-1] - 1)
-    least = ordered.gather(1, last)
-    following = ordered.gather(1, (last + 1).clamp(max=scores.shape[-1] - 1))
-    room = torch.where(torch.isfinite(following) & (last + 1 < scores.shape[-1]), (least - following) / 2, float("inf"))
-    return scores >= least, room
+    ordered = _ascending(scores)
+    at = (scores.shape[-1] - k.long()).clamp(0, scores.shape[-1] - 1)
+    return scores >= ordered.gather(1, at), _gap(ordered, at)
 
 
 def _top_p(scores: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely tokens up to and with the one that makes their sum reach the share."""
-    ordered, order = scores.sort(dim=-1, stable=True)
+    """The most likely tokens up to and with the one that makes their sum reach the share; ties with it stay."""
+    ordered = _ascending(scores)
     below = ordered.softmax(-1).cumsum(-1)
-    kept = below > 1 - share
-    kept[:, -1] = True
+    last = scores.shape[-1] - 1
+    at = (below <= 1 - share).sum(-1, keepdim=True).clamp(max=last)  # the least likely one that is kept
     # Where no score changes by more than d, the log-odds of a sum of probabilities change by at most 2 d.
-    distance = (below[:, :-1].logit() - (1 - share).logit()).abs().amin(-1, keepdim=True) / 2
-    first = kept.long().argmax(-1, keepdim=True)  # and two tokens on either side of the cut may change places
-    outside = ordered.gather(1, (first - 1).clamp(min=0))
-    gap = torch.where((first > 0) & torch.isfinite(outside), (ordered.gather(1, first) - outside) / 2, float("inf"))
-    return torch.zeros_like(kept).scatter_(1, order, kept), torch.minimum(distance, gap)
+    sums = torch.cat([below.gather(1, (at - 1).clamp(min=0)), below.gather(1, at)], dim=1)
+    near = (sums.logit() - (1 - share).logit()).abs() / 2
+    near = near.masked_fill(torch.cat([at == 0, at == last], dim=1), math.inf)  # nothing, and everything, is no cut
+    # And two tokens on either side of the cut may change places.
+    return scores >= ordered.gather(1, at), torch.minimum(near.amin(-1, keepdim=True), _gap(ordered, at))
 
 
 def _min_p(scores: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What is not less likely than this share of the most likely token."""
-    behind = scores - scores.amax(-1, keepdim=True)
-    distance = behind - share.log()
-    counts = torch.isfinite(distance) & (
-        torch.arange(scores.shape[-1], device=scores.device) != scores.argmax(-1)[:, None]
-    )
-    return distance >= 0, torch.where(counts, distance.abs(), float("inf")).amin(-1, keepdim=True) / 2
+    most, best = scores.max(-1, keepdim=True)
+    distance = scores - most - share.log()
+    return distance >= 0, distance.abs().scatter_(1, best, math.inf).amin(-1, keepdim=True) / 2
 
 
-_Cut = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-_CUTS: dict[str, tuple[str, _Cut]] = {
-    "top-k": ("top_k", _top_k),
-    "top-p": ("top_p", _top_p),
-    "min-p": ("min_p", _min_p),
+def _ascending(scores: torch.Tensor) -> torch.Tensor:
+    """Each row sorted; numpy is many times as fast as torch, which sorts places as well."""
+    return torch.from_numpy(np.sort(scores.numpy())) if scores.device.type == "cpu" else scores.sort(-1).values
+
+
+def _gap(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Half of what lies between a sorted score and the one below it; infinite where none is."""
+    below = ordered.gather(1, (at - 1).clamp(min=0))
+    return ((ordered.gather(1, at) - below) / 2).masked_fill((at == 0) | (below == -math.inf), math.inf)
+
+
+_CUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "top-k": _top_k,
+    "top-p": _top_p,
+    "min-p": _min_p,
 }
-_OFF = {"top-k": 0.0, "top-p": 1.0, "min-p": 0.0}
+_OFF = {"top-k": 0, "top-p": 1, "min-p": 0}
