@@ -13,9 +13,9 @@ MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 LAYERS = (
     "errors plain limits sizes family kinds",
     "verdict text sampling",
-    "requirements contract modules registry arguments",
+    "requirements options contract modules registry arguments",
     "case outcome findings declining",
-    "hashing families caches trace hashparts hashlm draft harness drawing ties pair",
+    "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone",
     "attribution",
     "oracle strategies callview",
     "workers",
