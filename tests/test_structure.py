@@ -12,10 +12,10 @@ MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 # From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
 LAYERS = (
     "errors plain limits sizes family kinds",
-    "verdict text sampling",
+    "verdict text statements sampling",
     "requirements options contract modules registry arguments",
     "case outcome findings declining",
-    "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone",
+    "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone spread",
     "attribution",
     "oracle strategies callview",
     "workers",
