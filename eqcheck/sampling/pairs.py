@@ -2,6 +2,7 @@
 
 Given what earlier rows emitted, a right row still follows its own law. So a law that depends on them is a bet like
 any other. Each pair is bet on once, from the later one's side: a bet in both directions would count one chance twice.
+Rows of two calls can be one case, those of the first call before those of the second: so it shows where calls share.
 """
 
 from __future__ import annotations
