@@ -104,6 +104,17 @@ def test_greater_sizes_are_excluded_too() -> None:
     assert list(CHANGES) == sorted(CHANGES, reverse=True)
 
 
+def test_it_counts_what_the_evidence_counts() -> None:
+    wealth, exclusion = Wealth(), Exclusion()
+    for seed in range(30):
+        row, earlier = random_case(seed)
+        for one in (wealth, exclusion):
+            one.add([] if seed % 4 == 0 else [*earlier, row], f"regime {seed % 4}")
+    assert exclusion.tokens == wealth.counts
+    assert list(exclusion.tokens) == list(wealth.counts)
+    assert wealth.repeated_seeds
+
+
 def test_rounding_excludes_less() -> None:
     for seed in range(20):
         row, _ = random_case(seed)

@@ -25,7 +25,7 @@ import numpy as np
 
 from eqcheck.errors import UsageError
 from eqcheck.sampling.bets import HIGHEST, POWERS, SHARES, WHOLE, laws, mixed
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.row import Floats, SampledRow, fresh
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
 
 MISSED = 0.01
@@ -87,20 +87,25 @@ class Excluded:
 class Exclusion:
     """Sums over the laws that an audit met; `excluded` says what they are enough for.
 
-    Hand in the same rows as to `Wealth`; rows of repeated seeds are to be left out.
+    Hand in the same cases as to `Wealth`, in the same order.
     """
 
     def __init__(self) -> None:
         self.tokens: dict[str, int] = {}
         self._sums: dict[str, dict[str, Floats]] = {}
+        self._seeds: set[int] = set()
 
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
         """Count the laws of a case, with the bound on rounding that `Wealth` was given."""
+        judged = [row for row, new in zip(rows, fresh(rows, self._seeds), strict=True) if new]
+        tokens = sum(int((~row.skip).sum()) for row in judged)
+        if not tokens:
+            return  # regimes are numbered by their first token
+        self.tokens[regime] = self.tokens.get(regime, 0) + tokens
         sums = self._sums.setdefault(regime, {law: np.zeros(_shape(law)) for law in _LAWS})
-        for row in rows:
+        for row in judged:
             for law, found in _moments(row, np.log1p(eps)).items():
                 sums[law] = sums[law] + found
-        self.tokens[regime] = self.tokens.get(regime, 0) + sum(int((~row.skip).sum()) for row in rows)
 
     def excluded(self) -> list[Excluded]:
         """For every regime, and for all together, what is excluded of every fault."""
@@ -116,7 +121,7 @@ class Exclusion:
     def to_dict(self) -> dict[str, Any]:
         """All that is needed to go on, as JSON."""
         sums = {regime: {law: one.tolist() for law, one in laws.items()} for regime, laws in self._sums.items()}
-        return {"portfolio": list(PORTFOLIO), "tokens": dict(self.tokens), "sums": sums}
+        return {"portfolio": list(PORTFOLIO), "tokens": dict(self.tokens), "seeds": sorted(self._seeds), "sums": sums}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Exclusion:
@@ -124,7 +129,7 @@ class Exclusion:
         if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
         exclusion = cls()
-        exclusion.tokens = dict(data["tokens"])
+        exclusion.tokens, exclusion._seeds = dict(data["tokens"]), set(data["seeds"])
         exclusion._sums = {
             regime: {law: np.array(one) for law, one in laws.items()} for regime, laws in data["sums"].items()
         }

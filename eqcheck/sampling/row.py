@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -116,3 +117,13 @@ class SampledRow:
     @cached_property
     def _any_rare(self) -> bool:
         return bool(self._rare.any())
+
+
+def fresh(rows: Sequence[SampledRow], seeds: set[int]) -> list[bool]:
+    """Whether each row is the first with its seed, or has none; their seeds are added to ``seeds``."""
+    found = []
+    for row in rows:
+        found.append(row.seed is None or row.seed not in seeds)
+        if row.seed is not None:
+            seeds.add(row.seed)
+    return found

@@ -25,7 +25,7 @@ Assumptions, all for whoever calls:
   rightly: such rows are not judged here, only impossible tokens in them are seen.
 
 **Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, one half is bet on all
-tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th regime to appear.
+tokens; the other on the tokens of one regime, ``1/(k (k + 1))`` on the k-th regime of which a token was judged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import numpy as np
 from eqcheck.errors import UsageError
 from eqcheck.sampling.bets import ALTERNATIVES, bets
 from eqcheck.sampling.pairs import PAIRS, pair_bets
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.row import Floats, SampledRow, fresh
 
 PORTFOLIO = (*ALTERNATIVES, *PAIRS)
 VIOLATION, DOUBT = 1e6, 1e3
@@ -89,38 +89,36 @@ class Wealth:
                 raise UsageError(f"twin of row {number}: expected an earlier row, got {row.twin}")
             if row.p.shape[1] != rows[0].p.shape[1]:
                 raise UsageError(f"row {number}: expected laws over {rows[0].p.shape[1]} tokens, got {row.p.shape[1]}")
-        fresh, seeds = [], set(self._seeds)
-        for row in rows:
-            fresh.append(row.seed is None or row.seed not in seeds)
-            seeds |= set() if row.seed is None else {row.seed}
+        seeds = set(self._seeds)
+        new = fresh(rows, seeds)
         if whole:
-            gained = [_gains(row, rows[:i], eps) for i, row in enumerate(rows) if fresh[i]]
+            gained = [_gains(row, rows[:i], eps) for i, row in enumerate(rows) if new[i]]
         else:
-            gained = [_gains(replace(row, twin=None), (), eps) for i, row in enumerate(rows) if fresh[i]]
+            gained = [_gains(replace(row, twin=None), (), eps) for i, row in enumerate(rows) if new[i]]
         gains = np.concatenate(gained or [_NOTHING])
         self._seeds = seeds
-        self.repeated_seeds += fresh.count(False)
-        self._count(rows, fresh, len(gains), regime)
-        self._earn(gains if whole else gains.sum(0, keepdims=True), regime)
+        self.repeated_seeds += new.count(False)
+        self._count(rows, new, len(gains), regime)
+        if len(gains):
+            self._earn(gains if whole else gains.sum(0, keepdims=True), regime)
 
-    def _count(self, rows: Sequence[SampledRow], fresh: Sequence[bool], live: int, regime: str) -> None:
+    def _count(self, rows: Sequence[SampledRow], new: Sequence[bool], live: int, regime: str) -> None:
         for number, row in enumerate(rows):
             for t in row.impossible:
                 token = int(row.tokens[t])
                 self.impossible.append({"case": self.cases, "row": number, "position": t, "token": token})
-        judged = [row for row, new in zip(rows, fresh, strict=True) if new]
+        judged = [row for row, first in zip(rows, new, strict=True) if first]
         self.cases += 1
         self.rows += len(judged)
         self.tokens += live
         self.skipped += sum(len(row.tokens) for row in judged) - live
-        self.counts[regime] = self.counts.get(regime, 0) + live
+        if live:
+            self.counts[regime] = self.counts.get(regime, 0) + live
 
     def _earn(self, gains: Floats, regime: str) -> None:
         """Let the alternatives earn ``[tokens, portfolio]``, and remember the most they were worth together."""
         regimes = self._regimes
         regimes.setdefault(regime, np.zeros(len(PORTFOLIO)))
-        if not len(gains):
-            return
         course = np.cumsum(gains, axis=0)
         shares = _shares(len(regimes))
         parts = [shares[0] + _log_mean(self._all + course), np.full(len(gains), shares[-1])]
