@@ -92,7 +92,8 @@ class RoundEngine(Handling):
         for i, count in zip(self.active, budget, strict=True):
             ids = list(self.rows[i])
             for _ in range(count):
-                ids.append(int(self.draft(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+                logits = self.draft(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+                ids.append(self.next_draft(i, logits, ids[len(self.rows[i]) :]))
             drafts.append(ids[len(self.rows[i]) :])
         return drafts
 

@@ -1,0 +1,8 @@
+"""Samplers that are right, and faults of sampling that can be planted: what eqcheck's judgement of laws is tested with."""
+
+from eqcheck.catalogue.samplers import acceptance, corrections, laws, sharing  # noqa: F401
+from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS
+from eqcheck.catalogue.samplers.fault import SAMPLED_FAULTS, SampledFault
+from eqcheck.catalogue.samplers.right import RIGHT, samplers
+
+__all__ = ["RIGHT", "SAMPLED_BUILDS", "SAMPLED_FAULTS", "SampledFault", "samplers"]

@@ -1,0 +1,146 @@
+"""Faults of what is emitted behind the accepted tokens: the correction, and the bonus token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.samplers.chance import Race, Uniform, bucket
+from eqcheck.catalogue.samplers.engine import Sampler, shared_out
+from eqcheck.catalogue.samplers.fault import planted
+from eqcheck.catalogue.samplers.right import OneHot, SampleMatch
+
+
+@planted("L7-correction-from-p", "residual", "jaymody/speculative-sampling#3", tokens=299)
+class CorrectionFromP(Sampler):
+    """Corrections are drawn from p, not from what q leaves of it."""
+
+    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
+        return p
+
+
+@planted("L8-residual-argmax", "residual", tokens=214)
+class ResidualArgmax(Sampler):
+    """The correction is the most likely token of the residual."""
+
+    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
+        return all_on(super().residual(p, q, token).argmax(), p)
+
+
+@planted("L9-residual-absolute", "residual", tokens=55)
+class ResidualAbsolute(Sampler):
+    """Corrections are drawn in proportion to |p - q|."""
+
+    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
+        return shared_out((p - q).abs(), p)
+
+
+@planted("L10-correction-column-late", "correction-column", "NVIDIA/TensorRT-LLM#15098", tokens=15)
+class CorrectionColumnLate(Sampler):
+    """The correction is drawn from the target's law one column late, behind the draft token that was rejected."""
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        return self.drawn(i, p[column + 1])
+
+
+@planted("L11-residual-of-next-draft", "wrong-draft-row")
+class ResidualOfNextDraft(Sampler):
+    """The residual is taken with q of the next draft token."""
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        return super().correction(i, column, token, p, [*q[1:], q[-1]])
+
+
+@planted("L21-one-hot-not-masked", "residual", "openvinotoolkit/openvino.genai#2331", tokens=306)
+class OneHotNotMasked(OneHot):
+    """The draft token is the draft's first choice, and a correction is drawn from p with the draft token in it."""
+
+    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
+        return p
+
+
+@planted("L22-bonus-argmax", "bonus-law", "Luce-Org/lucebox#374", regime="near", tokens=81)
+class BonusArgmax(Sampler):
+    """The bonus token is the target's first choice."""
+
+    def bonus(self, i: int, p: torch.Tensor) -> int:
+        return int(p[-1].argmax())
+
+
+@planted("L23-bonus-from-last-draft", "bonus-column", regime="near", tokens=10)
+class BonusFromLastDraft(Sampler):
+    """The bonus token is drawn from the target's law at the last draft token."""
+
+    def bonus(self, i: int, p: torch.Tensor) -> int:
+        return self.drawn(i, p[max(0, len(p) - 2)])
+
+
+@planted("L24-match-then-drawn-again", "residual", "ml-explore/mlx-swift-lm#459", tokens=805)
+class MatchThenDrawnAgain(SampleMatch):
+    """A draft token is accepted where the target draws the same; where it does not, the target draws again."""
+
+    def decided(self, i: int, proposed: list[int], p: torch.Tensor) -> list[int]:
+        block = super().decided(i, proposed, p)
+        if len(block) > len(proposed):
+            return block
+        return [*block[:-1], self.target_token(i, len(block) - 1, p[len(block) - 1])]
+
+
+@planted("L30-one-coin-for-both", "reused-noise", tokens=1400)
+class OneCoinForBoth(Sampler):
+    """The number that rejected a draft token also picks the correction, by the sums of the residual's probabilities."""
+
+    def coin(self, i: int) -> Uniform:
+        self.last = super().coin(i)
+        return self.last
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        return bucket(self.residual(p[column], q[column], token), self.last)
+
+
+@planted("L31-draft-noise-in-correction", "reused-noise", "vllm-project/vllm#54282", tokens=18000)
+class DraftNoiseInCorrection(Sampler):
+    """The noise that drew a draft token also draws its correction."""
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        self.noise: dict[int, list[Race]] = {i: [] for i in self.active}
+        return super().propose(budget)
+
+    def draft_token(self, i: int, q: torch.Tensor) -> int:
+        self.noise[i].append(self.sources[i].race(len(q)))
+        return self.noise[i][-1].winner(q)
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        return self.noise[i][column].winner(self.residual(p[column], q[column], token))
+
+
+@planted("L32-residual-without-temperature", "residual", "ohdearquant/lattice#388", tokens=400)
+class ResidualWithoutTemperature(Sampler):
+    """Corrections are drawn from what p and q leave at a temperature of 1."""
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        warm = self.options(i).temperature or 1.0  # a law at a temperature, to the power of it, is that at 1
+        return super().correction(i, column, token, _law(p**warm), [_law(one**warm) for one in q])
+
+
+@planted("L33-correction-argmax", "residual", "https://arxiv.org/abs/2401.10774")
+class CorrectionArgmax(Sampler):
+    """The correction is the target's first choice."""
+
+    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
+        return all_on(p.argmax(), p)
+
+
+def _law(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def all_on(token: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The law ``[vocabulary]`` with all on one token.
+
+    >>> all_on(torch.tensor(1), torch.ones(3)).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    return torch.zeros_like(like).scatter_(0, token[None], 1.0)

@@ -1,0 +1,156 @@
+"""Faults of the laws that are compared: options left out or of another row, and a q that is not what was drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.samplers.engine import Sampler, changed
+from eqcheck.catalogue.samplers.fault import planted
+from eqcheck.contract import RowOptions
+from eqcheck.law import law
+
+
+@planted("L12-q-of-next-row", "wrong-draft-row", "https://github.com/1Cat-vLLM/1Cat-vLLM/issues/656", tokens=38)
+class DraftLawOfNextRow(Sampler):
+    """The laws that draft tokens were drawn from are read one row further down, the first row's for the last."""
+
+    def draft_laws(self, i: int) -> list[torch.Tensor]:
+        other = self.active[(self.active.index(i) + 1) % len(self.active)]
+        own = self.recorded[i]
+        return (self.recorded[other] + own[len(self.recorded[other]) :])[: len(own)]
+
+
+@planted("L13-q-left-at-old-place", "wrong-draft-row", "vllm-project/vllm#41044")
+class DraftLawLeftAtOldPlace(Sampler):
+    """A row that moves up because another ended is compared with the laws that its new place had in the round before."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.places: list[int] = []
+        self.kept: list[list[torch.Tensor]] = []
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        self.places, self.kept = list(self.recorded), list(self.recorded.values())
+        return super().propose(budget)
+
+    def draft_laws(self, i: int) -> list[torch.Tensor]:
+        own, place = self.recorded[i], self.active.index(i)
+        if i not in self.places or self.places.index(i) == place:
+            return own
+        return (self.kept[place] + own[len(self.kept[place]) :])[: len(own)]
+
+
+@planted("L14-target-without-temperature", "target-option", "vllm-project/vllm#9834", tokens=103)
+class TargetWithoutTemperature(Sampler):
+    """At draft tokens the target's law is taken at a temperature of 1."""
+
+    def target_options(self, i: int, count: int) -> list[RowOptions]:
+        return [changed(self.options(i), temperature=1.0)] * count + [self.options(i)]
+
+
+@planted("L15-q-without-temperature", "draft-law", "ohdearquant/lattice#388", tokens=728)
+class DraftLawWithoutTemperature(Sampler):
+    """Draft tokens are drawn at the row's temperature, and compared as if it had been 1."""
+
+    def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return law(scores[None], changed(self.options(i), temperature=1.0)).probabilities[0]
+
+
+@planted("L16-top-p-at-bonus-only", "target-option", "vllm-project/vllm#9834", tokens=11, certain=True)
+class TopPAtBonusOnly(Sampler):
+    """At draft tokens the target's law is not cut by top-p."""
+
+    def target_options(self, i: int, count: int) -> list[RowOptions]:
+        return [changed(self.options(i), top_p=1.0)] * count + [self.options(i)]
+
+
+@planted("L17-min-p-at-bonus-only", "target-option", "vllm-project/vllm#42744", certain=True)
+class MinPAtBonusOnly(Sampler):
+    """At draft tokens the target's law is not cut by min-p."""
+
+    def target_options(self, i: int, count: int) -> list[RowOptions]:
+        return [changed(self.options(i), min_p=0.0)] * count + [self.options(i)]
+
+
+@planted("L18-options-of-first-row", "target-option", "Blaizzy/mlx-vlm#1647", tokens=103)
+class OptionsOfFirstRow(Sampler):
+    """All sampled rows are drawn with the first row's temperature and cuts."""
+
+    def options(self, i: int) -> RowOptions:
+        first = self.request.rows[0]
+        values = {name: getattr(first, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        return changed(self.request.rows[i], **values) if first.temperature else self.request.rows[i]
+
+
+@planted("L19-q-before-cuts", "draft-law", "huggingface/transformers#47932", tokens=2000)
+class DraftLawBeforeCuts(Sampler):
+    """Draft tokens are drawn from what top-k, top-p and min-p leave, and compared with the law before these."""
+
+    def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return law(scores[None], replace(self.options(i), top_k=0, top_p=1.0, min_p=0.0)).probabilities[0]
+
+
+@planted("L20-greedy-draft", "draft-law", "huggingface/transformers#32867", tokens=58)
+class GreedyDraft(Sampler):
+    """Draft tokens are the draft's first choices, and are compared as if they had been drawn from its law."""
+
+    def draft_token(self, i: int, q: torch.Tensor) -> int:
+        return int(q.argmax())
+
+
+@planted("L34-first-token-greedy", "first-token", "Luce-Org/lucebox#374")
+class FirstTokenGreedy(Sampler):
+    """The first new token of a row is the target's first choice."""
+
+    def decided(self, i: int, proposed: list[int], p: torch.Tensor) -> list[int]:
+        if len(self.rows[i]) == self.starts[i]:
+            return [int(p[0].argmax())]
+        return super().decided(i, proposed, p)
+
+
+@planted("L35-bonus-without-temperature", "bonus-law", regime="near", tokens=100)
+class BonusWithoutTemperature(Sampler):
+    """Bonus tokens are drawn at a temperature of 1."""
+
+    def target_options(self, i: int, count: int) -> list[RowOptions]:
+        return [self.options(i)] * count + [changed(self.options(i), temperature=1.0)]
+
+
+@planted("L36-greedy-at-drafts", "target-option", "ROCm/ATOM#2318", tokens=37)
+class GreedyAtDrafts(Sampler):
+    """At draft tokens the target is greedy; the bonus token alone is sampled."""
+
+    def target_options(self, i: int, count: int) -> list[RowOptions]:
+        return [changed(self.options(i), temperature=0.0)] * count + [self.options(i)]
+
+
+@planted("L37-top-k-makes-greedy", "target-option", "NVIDIA/TensorRT-LLM#19390")
+class TopKMakesGreedy(Sampler):
+    """A row with a top-k is drawn at a temperature of 1e-5."""
+
+    def options(self, i: int) -> RowOptions:
+        own = self.request.rows[i]
+        return changed(own, temperature=1e-5) if own.top_k else own
+
+
+@planted("L38-temperature-last", "target-option", "lablup/mlxcel#1379")
+class TemperatureLast(Sampler):
+    """The temperature is applied behind top-k, top-p and min-p, where the decoder declares that it comes first."""
+
+    def target_laws(self, i: int, scores: torch.Tensor) -> torch.Tensor:
+        return law(scores, self.options(i), ("top-k", "top-p", "min-p", "temperature")).probabilities
+
+
+@planted("L39-draft-cut-unseen", "draft-law", "huggingface/transformers#28508")
+class DraftCutUnseen(Sampler):
+    """Draft tokens are drawn from the draft's three likeliest ones, and compared as if there were no such cut."""
+
+    def draft_options(self, i: int) -> RowOptions:
+        return changed(self.options(i), top_k=min(3, self.options(i).top_k or 3))
+
+    def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return law(scores[None], self.options(i)).probabilities[0]
