@@ -1,4 +1,4 @@
-"""Samplers that are right, and faults of sampling that can be planted: what eqcheck's judgement of laws is tested with."""
+"""Samplers that are right, and faults that can be planted in them: what the judgement of laws is tested with."""
 
 from eqcheck.catalogue.samplers import acceptance, corrections, laws, sharing  # noqa: F401
 from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS

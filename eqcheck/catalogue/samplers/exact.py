@@ -7,7 +7,7 @@ to be one by a number, and a right sampler to be right, without any statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -170,19 +170,19 @@ def right_law(target: Any, request: Request, row: int) -> dict[tuple[int, ...], 
             for token, chance in enumerate(law(scores.double(), options).probabilities[0].tolist()):
                 ends = token in request.eos_token_ids or number + 1 == request.max_new_tokens
                 if chance:
-                    (ended if ends else longer)[*tokens, token] = weight * chance
+                    (ended if ends else longer)[(*tokens, token)] = weight * chance
         open_rows = longer
     return ended
 
 
-def distance(scheme: type[Sampler], target: Any, draft: Any, request: Request, rows: Sequence[int]) -> float:
-    """The total variation between the joint law of these rows' answers and the right one, rows apart."""
+def distance(emitted: Mapping[Outputs, float], target: Any, request: Request, rows: Sequence[int]) -> float:
+    """The total variation between the joint law of these rows' answers and the right one, in which rows are apart."""
     right: dict[Outputs, float] = {(): 1.0}
     for row in rows:
         law_of_row = right_law(target, request, row)
         right = {(*key, one): a * b for key, a in right.items() for one, b in law_of_row.items()}
     seen: dict[Outputs, float] = {}
-    for outputs, weight in emitted_laws(scheme, target, draft, request).items():
+    for outputs, weight in emitted.items():
         key = tuple(outputs[row] for row in rows)
         seen[key] = seen.get(key, 0.0) + weight
     return sum(abs(seen.get(key, 0.0) - right.get(key, 0.0)) for key in {*seen, *right}) / 2

@@ -26,7 +26,7 @@ class DraftLawOfNextRow(Sampler):
 
 @planted("L13-q-left-at-old-place", "wrong-draft-row", "vllm-project/vllm#41044")
 class DraftLawLeftAtOldPlace(Sampler):
-    """A row that moves up because another ended is compared with the laws that its new place had in the round before."""
+    """A row that moves up because another ended is compared with what its new place had in the round before."""
 
     def begin(self) -> None:
         super().begin()
