@@ -7,7 +7,7 @@ how far the scores are from moving a cut is measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,79 +48,109 @@ def penalised(
     return scores
 
 
-def law(scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order: Sequence[str] = ORDER) -> Law:
+class Asked:
+    """What rows ask for, as numbers for scores like these; made once where laws are needed again and again.
+
+    ``values`` are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows; ``off`` says where an
+    option is off, and is left out of ``used`` where it is off for all rows.
+    """
+
+    def __init__(self, rows: Sequence[RowOptions], like: torch.Tensor) -> None:
+        table = [(row.temperature, row.top_k, row.top_p, row.min_p) for row in rows]
+        numbers = torch.tensor(table, dtype=like.dtype, device=like.device).T
+        self.values = dict(zip(ORDER, numbers.view(len(ORDER), -1, *(1,) * (like.dim() - 1)), strict=True))
+        self.off = {name: value == _OFF[name] for name, value in self.values.items()}
+        columns = zip(*table, strict=True)
+        self.used = {name for name, column in zip(ORDER, columns, strict=True) if any(x != _OFF[name] for x in column)}
+        self.some_greedy = any(not row.temperature for row in rows)
+        self.warm = self.values["temperature"].masked_fill(self.off["temperature"], 1.0)
+
+
+def law(
+    scores: torch.Tensor,
+    options: RowOptions | Sequence[RowOptions] | Asked,
+    order: Sequence[str] = ORDER,
+    *,
+    measured: bool = True,
+) -> Law:
     """The law of scores ``[n, vocabulary]`` under the options of one row, or of a row each.
 
-    A temperature of 0 is greedy: all is on the first of the highest scores, whatever else is cut.
+    A temperature of 0 is greedy: all is on the first of the highest scores, whatever else is cut. Where it is not
+    ``measured`` no margin is looked for: all are infinite.
 
     >>> p, margin = law(torch.tensor([[2.0, 1.0, 0.0]]).double(), RowOptions(1, temperature=1.0, top_k=2))
     >>> [round(float(x), 3) for x in p[0]], float(margin[0])
     ([0.731, 0.269, 0.0], 0.5)
     """
-    rows = [options] * len(scores) if isinstance(options, RowOptions) else list(options)
-    asked = [(row.temperature, row.top_k, row.top_p, row.min_p) for row in rows]
-    columns = torch.tensor(asked, dtype=scores.dtype, device=scores.device).unsqueeze(-1).unbind(1)  # [n, 1] each
-    values = dict(zip(ORDER, columns, strict=True))
-    greedy = values["temperature"] == 0
-    warm = values["temperature"].masked_fill(greedy, 1.0)
-    first = scores.argmax(-1, keepdim=True)
-    margin, scale = torch.full_like(warm, math.inf), torch.ones_like(warm)
+    rows = [options] * len(scores) if isinstance(options, RowOptions) else options
+    asked = rows if isinstance(rows, Asked) else Asked(rows, scores)
+    greedy = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0) if asked.some_greedy else None
+    margin, scale = scores.new_full((*scores.shape[:-1], 1), math.inf), torch.ones_like(asked.warm)
+    ordered = least = None  # the scores of each row, sorted, and the lowest that is not cut
     for step in order:
         if step == "temperature":
-            scores, scale = scores / warm, warm
-        elif any(row[ORDER.index(step)] != _OFF[step] for row in asked):
-            kept, room = _CUTS[step](scores, values[step])
-            off = values[step] == _OFF[step]
-            scores = scores.masked_fill(~(kept | off), -math.inf)
-            margin = torch.minimum(margin, (room * scale).masked_fill(off, math.inf))
+            scores, scale = scores / asked.warm, asked.warm
+            if ordered is not None and least is not None:
+                ordered, least = ordered / asked.warm, least / asked.warm
+        elif step in asked.used:
+            if ordered is None or least is None:
+                ordered, least = _ascending(scores), scores.new_tensor(-math.inf)
+            ordered = ordered.masked_fill(ordered < least, -math.inf)
+            found = _LEAST[step](ordered, asked.values[step])
+            if measured:
+                room = _room(step, ordered, found, asked.values[step]) * scale
+                margin = torch.minimum(margin, room.masked_fill(asked.off[step], math.inf))
+            least = torch.maximum(least, found.masked_fill(asked.off[step], -math.inf))
+    if least is not None:
+        scores = scores.masked_fill(scores < least, -math.inf)
     p = scores.softmax(-1)
-    if any(not row[0] for row in asked):
-        p = torch.where(greedy, torch.zeros_like(p).scatter_(1, first, 1.0), p)
-    return Law(p, margin.masked_fill(greedy, math.inf)[:, 0])
+    if greedy is not None:
+        p = torch.where(asked.off["temperature"], greedy, p)
+        margin = margin.masked_fill(asked.off["temperature"], math.inf)
+    return Law(p, margin[..., 0])
 
 
-def _top_k(scores: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is not below the k-th highest score; ties with it stay."""
-    ordered = _ascending(scores)
-    at = (scores.shape[-1] - k.long()).clamp(0, scores.shape[-1] - 1)
-    return scores >= ordered.gather(1, at), _gap(ordered, at)
+def _top_k(ordered: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The k-th highest score; ties with it stay."""
+    last = ordered.shape[-1] - 1
+    return ordered.gather(-1, (last + 1 - k.long()).clamp(0, last).expand(*ordered.shape[:-1], 1))
 
 
-def _top_p(scores: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely tokens up to and with the one that makes their sum reach the share; ties with it stay."""
-    ordered = _ascending(scores)
-    below = ordered.softmax(-1).cumsum(-1)
-    last = scores.shape[-1] - 1
-    at = (below <= 1 - share).sum(-1, keepdim=True).clamp(max=last)  # the least likely one that is kept
-    # Where no score changes by more than d, the log-odds of a sum of probabilities change by at most 2 d.
-    sums = torch.cat([below.gather(1, (at - 1).clamp(min=0)), below.gather(1, at)], dim=1)
-    near = (sums.logit() - (1 - share).logit()).abs() / 2
-    near = near.masked_fill(torch.cat([at == 0, at == last], dim=1), math.inf)  # nothing, and everything, is no cut
-    # And two tokens on either side of the cut may change places.
-    return scores >= ordered.gather(1, at), torch.minimum(near.amin(-1, keepdim=True), _gap(ordered, at))
+def _top_p(ordered: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """The score of the token with which the most likely ones reach the share together; ties with it stay."""
+    at = (ordered.softmax(-1).cumsum(-1) <= 1 - share).sum(-1, keepdim=True)
+    return ordered.gather(-1, at.clamp(max=ordered.shape[-1] - 1))
 
 
-def _min_p(scores: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is not less likely than this share of the most likely token."""
-    most, best = scores.max(-1, keepdim=True)
-    distance = scores - most - share.log()
-    return distance >= 0, distance.abs().scatter_(1, best, math.inf).amin(-1, keepdim=True) / 2
+def _min_p(ordered: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """The score at this share of the most likely token's probability."""
+    return ordered[..., -1:] + share.log()
+
+
+_LEAST = {"top-k": _top_k, "top-p": _top_p, "min-p": _min_p}
+_OFF = {"temperature": 0, "top-k": 0, "top-p": 1, "min-p": 0}
+
+
+def _room(step: str, ordered: torch.Tensor, least: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """By how much sorted scores may change before this cut, at ``least``, moves; ``[..., 1]``."""
+    last = ordered.shape[-1] - 1
+    at = (ordered < least).sum(-1, keepdim=True).clamp(max=last)
+    inside, outside = ordered.gather(-1, at), ordered.gather(-1, (at - 1).clamp(min=0))
+    nothing = (at == 0) | (outside == -math.inf)  # is cut
+    if step == "min-p":
+        above = (inside - least).masked_fill(at == last, math.inf)  # the most likely token moves the cut with it
+        return torch.minimum(above, (least - outside).masked_fill(nothing, math.inf)) / 2
+    room = ((inside - outside) / 2).masked_fill(nothing, math.inf)  # then two tokens change places
+    if step == "top-p":
+        # Where no score changes by more than d, the log-odds of a sum of probabilities change by at most 2 d.
+        below = ordered.softmax(-1).cumsum(-1)
+        sums = torch.cat([below.gather(-1, (at - 1).clamp(min=0)), below.gather(-1, at)], dim=-1)
+        near = (sums.logit() - (1 - value).logit()).abs() / 2
+        near = near.masked_fill(torch.cat([at == 0, at == last], dim=-1), math.inf)
+        room = torch.minimum(room, near.amin(-1, keepdim=True))
+    return room
 
 
 def _ascending(scores: torch.Tensor) -> torch.Tensor:
     """Each row sorted; numpy is many times as fast as torch, which sorts places as well."""
     return torch.from_numpy(np.sort(scores.numpy())) if scores.device.type == "cpu" else scores.sort(-1).values
-
-
-def _gap(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Half of what lies between a sorted score and the one below it; infinite where none is."""
-    below = ordered.gather(1, (at - 1).clamp(min=0))
-    return ((ordered.gather(1, at) - below) / 2).masked_fill((at == 0) | (below == -math.inf), math.inf)
-
-
-_CUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
-    "top-k": _top_k,
-    "top-p": _top_p,
-    "min-p": _min_p,
-}
-_OFF = {"top-k": 0, "top-p": 1, "min-p": 0}

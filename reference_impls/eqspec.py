@@ -141,9 +141,9 @@ class Eqspec(Engine):
         blocks = [w + d[:k] for w, d, k in zip(waiting, drafts.tolist(), budgets, strict=True)]
         self.stats.verify_calls += 1
         logits = self.verifier.feed(blocks, [k + 1 for k in budgets])  # one more than drafts: the bonus
-        for row, budget, (accepted, block) in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
+        for row, budget, block in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
             committed = row.commit(block)
-            self.stats.count(budget, accepted, committed)
+            self.stats.count(budget, len(block) - 1, committed)
         going = [i for i, row in enumerate(rows) if not row.finish_reason]
         self.rows = [rows[i] for i in going]
         if going:

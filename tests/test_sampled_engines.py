@@ -18,7 +18,7 @@ from eqcheck import registry
 from eqcheck.contract import Request, RowOptions, decoder
 from eqcheck.errors import UsageError
 from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.law import law
+from eqcheck.law import Asked, law
 from eqcheck.options import ORDER
 
 ENGINES = {
@@ -112,13 +112,13 @@ def test_at_any_number_of_draft_tokens_and_closeness_of_the_draft(k: int, draft:
 class _Rejection(sampling.Rejection):  # type: ignore[misc, name-defined]
     """Each method replaces the one of the right rule and is wrong in one way."""
 
-    def accepts_all(self, p: torch.Tensor, q: torch.Tensor, coin: torch.Tensor) -> torch.Tensor:
+    def accepts_all(self, p: float, q: float, coin: float) -> bool:
         return p > 0
 
-    def accepts_a_tenth_less(self, p: torch.Tensor, q: torch.Tensor, coin: torch.Tensor) -> torch.Tensor:
+    def accepts_a_tenth_less(self, p: float, q: float, coin: float) -> bool:
         return 1.1 * coin * q < p
 
-    def accepts_as_if_q_were_certain(self, p: torch.Tensor, q: torch.Tensor, coin: torch.Tensor) -> torch.Tensor:
+    def accepts_as_if_q_were_certain(self, p: float, q: float, coin: float) -> bool:
         return coin < p
 
     def left_is_p(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -129,9 +129,7 @@ class _Rejection(sampling.Rejection):  # type: ignore[misc, name-defined]
 
     def laws_of_the_first_row(self, logits: torch.Tensor) -> torch.Tensor:
         options = [self.rows[0].options if row.options.temperature else row.options for row in self.rows]
-        columns = 1 if logits.dim() == 2 else logits.shape[1]
-        each = [one for one in options for _ in range(columns)]
-        return law(logits.reshape(-1, logits.shape[-1]), each).probabilities.view(logits.shape)
+        return law(logits, Asked(options, logits)).probabilities
 
     def propose_the_likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         self.q.append(self.laws(logits))
@@ -169,10 +167,10 @@ def test_a_token_that_the_target_cannot_emit_is_never_accepted_and_nothing_left_
     p[2] *= 1 - 1e-15  # as if rounded down everywhere
     choose.q, choose.laws = [q], lambda _: torch.stack([p, p], dim=1)
     choose.coin[:] = torch.tensor([0.0, 1 - 2.0**-53, 1 - 2.0**-53], dtype=torch.float64)[:, None]
-    counts, tokens = choose.verify(torch.zeros(3, 2, FEW), torch.tensor([[0], [1], [1]]))
-    assert counts.tolist() == [0, 1, 0]
-    assert tokens[0, 0] in (2, 3)
-    assert tokens[2, 0] in (0, 1)
+    never, always, rounded = choose.blocks(torch.zeros(3, 2, FEW), torch.tensor([[0], [1], [1]]))
+    assert never in ([2], [3])
+    assert always[:-1] == [1]
+    assert rounded in ([0], [1])
     edges = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     assert sampling.drawn(torch.tensor([[0.0, 0.3, 0.7, 0.0]] * 2), edges).tolist() == [1, 2]
 

@@ -29,11 +29,11 @@ def speculate(
     drafts = propose(draft, rows, k, choose) if k else waiting[:, :0]  # [rows, k]
     starts = [row.cached - unfed for row in rows]
     logits = target.feed(torch.cat([waiting, drafts], dim=1), starts, logits_to_keep=k + 1)
-    for row, budget, (accepted, block) in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
+    for row, budget, block in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
         committed = row.commit(block)
         # The draft was not fed its last token: after full acceptance its cache is one token shorter.
         row.behind, row.unfed = int(committed == k + 1), 0
-        stats.count(budget, accepted, committed)
+        stats.count(budget, len(block) - 1, committed)
 
 
 def propose(draft: RowModel, rows: Sequence[Row], k: int, choose: Greedy) -> torch.Tensor:

@@ -22,13 +22,13 @@ a draw is that close to where two tokens meet. Rows with equal seeds have equal 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqcheck.law import law
+from eqcheck.law import Asked, law
 
 from .requests import Row
 
@@ -42,36 +42,38 @@ class Greedy:
     def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
         self.rows, self.budgets, self.device = rows, budgets, device
 
-    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many of ``drafts`` ``[rows, k]`` are accepted, and tokens ``[rows, k + 1]``: those, then one more.
+    def blocks(self, logits: torch.Tensor, drafts: torch.Tensor) -> list[list[int]]:
+        """What each row commits: the ``drafts`` ``[rows, k]`` that are accepted, then one token more.
 
-        Logits are ``[rows, k + 1, vocab]``. The count may exceed a row's budget: the token behind the last that it has
-        room for is the bonus.
+        Logits are ``[rows, k + 1, vocab]``. In what a row does not propose it may have anything.
         """
-        predicted = logits.argmax(-1)
-        return leading(predicted[:, :-1] == drafts), predicted
-
-    def blocks(self, logits: torch.Tensor, drafts: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Of each row how many draft tokens are accepted, and the tokens to commit: those, then one more."""
-        answers = torch.cat([part.view(len(drafts), -1) for part in self.verify(logits, drafts)], dim=1).tolist()
-        for budget, (count, *tokens) in zip(self.budgets, answers, strict=True):
-            accepted = min(count, budget)
-            yield accepted, tokens[: accepted + 1]
+        predicted = self.pick(logits)
+        right = (predicted[:, :-1] == drafts).long().cumprod(1).sum(1)
+        answers = torch.cat([right[:, None], predicted], dim=1).tolist()
+        return [tokens[: min(n, k) + 1] for k, (n, *tokens) in zip(self.budgets, answers, strict=True)]
 
     def propose(self, logits: torch.Tensor) -> torch.Tensor:
         """The next draft token of each row, ``[rows]``, of logits ``[rows, vocab]``."""
+        return self.pick(logits)
+
+    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """The token of each of the logits ``[..., vocab]``."""
         return logits.argmax(-1)
 
 
 class Sampled(Greedy):
     """What both ways of sampling share: the laws of all rows at once."""
 
+    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
+        super().__init__(rows, budgets, device)
+        self.asked: dict[int, Asked] = {}
+
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
-        """The rows' laws, of the shape of the logits, ``[rows, vocab]`` or ``[rows, k + 1, vocab]``."""
+        """The rows' laws, of the shape of the logits: ``[rows, vocab]`` or ``[rows, k + 1, vocab]``."""
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        columns = 1 if scores.dim() == 2 else scores.shape[1]
-        options = [row.options for row in self.rows for _ in range(columns)]
-        return law(scores.reshape(-1, scores.shape[-1]), options).probabilities.view(scores.shape)
+        if scores.dim() not in self.asked:
+            self.asked[scores.dim()] = Asked([row.options for row in self.rows], scores)
+        return law(scores, self.asked[scores.dim()], measured=False).probabilities
 
 
 class Rejection(Sampled):
@@ -79,36 +81,39 @@ class Rejection(Sampled):
 
     def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
         super().__init__(rows, budgets, device)
-        self.width = max(budgets) + 1
         # For each place of a round: what draws its draft token, accepts it, and draws what replaces it.
-        uniform = torch.rand(3, len(rows), self.width, dtype=torch.float64)
+        uniform = torch.rand(3, len(rows), max(budgets) + 1, dtype=torch.float64)
         for i, (row, budget) in enumerate(zip(rows, budgets, strict=True)):
             if row.options.seed is not None and row.options.temperature:
                 row.random = row.random or np.random.Generator(np.random.Philox(key=row.options.seed))
                 uniform[:, i, : budget + 1] = torch.from_numpy(row.random.random((3, budget + 1)))
-        self.draft, self.coin, self.final = uniform.to(device)  # [rows, k + 1] each
+        self.draft, self.coin, self.final = uniform  # [rows, k + 1] each
         self.q: list[torch.Tensor] = []  # [rows, vocab] each
 
     def propose(self, logits: torch.Tensor) -> torch.Tensor:
         self.q.append(self.laws(logits))
         return drawn(self.q[-1], self.draft[:, len(self.q) - 1])
 
-    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def blocks(self, logits: torch.Tensor, drafts: torch.Tensor) -> list[list[int]]:
         p = self.laws(logits)
-        columns = torch.arange(self.width, device=p.device)
-        proposed = columns < torch.tensor(self.budgets, device=p.device)[:, None]
-        q = torch.stack([*self.q, torch.zeros_like(p[:, 0])], dim=1).masked_fill(~proposed[..., None], 0.0)
-        of_p, of_q = (of[:, :-1].gather(2, drafts[..., None])[..., 0] for of in (p, q))
-        count = leading(self.accepts(of_p, of_q, self.coin[:, :-1]) & proposed[:, :-1])
-        at = torch.arange(len(drafts), device=p.device), count
-        left = self.left(p[at], q[at])
-        # Where rounding leaves nothing, p and q are equal: what is left of p is as good as p.
-        left = torch.where(left.sum(-1, keepdim=True) > 0, left, p[at])
-        final = drawn(left, self.final[at])[:, None]
-        return count, torch.nn.functional.pad(drafts, (0, 1)).scatter(1, count[:, None], final)
+        q = torch.stack([*self.q, torch.zeros_like(p[:, 0])], dim=1)  # behind the last draft token nothing is proposed
+        of_p, of_q = (of[:, :-1].gather(2, drafts[..., None])[..., 0].tolist() for of in (p, q))
+        coin, final = self.coin.tolist(), self.final.tolist()
+        counts = [
+            next((n for n in range(k) if not self.accepts(of_p[i][n], of_q[i][n], coin[i][n])), k)
+            for i, k in enumerate(self.budgets)
+        ]
+        rejected = [n if n < k else -1 for n, k in zip(counts, self.budgets, strict=True)]
+        rows = list(range(len(counts)))
+        p, q = p[rows, counts], q[rows, rejected]
+        uniform = torch.tensor([final[i][n] for i, n in enumerate(counts)], dtype=torch.float64)
+        last = drawn(self.left(p, q), uniform).tolist()
+        if p.shape[-1] in last:  # nothing is left, by rounding only: then p and q are equal
+            last = [b if a == p.shape[-1] else a for a, b in zip(last, drawn(p, uniform).tolist(), strict=True)]
+        return [[*row[:n], token] for row, n, token in zip(drafts.tolist(), counts, last, strict=True)]
 
-    def accepts(self, p: torch.Tensor, q: torch.Tensor, coin: torch.Tensor) -> torch.Tensor:
-        """Whether each draft token of these probabilities is accepted; never one that the target cannot emit."""
+    def accepts(self, p: float, q: float, coin: float) -> bool:
+        """Whether a draft token of these probabilities is accepted; never one that the target cannot emit."""
         return coin * q < p
 
     def left(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -124,13 +129,12 @@ class Keyed(Sampled):
         self.step = 0
         self.clocks = torch.empty(0)  # [rows, k + 1, vocab], once the vocabulary is known
 
-    def propose(self, logits: torch.Tensor) -> torch.Tensor:
-        self.step += 1
-        return (self.laws(logits) / self._clocks(logits.shape[-1])[:, self.step - 1]).argmax(-1)
-
-    def verify(self, logits: torch.Tensor, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = (self.laws(logits) / self._clocks(logits.shape[-1])).argmax(-1)
-        return leading(chosen[:, :-1] == drafts), chosen
+    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+        clocks = self._clocks(logits.shape[-1])
+        if logits.dim() == 2:  # of draft tokens, one place after the other
+            self.step += 1
+            clocks = clocks[:, self.step - 1]
+        return (self.laws(logits) / clocks).argmax(-1)
 
     def _clocks(self, vocabulary: int) -> torch.Tensor:
         if not len(self.clocks):
@@ -151,15 +155,13 @@ def chooser(noise: str, rows: Sequence[Row], budgets: Sequence[int], device: tor
     return kind(rows, budgets, device)
 
 
-def leading(right: torch.Tensor) -> torch.Tensor:
-    """How many are true, from the first, in each row of ``[rows, k]``."""
-    return right.long().cumprod(1).sum(1)
-
-
 def drawn(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """One token per row of weights ``[rows, vocab]``, by uniform numbers ``[rows]`` below 1; none whose weight is 0."""
-    below = weights.double().cumsum(-1)
-    return ((below > uniform[:, None] * below[:, -1:]) & (weights > 0)).byte().argmax(-1)
+    """One token per row of weights ``[rows, vocab]``, by uniform numbers ``[rows]`` below 1; none whose weight is 0.
+
+    Of a row without weight it is ``vocab``, which is no token.
+    """
+    below = weights.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(below, below[:, -1:] * uniform.to(below.device)[:, None], right=True)[:, 0]
 
 
 def clock(seed: int, place: int, vocabulary: int) -> npt.NDArray[np.float64]:
