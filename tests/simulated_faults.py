@@ -127,12 +127,12 @@ def rounded(law: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fault:
-    """A sampler that is wrong, the options of its rows, and the median of a study done before in `std` and at best."""
+    """A sampler that is wrong, the options of its rows, another regime, and medians of a study done before."""
 
     sampler: Sampler
-    best: str
+    other: str
     before_std: str = ""
-    before_best: str = ""
+    before_other: str = ""
     options: tuple[Options, ...] = ((0.7, 0, 1.0),)
 
 
