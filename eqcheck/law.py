@@ -51,19 +51,23 @@ def penalised(
 class Asked:
     """What rows ask for, as numbers for scores like these; made once where laws are needed again and again.
 
-    ``values`` are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows; ``off`` says where an
-    option is off, and is left out of ``used`` where it is off for all rows.
+    All are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows: ``warm`` is what scores are
+    divided by, ``values`` where a sorted row is cut by top-k, what top-p leaves out, the logarithm of min-p. ``off``
+    says where an option is off; where it is off for all rows it is not ``used``.
     """
 
     def __init__(self, rows: Sequence[RowOptions], like: torch.Tensor) -> None:
         table = [(row.temperature, row.top_k, row.top_p, row.min_p) for row in rows]
         numbers = torch.tensor(table, dtype=like.dtype, device=like.device).T
-        self.values = dict(zip(ORDER, numbers.view(len(ORDER), -1, *(1,) * (like.dim() - 1)), strict=True))
-        self.off = {name: value == _OFF[name] for name, value in self.values.items()}
+        given = dict(zip(ORDER, numbers.reshape(len(ORDER), -1, *(1,) * (like.dim() - 1)), strict=True))
+        self.off = {name: value == _OFF[name] for name, value in given.items()}
         columns = zip(*table, strict=True)
         self.used = {name for name, column in zip(ORDER, columns, strict=True) if any(x != _OFF[name] for x in column)}
         self.some_greedy = any(not row.temperature for row in rows)
-        self.warm = self.values["temperature"].masked_fill(self.off["temperature"], 1.0)
+        self.warm = given["temperature"].masked_fill(self.off["temperature"], 1.0)
+        vocabulary = like.shape[-1]
+        at = (vocabulary - given["top-k"].long()).clamp(0, vocabulary - 1)
+        self.values = {"top-k": at, "top-p": 1 - given["top-p"], "min-p": given["min-p"].log()}
 
 
 def law(
@@ -94,13 +98,15 @@ def law(
                 ordered, least = ordered / asked.warm, least / asked.warm
         elif step in asked.used:
             if ordered is None or least is None:
-                ordered, least = _ascending(scores), scores.new_tensor(-math.inf)
-            ordered = ordered.masked_fill(ordered < least, -math.inf)
+                ordered = _ascending(scores)
+            else:
+                ordered = ordered.masked_fill(ordered < least, -math.inf)
             found = _LEAST[step](ordered, asked.values[step])
             if measured:
                 room = _room(step, ordered, found, asked.values[step]) * scale
                 margin = torch.minimum(margin, room.masked_fill(asked.off[step], math.inf))
-            least = torch.maximum(least, found.masked_fill(asked.off[step], -math.inf))
+            found = found.masked_fill(asked.off[step], -math.inf)
+            least = found if least is None else torch.maximum(least, found)
     if least is not None:
         scores = scores.masked_fill(scores < least, -math.inf)
     p = scores.softmax(-1)
@@ -110,21 +116,20 @@ def law(
     return Law(p, margin[..., 0])
 
 
-def _top_k(ordered: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The k-th highest score; ties with it stay."""
-    last = ordered.shape[-1] - 1
-    return ordered.gather(-1, (last + 1 - k.long()).clamp(0, last).expand(*ordered.shape[:-1], 1))
+def _top_k(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The score at this place of each sorted row; ties with it stay."""
+    return ordered.gather(-1, at.expand(*ordered.shape[:-1], 1))
 
 
-def _top_p(ordered: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """The score of the token with which the most likely ones reach the share together; ties with it stay."""
-    at = (ordered.softmax(-1).cumsum(-1) <= 1 - share).sum(-1, keepdim=True)
+def _top_p(ordered: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """The score of the least likely token that is needed to leave out no more than this; ties with it stay."""
+    at = (ordered.softmax(-1).cumsum(-1) <= rest).sum(-1, keepdim=True)
     return ordered.gather(-1, at.clamp(max=ordered.shape[-1] - 1))
 
 
-def _min_p(ordered: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _min_p(ordered: torch.Tensor, log_share: torch.Tensor) -> torch.Tensor:
     """The score at this share of the most likely token's probability."""
-    return ordered[..., -1:] + share.log()
+    return ordered[..., -1:] + log_share
 
 
 _LEAST = {"top-k": _top_k, "top-p": _top_p, "min-p": _min_p}
@@ -145,7 +150,7 @@ def _room(step: str, ordered: torch.Tensor, least: torch.Tensor, value: torch.Te
         # Where no score changes by more than d, the log-odds of a sum of probabilities change by at most 2 d.
         below = ordered.softmax(-1).cumsum(-1)
         sums = torch.cat([below.gather(-1, (at - 1).clamp(min=0)), below.gather(-1, at)], dim=-1)
-        near = (sums.logit() - (1 - value).logit()).abs() / 2
+        near = (sums.logit() - value.logit()).abs() / 2
         near = near.masked_fill(torch.cat([at == 0, at == last], dim=-1), math.inf)
         room = torch.minimum(room, near.amin(-1, keepdim=True))
     return room

@@ -3,7 +3,8 @@
 The invariant of every round: a row of content length n has its first n - 1 tokens in the target's cache, each once,
 aligned to the padding side; the newest token is fed with the drafts. Masks and positions follow from row lengths,
 never from token ids, so pads may be any token. The draft keeps a cache of its own in step. The batch is static: rows
-that finish leave it, and the next prompts wait until all have.
+that finish leave it, and the next prompts wait until all have. Rows are greedy or sampled,
+each by options of its own; `serving.sampling` says how.
 
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))

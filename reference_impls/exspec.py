@@ -14,6 +14,8 @@ every row takes part at the latest ``patience + ceil(pool / batch_size)`` rounds
 The pool's caches have a write offset per row: a group is formed by one gather per layer, and what its rounds wrote is
 put back by one scatter when the group changes. Realigning differs from that by a mask.
 
+Rows are greedy or sampled, each by options of its own, in one batch; `serving.sampling` says how.
+
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Exspec(target, draft, num_draft_tokens=4, batch_size=2)

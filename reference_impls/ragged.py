@@ -7,6 +7,8 @@ rounds (continuous batching). Prompts are fed in a forward of their own, which c
 few they are; so they wait until a quarter of the batch is free. Equally long prompts that find the engine idle need
 none: their first round feeds them.
 
+Rows are greedy or sampled, each by options of its own, in one batch; `serving.sampling` says how.
+
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Ragged(target, draft, num_draft_tokens=4, batch_size=8)

@@ -23,11 +23,13 @@ a draw is that close to where two tokens meet. Rows with equal seeds have equal 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from eqcheck.contract import RowOptions
 from eqcheck.law import Asked, law
 
 from .requests import Row
@@ -64,16 +66,20 @@ class Greedy:
 class Sampled(Greedy):
     """What both ways of sampling share: the laws of all rows at once."""
 
-    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
-        super().__init__(rows, budgets, device)
-        self.asked: dict[int, Asked] = {}
-
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
         """The rows' laws, of the shape of the logits: ``[rows, vocab]`` or ``[rows, k + 1, vocab]``."""
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        if scores.dim() not in self.asked:
-            self.asked[scores.dim()] = Asked([row.options for row in self.rows], scores)
-        return law(scores, self.asked[scores.dim()], measured=False).probabilities
+        options = tuple(row.options for row in self.rows)
+        asked = _asked(options, scores.dim(), scores.shape[-1], scores.dtype, scores.device)
+        return law(scores, asked, measured=False).probabilities
+
+
+@lru_cache(maxsize=64)
+def _asked(
+    options: tuple[RowOptions, ...], dim: int, vocabulary: int, dtype: torch.dtype, device: torch.device
+) -> Asked:
+    """The options of rows that are together, for their next rounds too."""
+    return Asked(options, torch.empty((0,) * (dim - 1) + (vocabulary,), dtype=dtype, device=device))
 
 
 class Rejection(Sampled):
