@@ -43,7 +43,7 @@ class CoinOf101Values(Sampler):
         return (math.floor(100 * min(1.0, super().ratio(p, q))) + 1) / 101
 
 
-@planted("L5-coin-zero-accepts", "over-acceptance", "sgl-project/sglang#35771", regime="dead", certain=True)
+@planted("L5-coin-zero-accepts", "over-acceptance", "sgl-project/sglang#35771", regime="dead")
 class CoinZeroAccepts(Sampler):
     """Coins have eight bits and accept where they equal the ratio: a coin of 0 accepts what the target never emits."""
 

@@ -116,7 +116,7 @@ class DraftNoiseInCorrection(Sampler):
         return self.noise[i][column].winner(self.residual(p[column], q[column], token))
 
 
-@planted("L32-residual-without-temperature", "residual", "ohdearquant/lattice#388", tokens=400)
+@planted("L32-residual-without-temperature", "residual", "ohdearquant/lattice#388")
 class ResidualWithoutTemperature(Sampler):
     """Corrections are drawn from what p and q leave at a temperature of 1."""
 

@@ -15,7 +15,7 @@ import torch
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.samplers.chance import Source, Uniform
 from eqcheck.contract import RowOptions
-from eqcheck.law import law
+from eqcheck.law import ORDER, law
 
 
 class Sampler(RoundEngine):
@@ -56,7 +56,7 @@ class Sampler(RoundEngine):
 
     def draft_law(self, i: int, scores: torch.Tensor) -> torch.Tensor:
         """The law that a draft token is drawn from."""
-        return law(scores[None], self.draft_options(i)).probabilities[0]
+        return law_of(scores[None], self.draft_options(i))[0]
 
     def draft_options(self, i: int) -> RowOptions:
         return self.options(i)
@@ -83,7 +83,7 @@ class Sampler(RoundEngine):
 
     def target_laws(self, i: int, scores: torch.Tensor) -> torch.Tensor:
         """The target's laws ``[K + 1, vocabulary]`` of a row: at each draft token, and behind the last."""
-        return law(scores, self.target_options(i, len(scores) - 1)).probabilities
+        return law_of(scores, self.target_options(i, len(scores) - 1))
 
     def target_options(self, i: int, count: int) -> list[RowOptions]:
         """The options at each of so many draft tokens, and behind the last."""
@@ -138,6 +138,13 @@ def shared_out(rest: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     """
     total = rest.sum()
     return rest / total if total > 0 else otherwise
+
+
+def law_of(
+    scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order: Sequence[str] = ORDER
+) -> torch.Tensor:
+    """The laws of scores ``[n, vocabulary]``, see `eqcheck.law.law`; how near a cut is does not matter here."""
+    return law(scores, options, order, measured=False).probabilities
 
 
 def changed(options: RowOptions, **values: Any) -> RowOptions:

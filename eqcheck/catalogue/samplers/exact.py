@@ -17,9 +17,8 @@ import torch
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.build import engine_of
 from eqcheck.catalogue.samplers.chance import Race, Source, Uniform
-from eqcheck.catalogue.samplers.engine import Sampler
+from eqcheck.catalogue.samplers.engine import Sampler, law_of
 from eqcheck.contract import Request
-from eqcheck.law import law
 
 Outputs = tuple[tuple[int, ...], ...]
 NOTHING = 1e-13  # a branch less likely than this is rounding
@@ -167,7 +166,7 @@ def right_law(target: Any, request: Request, row: int) -> dict[tuple[int, ...], 
         longer: dict[tuple[int, ...], float] = {}
         for tokens, weight in open_rows.items():
             scores = target(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, -1:]
-            for token, chance in enumerate(law(scores.double(), options).probabilities[0].tolist()):
+            for token, chance in enumerate(law_of(scores.double(), options)[0].tolist()):
                 ends = token in request.eos_token_ids or number + 1 == request.max_new_tokens
                 if chance:
                     (ended if ends else longer)[(*tokens, token)] = weight * chance

@@ -29,7 +29,8 @@ class SampledFault:
     """One planted fault of sampling.
 
     ``regime`` is where it shows best, ``tokens`` how many it takes there until the evidence is 10^6, as simulated;
-    None where no simulation was made. One that is ``certain`` shows by impossible tokens. ``shows`` is one of `SHOWS`.
+    None where none was made. Where rows are cut, many show earlier, by an impossible token. ``shows`` is one of
+    `SHOWS`.
     """
 
     number: int
@@ -39,7 +40,6 @@ class SampledFault:
     kind: str
     regime: str
     tokens: int | None
-    certain: bool
     shows: str
     scheme: type[Sampler]
 
@@ -74,7 +74,6 @@ def planted(
     *,
     regime: str = "std",
     tokens: int | None = None,
-    certain: bool = False,
     shows: str = "law",
 ) -> Callable[[C], C]:
     """Plant a fault; ``id`` begins with its number, ``link`` is ``owner/repository#number`` or an address."""
@@ -87,7 +86,7 @@ def planted(
             repository, _, issue = link.partition("#")
             where = f"https://github.com/{repository}/issues/{issue}"
         SAMPLED_FAULTS.append(
-            SampledFault(int(number[1:]), name, mechanism, where, kind, regime, tokens, certain, shows, broken)
+            SampledFault(int(number[1:]), name, mechanism, where, kind, regime, tokens, shows, broken)
         )
         return broken
 

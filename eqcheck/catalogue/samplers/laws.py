@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.samplers.engine import Sampler, changed
+from eqcheck.catalogue.samplers.engine import Sampler, changed, law_of
 from eqcheck.catalogue.samplers.fault import planted
 from eqcheck.contract import RowOptions
-from eqcheck.law import law
 
 
 @planted("L12-q-of-next-row", "wrong-draft-row", "https://github.com/1Cat-vLLM/1Cat-vLLM/issues/656", tokens=38)
@@ -57,10 +55,10 @@ class DraftLawWithoutTemperature(Sampler):
     """Draft tokens are drawn at the row's temperature, and compared as if it had been 1."""
 
     def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        return law(scores[None], changed(self.options(i), temperature=1.0)).probabilities[0]
+        return law_of(scores[None], changed(self.options(i), temperature=1.0))[0]
 
 
-@planted("L16-top-p-at-bonus-only", "target-option", "vllm-project/vllm#9834", tokens=11, certain=True)
+@planted("L16-top-p-at-bonus-only", "target-option", "vllm-project/vllm#9834", tokens=11)
 class TopPAtBonusOnly(Sampler):
     """At draft tokens the target's law is not cut by top-p."""
 
@@ -68,7 +66,7 @@ class TopPAtBonusOnly(Sampler):
         return [changed(self.options(i), top_p=1.0)] * count + [self.options(i)]
 
 
-@planted("L17-min-p-at-bonus-only", "target-option", "vllm-project/vllm#42744", certain=True)
+@planted("L17-min-p-at-bonus-only", "target-option", "vllm-project/vllm#42744")
 class MinPAtBonusOnly(Sampler):
     """At draft tokens the target's law is not cut by min-p."""
 
@@ -91,7 +89,7 @@ class DraftLawBeforeCuts(Sampler):
     """Draft tokens are drawn from what top-k, top-p and min-p leave, and compared with the law before these."""
 
     def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        return law(scores[None], replace(self.options(i), top_k=0, top_p=1.0, min_p=0.0)).probabilities[0]
+        return law_of(scores[None], changed(self.options(i), top_k=0, top_p=1.0, min_p=0.0))[0]
 
 
 @planted("L20-greedy-draft", "draft-law", "huggingface/transformers#32867", tokens=58)
@@ -142,7 +140,7 @@ class TemperatureLast(Sampler):
     """The temperature is applied behind top-k, top-p and min-p, where the decoder declares that it comes first."""
 
     def target_laws(self, i: int, scores: torch.Tensor) -> torch.Tensor:
-        return law(scores, self.options(i), ("top-k", "top-p", "min-p", "temperature")).probabilities
+        return law_of(scores, self.options(i), ("top-k", "top-p", "min-p", "temperature"))
 
 
 @planted("L39-draft-cut-unseen", "draft-law", "huggingface/transformers#28508")
@@ -153,4 +151,4 @@ class DraftCutUnseen(Sampler):
         return changed(self.options(i), top_k=min(3, self.options(i).top_k or 3))
 
     def remembered(self, i: int, scores: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        return law(scores[None], self.options(i)).probabilities[0]
+        return law_of(scores[None], self.options(i))[0]
