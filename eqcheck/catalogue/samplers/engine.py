@@ -15,7 +15,8 @@ import torch
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.samplers.chance import Source, Uniform
 from eqcheck.contract import RowOptions
-from eqcheck.law import ORDER, law
+from eqcheck.law import law
+from eqcheck.options import ORDER
 
 
 class Sampler(RoundEngine):
