@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request
+from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
 from eqcheck.limits import (
     MOST_BEFORE,
@@ -174,6 +174,7 @@ class Case:
             prefill_chunk=self.prefill_chunk,
             prefix_length=self.prefix_length,
             arrivals=self.arrivals,
+            rows=(RowOptions(self.max_new_tokens, self.eos_token_ids),) * len(self.prompts),
         )
 
     @property

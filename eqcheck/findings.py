@@ -92,6 +92,24 @@ class RealPair:
         return self.equivalent < self.rows
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What all sampled tokens of an audit say together; see `eqcheck.sampling.wealth`.
+
+    A right decoder's ``evidence`` ever reaches a number c with a probability of at most 1/c. ``greatest`` is the most
+    that it was after any token; at ``threshold`` the verdict is ``violation``. ``excludes`` says how large an error
+    would have been seen, in sentences; ``regimes`` counts the tokens of each regime.
+    """
+
+    tokens: int
+    evidence: float
+    greatest: float
+    threshold: float
+    verdict: str
+    excludes: tuple[str, ...]
+    regimes: dict[str, int]
+
+
 @dataclass
 class Audit:
     """The result of one decoder's audit in one ``lane``.
@@ -99,7 +117,8 @@ class Audit:
     ``families`` are those that cases were drawn of, ``claimed_families`` those on which a failure is a violation.
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
-    ``real_pair`` is what the decoder did on trained models, where that was asked. ``facts`` are what only this lane has
+    ``real_pair`` is what the decoder did on trained models, where that was asked, ``evidence`` what its sampled tokens
+    say, if it samples. ``facts`` are what only this lane has
     to say, by the names of the report; ``files`` are what it adds to the report's folder.
     """
 
@@ -116,11 +135,22 @@ class Audit:
     vacuous: bool = False
     warnings: list[str] = field(default_factory=list)
     real_pair: RealPair | None = None
+    evidence: Evidence | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False
+
+    def join(self, other: Audit) -> None:
+        """Count what another lane found of the same decoder with this."""
+        for name in ("outcomes", "replayed", "findings", "warnings"):
+            getattr(self, name).extend(getattr(other, name))
+        self.findings.sort(key=lambda finding: -finding.count)
+        self.unsettled += other.unsettled
+        self.drawing_s += other.drawing_s
+        self.interrupted |= other.interrupted
+        self.evidence = other.evidence
 
     def of(self, standing: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.standing == standing]
@@ -173,6 +203,7 @@ class Audit:
         if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
         unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous)
+        unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
         return merge([*["inconclusive"] * unclear, *(o.status for o in self.claimed if not o.failed)])
 
     @property

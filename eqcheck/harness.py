@@ -162,12 +162,27 @@ def run(
     trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))
     target, draft = models(case, truth, trace)
     target.model.repair = repair(trace) if repair else None
-    request, untouched = case.request(), case.request()
-    request.target_cache, request.draft_cache = (_handed(case, model) for model in (target, draft))
-    untouched.target_cache, untouched.draft_cache = request.target_cache, request.draft_cache
+    handed = _handed(case, target), _handed(case, draft)
     trace.given = trace.calls[-1].number if trace.calls else 0
     if case.cache_state == "preallocated":
-        trace.handed = cast(Uses, request.target_cache.layers[0].uses)
+        trace.handed = cast(Uses, cast(Any, handed[0]).layers[0].uses)
+    return answered(generate, case, truth, trace, (target, draft), timeout, handed)
+
+
+def answered(
+    generate: Generate,
+    case: Any,
+    truth: Truth,
+    trace: Trace,
+    models: tuple[HashLM, ScriptedDraft],
+    timeout: float | None,
+    handed: tuple[Any, Any] = (None, None),
+) -> Run:
+    """What a decoder makes of a case with these models, and of the caches that it is ``handed`` for them."""
+    request, untouched, rows = case.request(), case.request(), len(case.prompts)
+    for one in (request, untouched):
+        one.target_cache, one.draft_cache = handed
+    target, draft = models
     try:
         with torch.no_grad(), _alarm(timeout):
             outputs: Any = generate(target, draft, request)

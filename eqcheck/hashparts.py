@@ -94,7 +94,7 @@ class HashHead(torch.nn.Module):
         if config.spread is None:
             table, least = torch.from_numpy(hashing.logits_table(self.emitted, config.seed)).double(), -1.0
         else:
-            table, least = torch.from_numpy(score_table(self.emitted, config.seed, Spread(*config.spread))), DEAD
+            table, least = torch.tensor(score_table(self.emitted, config.seed, Spread(*config.spread))), DEAD
         lowest = table.new_full((len(table), int(config.extra_pad)), least)
         self.weight = torch.nn.Parameter(torch.cat([table, lowest], dim=1), requires_grad=False)
         self.script: Script | None = None

@@ -123,6 +123,22 @@ _RECORDS = (
     Kind("bookkeeping", "prompt-in-output", "the prompt is returned with the row"),
     Kind("options", "ignored-option", "an option is not applied as asked"),
     Kind("state", "leaks-from-earlier-request", "the answer depends on what was decoded before"),
+    Kind("sampling", "impossible-token", "a token is emitted that has no probability under the options of its row"),
+    Kind("sampling", "over-acceptance", "draft tokens are accepted more often than their law allows"),
+    Kind("sampling", "under-acceptance", "draft tokens are accepted less often than their law says"),
+    Kind("sampling", "residual", "corrections are not drawn from what the draft left of the target's law"),
+    Kind("sampling", "correction-column", "corrections are drawn from another column of the block"),
+    Kind("sampling", "bonus-column", "a bonus is drawn from another column of the block"),
+    Kind("sampling", "bonus-law", "a bonus is not drawn from the law of the target"),
+    Kind("sampling", "draft-law", "draft tokens are not drawn from the law that their acceptance takes for theirs"),
+    Kind("sampling", "wrong-draft-row", "acceptance or correction takes the draft's law of another row or column"),
+    Kind("sampling", "target-option", "an option of the row is missing where draft tokens are verified"),
+    Kind("sampling", "first-token", "the first new token is not drawn from the law of the target"),
+    Kind("sampling", "shared-noise", "rows share random numbers"),
+    Kind("sampling", "reused-noise", "a row uses random numbers again"),
+    Kind(
+        "sampling", "stray-law", "rows are not drawn from the law of the target, and no part of a round leads clearly"
+    ),
     # The draft costs speed, not correctness: its kinds are warnings.
     Kind("draft", "desync", "the draft has lost its place in the row"),
     Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),

@@ -20,13 +20,14 @@ from eqcheck.case import Case
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.plain import one_line, printable
 from eqcheck.text import render
 
 VIOLATION_FORMAT = "eqcheck-violation/1"
-AnyCase = Case | EngineCase
-_CASES: dict[str, type[Case] | type[EngineCase]] = {kind.format: kind for kind in (Case, EngineCase)}
+AnyCase = Case | EngineCase | SampledCase
+_CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase)}
 TEMPORARY = ".tmp"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from eqcheck.workers.runner import Runner
 LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
     "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
+    "sampling": "eqcheck.lanes.sampling.lane:SamplingLane",
 }
 
 
@@ -95,10 +97,17 @@ class Lane(Protocol):
         """Draw conclusions from all outcomes into ``result``: facts, warnings, what becomes of doubtful findings."""
 
 
-def lane_of(decoder: Decoder, options: Options) -> Lane:
-    """The lane in which a decoder is audited: on checkpoints where it loads them or another Python runs it."""
-    name = "checkpoint" if decoder.checkpoints or options.python else "transparent"
-    return lane_named(name)(decoder, options)
+def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
+    """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
+
+    One that samples on transparent models is audited in the lane of sampling, too; the two share a time budget.
+    """
+    if decoder.checkpoints or options.python:
+        return [lane_named("checkpoint")(decoder, options)]
+    if "temperature" not in decoder.capabilities:
+        return [lane_named("transparent")(decoder, options)]
+    halved = replace(options, budget=options.budget / 2) if options.budget else options
+    return [lane_named(name)(decoder, halved) for name in ("transparent", "sampling")]
 
 
 def lane_named(name: str) -> Callable[[Decoder, Options], Lane]:

@@ -15,7 +15,7 @@ from typing import Any
 from eqcheck.campaign.casefile import stored_violation
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
-from eqcheck.campaign.lane import Lane, lane_of
+from eqcheck.campaign.lane import Lane, lanes_of
 from eqcheck.contract import Decoder
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
@@ -31,12 +31,17 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     'equivalent'
     """
     start = time.monotonic()
-    campaign = Campaign(lane_of(decoder, options), listen)
-    listen(Started(decoder.name, campaign.result.lane, options.cases))
-    campaign.run()
-    campaign.result.elapsed = time.monotonic() - start
-    listen(Finished(decoder.name, campaign.result))
-    return campaign.result
+    first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
+    result = first.result
+    listen(Started(decoder.name, result.lane, options.cases))
+    first.run()
+    for other in others:
+        if not result.interrupted:
+            other.run()
+            result.join(other.result)
+    result.elapsed = time.monotonic() - start
+    listen(Finished(decoder.name, result))
+    return result
 
 
 class Campaign:

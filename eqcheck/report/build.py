@@ -110,6 +110,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         ties=facts.get("ties", 0),
         corpus=CorpusCases(len(audit.replayed), sum(outcome.failed for outcome in audit.replayed)),
         real_pair=audit.real_pair,
+        sampling=audit.evidence,
         stale=tuple(audit.stale),
         interrupted=audit.interrupted,
         isolated=audit.options.isolate or audit.lane == "checkpoint",

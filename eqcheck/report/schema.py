@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from eqcheck.findings import RealPair
+from eqcheck.findings import Evidence, RealPair
 from eqcheck.plain import cleaned
 from eqcheck.verdict import Explanation
 
@@ -143,6 +143,7 @@ class Report:
 
     ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
     what each family showed, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
+    ``sampling`` is what sampled tokens say together.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -169,6 +170,7 @@ class Report:
     ties: Count
     corpus: CorpusCases
     real_pair: RealPair | None
+    sampling: Evidence | None
     stale: tuple[str, ...]
     interrupted: bool
     isolated: bool

@@ -84,6 +84,10 @@ class SampledCase:
         return ()
 
     @property
+    def alone(self) -> SampledCase:
+        return self
+
+    @property
     def max_new_tokens(self) -> int:
         return max(row.max_new_tokens for row in self.rows)
 

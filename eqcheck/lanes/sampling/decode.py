@@ -1,0 +1,144 @@
+"""One sampled case decoded: what the rows emitted, and the laws of target and draft after each true prefix."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+import torch
+
+from eqcheck.alone import continue_rows, digests_of
+from eqcheck.contract import Generate
+from eqcheck.draft import ScriptedDraft
+from eqcheck.harness import Run, Truth, answered, cut
+from eqcheck.hashing import Ints, Words, table_row
+from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.law import law, penalised
+from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.spread import Spread, score_table
+from eqcheck.trace import Trace
+
+UNCUT: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@dataclass(frozen=True)
+class SampledRun:
+    """A run, its truth made from what the sampled rows emitted; ``rows`` has the laws of each sampled row, by number.
+
+    ``raw_drafts`` are the draft's laws at temperature 1 and without cuts.
+    """
+
+    case: SampledCase
+    run: Run
+    rows: dict[int, SampledRow]
+    raw_drafts: dict[int, Floats]
+
+
+def spreads(case: SampledCase) -> tuple[Spread, Spread]:
+    """The spreads of target and draft."""
+    return Spread(case.scale, case.support), Spread(case.scale, case.draft_support, case.mix)
+
+
+@lru_cache(maxsize=64)
+def _models(family: str, vocab_size: int, seed: int, spread: tuple[Spread, Spread]) -> tuple[HashLM, ScriptedDraft]:
+    target, draft = (
+        HashConfig(vocab_size, seed, family, role, spread=(one.scale, one.support, one.mix))
+        for role, one in enumerate(spread, 1)
+    )
+    return cast(HashLM, HashLM(target).eval()), cast(ScriptedDraft, ScriptedDraft(draft).eval())
+
+
+def decode(generate: Generate, case: SampledCase, timeout: float | None = None) -> SampledRun:
+    """Let a decoder decode a case; the global generators are seeded by its entropy, and restored afterwards."""
+    trace = Trace(max_calls=200 + 4 * len(case.prompts) * (case.max_new_tokens + 2) * (case.num_draft_tokens + 2))
+    target, draft = (model.fresh() for model in _models(case.family, case.vocab_size, case.seed, spreads(case)))
+    for model in (target, draft):
+        model.trace = trace
+    with _seeded(case.entropy):
+        empty = Truth((), (), ())
+        done = answered(generate, case, empty, trace, (target, cast(ScriptedDraft, draft)), timeout)
+    if done.outputs is None:
+        return SampledRun(case, done, {}, {})
+    truth = _truth(case, done.outputs)
+    sampled = [number for number, options in enumerate(case.rows) if options.temperature]
+    rows = {number: _row(case, number, done.outputs, truth.digests[number]) for number in sampled}
+    raw = {number: _laws(case, 1, number, rows[number].tokens, truth.digests[number], UNCUT) for number in sampled}
+    return SampledRun(case, replace(done, truth=truth), rows, raw)
+
+
+def _truth(case: SampledCase, outputs: tuple[tuple[int, ...], ...]) -> Truth:
+    """What greedy rows have to emit, and what sampled rows did emit, cut where they had to end."""
+    rows, texts = [], []
+    for prompt, options, output in zip(case.prompts, case.rows, outputs, strict=True):
+        row = output[: options.max_new_tokens]
+        if not options.temperature:
+            one = continue_rows(case.family, case.vocab_size, case.seed, [prompt], options.max_new_tokens)[0]
+            row = one[0]
+        rows.append(row)
+        texts.append(prompt + row)
+    digests = digests_of(case.family, texts)
+    ended = tuple(cut(row, options.eos_token_ids) for row, options in zip(rows, case.rows, strict=True))
+    return Truth(ended, tuple(rows), tuple(digests))
+
+
+def _row(case: SampledCase, number: int, outputs: tuple[tuple[int, ...], ...], digests: Words) -> SampledRow:
+    options = case.rows[number]
+    tokens = np.array(cut(outputs[number][: options.max_new_tokens], options.eos_token_ids), np.int64)
+    p, q = (_laws(case, which, number, tokens, digests, {}) for which in (0, 1))
+    raw = _laws(case, 0, number, tokens, digests, UNCUT)
+    earlier = [i for i in range(number) if twins(case, i, number)]
+    skip = np.zeros(len(tokens), np.bool_)  # in float64 and on a grid, no rounding moves a cut
+    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None)
+
+
+def twins(case: SampledCase, first: int, second: int) -> bool:
+    """Whether two rows ask for the same, but for their seeds, and are to be drawn apart."""
+    one, other = case.rows[first], case.rows[second]
+    same = case.prompts[first] == case.prompts[second] and replace(one, seed=None) == replace(other, seed=None)
+    return same and (one.seed is None or one.seed != other.seed)
+
+
+def law_behind(case: SampledCase, number: int, tokens: list[int], digest: int) -> Floats:
+    """The target's law ``[vocabulary]`` after these new tokens of a row, where a query had this final digest."""
+    scores = torch.from_numpy(_scores(case, 0, np.array([digest], np.uint64)))
+    options = case.rows[number]
+    found: Floats = (
+        law(penalised(scores, options, case.prompts[number], tokens, len(tokens)), options).probabilities[0].numpy()
+    )
+    return found
+
+
+def _scores(case: SampledCase, which: int, digests: Words) -> Floats:
+    return np.asarray(score_table(case.vocab_size, case.seed, spreads(case)[which])[table_row(digests)])
+
+
+def _laws(
+    case: SampledCase, which: int, number: int, tokens: Ints, digests: Words, instead: dict[str, float]
+) -> Floats:
+    """The laws ``[n, vocabulary]`` of the target (0) or the draft (1) at each token of a row, some options changed."""
+    prompt, options = case.prompts[number], replace(case.rows[number], **instead)  # type: ignore[arg-type]
+    at = digests[-1, len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
+    scores = torch.from_numpy(_scores(case, which, at))
+    found: Floats = law(penalised(scores, options, prompt, tokens.tolist()), options).probabilities.numpy()
+    return found
+
+
+@contextmanager
+def _seeded(entropy: int) -> Iterator[None]:
+    """Seed the global generators, so that a case decodes alike wherever the decoder draws from them."""
+    states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(entropy)
+    np.random.seed(entropy % 2**32)
+    random.seed(entropy)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

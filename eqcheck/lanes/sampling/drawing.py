@@ -1,0 +1,109 @@
+"""How sampled cases are drawn: regimes of closeness, options of rows, twins, greedy rows.
+
+No regime shows every fault: a wrong bonus wants drafts that are mostly accepted and K = 1, a wrong comparison wants
+drafts that the target never emits. The same seed gives the same cases; the entropy of a case is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+from typing import NamedTuple
+
+from eqcheck.contract import PaddingSide, RowOptions
+from eqcheck.lanes.sampling.case import SampledCase
+
+VOCABULARY = 64
+LIMITS = (12, 24)  # new tokens
+_EOS_OF, _GREEDY_IN, _SEEDED_IN = 2, 5, 4  # once in so many cases
+
+
+class Regime(NamedTuple):
+    """How often it is drawn, K from and to, and the spreads; TV is the mean distance of the two models' laws."""
+
+    share: float
+    k: tuple[int, int]
+    scale: float
+    mix: float
+    support: int = 0
+    draft_support: int = 0
+
+
+DRAWN = {
+    "std": Regime(0.25, (1, 6), 0.25, 0.375),  # TV 0.54
+    "near": Regime(0.2, (1, 1), 0.25, 0.09375),  # 0.17
+    "near4": Regime(0.2, (3, 6), 0.25, 0.09375),  # 0.17
+    "far": Regime(0.1, (1, 2), 0.5, 1.0),  # 0.94
+    "peaked": Regime(0.07, (1, 3), 1.0, 0.5),  # 0.82
+    "few": Regime(0.1, (1, 3), 0.25, 0.375, 6, 6),
+    "equal": Regime(0.04, (1, 4), 0.25, 0.0),
+    "dead": Regime(0.04, (1, 3), 0.25, 0.25, 8, 0),  # the draft proposes what the target never emits
+}
+
+
+@dataclass(frozen=True)
+class SampledCases:
+    """Where the cases come from; ``capabilities`` are those of the decoder.
+
+    >>> cases = SampledCases(1, ("rotary",), ("left",), ("temperature", "top-p"))
+    >>> next(cases.cases()) == next(cases.cases())
+    True
+    """
+
+    seed: int
+    families: tuple[str, ...]
+    padding_sides: tuple[PaddingSide, ...]
+    capabilities: tuple[str, ...]
+    most_rows: int = 8
+
+    def cases(self) -> Iterator[SampledCase]:
+        """Cases without end."""
+        return map(self.case, count())
+
+    def case(self, number: int) -> SampledCase:
+        rng = Random(f"eqcheck sampling {self.seed} case {number}")
+        name = rng.choices(list(DRAWN), [regime.share for regime in DRAWN.values()])[0]
+        regime, rows = DRAWN[name], rng.randint(min(2, self.most_rows), self.most_rows)
+        limit = rng.randint(*LIMITS)
+        eos = (rng.randrange(VOCABULARY),) if rng.randrange(_EOS_OF) == 0 else ()
+        prompts = [tuple(rng.randrange(VOCABULARY) for _ in range(rng.choice((1, 2, 3, 5, 9)))) for _ in range(rows)]
+        options = [self._options(rng, RowOptions(limit, eos)) for _ in range(rows)]
+        if rng.randrange(_GREEDY_IN) == 0 and rows > 2:
+            options[rng.randrange(1, rows - 1)] = RowOptions(limit, eos)
+        if rows > 1:  # twins: the same request twice
+            prompts[-1], options[-1] = prompts[0], replace(options[0], seed=self._seed(rng))
+            options[0] = replace(options[0], seed=self._seed(rng) if options[-1].seed is not None else None)
+        return SampledCase(
+            prompts=tuple(prompts),
+            rows=tuple(options),
+            num_draft_tokens=rng.randint(*regime.k),
+            pad_token_id=rng.randrange(VOCABULARY),
+            padding_side=rng.choice(self.padding_sides),
+            family=rng.choice(self.families),
+            vocab_size=VOCABULARY,
+            seed=rng.randrange(4),
+            regime=name,
+            scale=regime.scale,
+            support=regime.support,
+            draft_support=regime.draft_support,
+            mix=regime.mix,
+            entropy=rng.getrandbits(48),
+        )
+
+    def _options(self, rng: Random, row: RowOptions) -> RowOptions:
+        """A row's own temperature and cuts, of those that the decoder takes."""
+        row = replace(row, temperature=rng.choice((0.5, 0.7, 1.0, 1.0, 1.0, 1.4)), seed=self._seed(rng))
+        for capability, name, values in (
+            ("top-k", "top_k", (3, 8, 20)),
+            ("top-p", "top_p", (0.8, 0.9, 0.95)),
+            ("min-p", "min_p", (0.03, 0.1)),
+        ):
+            if capability in self.capabilities and rng.randrange(4) == 0:
+                row = replace(row, **{name: rng.choice(values)})  # type: ignore[arg-type]
+        return row
+
+    def _seed(self, rng: Random) -> int | None:
+        seeded = "seeds" in self.capabilities and rng.randrange(_SEEDED_IN) == 0
+        return rng.getrandbits(63) if seeded else None

@@ -1,0 +1,136 @@
+"""One sampled case, decoded and judged as far as one case can be: what is certain without any statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.sampling import Mark, marks
+from eqcheck.contract import Generate
+from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.lanes.sampling.decode import SampledRun, decode, law_behind, twins
+from eqcheck.outcome import Outcome
+from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.statements import state
+from eqcheck.verdict import Explanation, Given
+
+IMPOSSIBLE = "impossible-token"
+
+
+@dataclass(frozen=True)
+class SampledOutcome(Outcome):
+    """``sampled`` has each sampled row with its laws, by number: what the evidence of an audit is made of.
+
+    ``marks`` say where each of their tokens came from, ``raw_drafts`` are the draft's laws without the rows' options,
+    ``behind`` the target's behind a refused draft token, by row and index.
+    """
+
+    sampled: Mapping[int, SampledRow] = field(default_factory=dict, compare=False, repr=False)
+    raw_drafts: Mapping[int, Floats] = field(default_factory=dict, compare=False, repr=False)
+    marks: tuple[Mark, ...] = field(default=(), compare=False, repr=False)
+    behind: Mapping[tuple[int, int], Floats] = field(default_factory=dict, compare=False, repr=False)
+
+
+def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Decode and judge one case. A second ``opinion`` is not sought: the next decode would draw other tokens."""
+    start = time.monotonic()
+    done = decode(generate, case, timeout)
+    run, explanation = done.run, done.run.failure
+    if run.outputs is not None:
+        explanation = certain(done)
+    status = "skipped" if run.declined else "violation" if explanation else "equivalent"
+    return SampledOutcome(
+        case,
+        status,
+        exact_match=float(status == "equivalent"),
+        prefix_match=float(status == "equivalent"),
+        coverage=frozenset() if run.declined else frozenset(exercised(done)),
+        outputs=run.outputs,
+        explanation=explanation,
+        traceback=run.failure_text,
+        declined=run.declined,
+        seconds=time.monotonic() - start,
+        **_to_name(done) if explanation is None or explanation.kind == IMPOSSIBLE else {},  # type: ignore[arg-type]
+    )
+
+
+def _to_name(done: SampledRun) -> dict[str, object]:
+    """What the sampled rows of a case have for the evidence and for naming what is wrong."""
+    if done.run.outputs is None:
+        return {}
+    found = marks(done.run, set(done.rows))
+    behind = {
+        (one.row, one.at): law_behind(
+            done.case, one.row, [*done.rows[one.row].tokens[: one.at].tolist(), one.draft], one.behind
+        )
+        for one in found
+        if one.behind
+    }
+    return {"sampled": done.rows, "raw_drafts": done.raw_drafts, "marks": found, "behind": behind}
+
+
+def certain(done: SampledRun) -> Explanation | None:
+    """What is wrong whatever chance did: how rows end, greedy rows, contexts, and tokens without probability."""
+    run, case = done.run, done.case
+    assert run.outputs is not None
+    for row, (output, options) in enumerate(zip(run.outputs, case.rows, strict=True)):
+        if options.temperature and not (
+            len(output) >= options.max_new_tokens or (output and output[-1] in options.eos_token_ids)
+        ):
+            statement = state("ends-early", emitted=len(output), expected_tokens=options.max_new_tokens)
+            return _explanation(case, "bookkeeping", "premature-stop", row, len(output), output, statement.detail)
+    reader = Reader(run)
+    explanation = reader.explain() or reader.unseen()
+    if explanation is not None:
+        return explanation
+    for row, sampled in done.rows.items():
+        chosen = sampled.p[np.arange(len(sampled.tokens)), sampled.tokens]
+        if (impossible := np.flatnonzero((chosen == 0) & ~sampled.skip)).size:
+            index = int(impossible[0])
+            detail = f"new token {index} has the probability 0 under the options of row {row}"
+            return _explanation(case, "sampling", IMPOSSIBLE, row, index, run.outputs[row], detail)
+    return None
+
+
+def _explanation(
+    case: SampledCase, component: str, kind: str, row: int, index: int, output: tuple[int, ...], detail: str
+) -> Explanation:
+    return Explanation(
+        component,
+        kind,
+        row=row,
+        token_index=index,
+        observed=output[index] if index < len(output) else None,
+        detail=detail,
+        observed_row=output,
+        expected_row=output[:index],
+        wrong_rows=(row,),
+        tied=True,
+        given=Given(case.prompts[row], case.pad_token_id, case.rows[row].eos_token_ids, case.num_draft_tokens),
+    )
+
+
+def exercised(done: SampledRun) -> list[str]:
+    """What a case exercised, by `eqcheck.lanes.sampling.about.COUNTERS`."""
+    case, outputs = done.case, done.run.outputs
+    if outputs is None:
+        return []
+    sampled = [row for row in case.rows if row.temperature]
+    rows = range(len(case.rows))
+    seen = {
+        "sampled_rows": bool(sampled),
+        "greedy_among_sampled": bool(sampled) and len(sampled) < len(case.rows),
+        "unequal_options": len({(row.temperature, row.top_k, row.top_p, row.min_p) for row in sampled}) > 1,
+        "twins": any(twins(case, i, j) for j in rows for i in range(j)),
+        "seeded_rows": any(row.seed is not None for row in sampled),
+        "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
+        "ended_by_eos": any(
+            output and output[-1] in options.eos_token_ids for output, options in zip(outputs, case.rows, strict=True)
+        ),
+        f"regime_{case.regime}": True,
+    }
+    return [name for name, is_so in seen.items() if is_so]

@@ -1,0 +1,206 @@
+"""The lane of sampling: what one case shows for certain, and what all tokens of an audit show together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from eqcheck.contract import Decoder
+from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Evidence, Finding, Options
+from eqcheck.lanes.sampling.case import REGIMES, SampledCase
+from eqcheck.lanes.sampling.drawing import SampledCases
+from eqcheck.lanes.sampling.explain import cause
+from eqcheck.lanes.sampling.judge import IMPOSSIBLE, SampledOutcome, try_case
+from eqcheck.outcome import Outcome
+from eqcheck.sampling.exclusion import excluded
+from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
+from eqcheck.verdict import Explanation
+from eqcheck.workers.forked import Forked, Limits
+from eqcheck.workers.local import InProcess, set_up
+from eqcheck.workers.pool import Workers
+from eqcheck.workers.runner import Runner
+
+TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
+ENOUGH = 500  # tokens of a regime, below which it says little
+REPEATS = 3
+
+
+class SamplingLane:
+    """One audit of sampled rows; see `eqcheck.campaign.lane.Lane`."""
+
+    running: Runner
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        self.decoder, self.options = decoder, options
+        families = tuple(dict.fromkeys(options.families)) or decoder.families
+        self.result = Audit(decoder, options, "sampling", families, decoder.families)
+        rows = 1 if "batch-1" in decoder.requires else min(8, options.bounds.rows)
+        claimed = tuple(family for family in families if family in decoder.families) or families
+        self.source = SampledCases(options.seed, claimed, decoder.padding_sides, decoder.capabilities, rows)
+        self.wealth, self.heaviest, self._counted = Wealth(), (0.0, -1), 0
+        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
+        self.drawn = False
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        if self.options.isolate and not self.decoder.spec:
+            raise UsageError(f"decoder {self.decoder.name!r}: only one that a spec names can be isolated")
+        if self.options.isolate:
+            with Forked(self.decoder.spec, self.limits, try_case) as worker:
+                self.running = Workers([worker])
+                yield
+        else:
+            torch.set_num_threads(1)
+            with set_up(self.decoder, self.result.warnings) as generate:
+                self.running = InProcess(generate, try_case, self.limits.timeout)
+                yield
+
+    def cases(self) -> Iterator[SampledCase]:
+        """Cases until the evidence is clear or there are tokens enough."""
+        for case in self.source.cases():
+            self._count()
+            if self.wealth.supremum >= VIOLATION or self.wealth.tokens >= TOKENS:
+                return
+            yield case
+
+    def _count(self) -> None:
+        """Let the bets earn on what was decoded since, in the order in which it was drawn."""
+        outcomes = self.result.outcomes
+        for number, outcome in enumerate(outcomes[self._counted :], self._counted):
+            if isinstance(outcome, SampledOutcome) and outcome.sampled:
+                before = self.wealth.log_evidence
+                numbers = list(outcome.sampled)
+                rows = [
+                    replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None)
+                    for row in outcome.sampled.values()
+                ]
+                self.wealth.add(rows, outcome.case.regime)
+                self.heaviest = max(self.heaviest, (self.wealth.log_evidence - before, number))
+        self._counted = len(outcomes)
+
+    def asks(self, case: object) -> bool:
+        return isinstance(case, SampledCase) and case.family in self.source.families
+
+    def draws_until(self, started: float) -> float | None:
+        if self.drawn:
+            return None
+        self.drawn = True
+        return started + (self.options.budget or SECONDS)
+
+    @contextmanager
+    def settling(self, check: Callable[[], None]) -> Iterator[None]:
+        yield
+
+    def settles_until(self, left: int) -> float:
+        return float("inf")
+
+    def group(self, outcome: Outcome) -> Hashable:
+        return self.result.claims(outcome.case), outcome.symptom
+
+    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
+        return [sorted(group, key=lambda one: len(one.case.prompts)) for group in groups]
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        return []
+
+    def counted(self, outcome: Outcome) -> int | None:
+        claimed = self.result.claims(outcome.case)
+        for number, finding in enumerate(self.result.findings):
+            if outcome.symptom in finding.seen and self.result.claims(finding.case) == claimed:
+                return number
+        return None
+
+    def replay(self, case: SampledCase) -> Outcome:
+        return self.running.try_case(case)
+
+    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
+        """What is certain is seen again when the case is decoded again, though with another answer perhaps."""
+        again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
+        if not any(one.symptom == outcome.symptom for one in again):
+            return None
+        return [self.unsettled(outcome)]
+
+    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
+        assert outcome.explanation is not None
+        standing = "violation" if self.result.claims(outcome.case) else "discovery"
+        return Finding(
+            outcome, outcome.explanation, standing=standing, seen=(outcome.symptom,), stored=not outcome.drawn
+        )
+
+    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
+        return replace(earlier, seen=earlier.seen + later.seen) if earlier.fingerprint == later.fingerprint else None
+
+    def filed(self, finding: Finding) -> str:
+        return finding.outcome.symptom
+
+    def still(self, stored: str, outcome: Outcome) -> bool:
+        return outcome.symptom == stored
+
+    def again(self, case: SampledCase, calls: bool) -> tuple[Outcome, str]:
+        if "temperature" not in self.decoder.capabilities:
+            declined = "the decoder does not declare the capability 'temperature'"
+            return Outcome(case, "skipped", declined=declined), ""
+        with self.drawing():
+            return self.running.try_case(case), ""
+
+    def conclude(self) -> None:
+        """The verdict of the evidence, what names it, and what a clean audit excludes."""
+        self._count()
+        wealth, result = self.wealth, self.result
+        verdict = wealth.verdict()
+        result.evidence = Evidence(
+            tokens=wealth.tokens,
+            evidence=wealth.evidence,
+            greatest=wealth.supremum,
+            threshold=VIOLATION,
+            verdict=verdict,
+            excludes=tuple(excluded(wealth)) if verdict == "equivalent" else (),
+            regimes=dict(wealth.counts),
+        )
+        impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
+        if wealth.supremum >= VIOLATION or impossible:
+            finding = self._finding(impossible)
+            result.findings = [one for one in result.findings if one not in impossible] + [finding]
+        elif verdict == "inconclusive" and wealth.tokens:
+            result.warnings.append(
+                f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
+                f"tokens: more than {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
+            )
+        result.warnings += self._vacuous()
+
+    def _finding(self, impossible: list[Finding]) -> Finding:
+        """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""
+        sampled = [one for one in self.result.outcomes if isinstance(one, SampledOutcome) and one.sampled]
+        best, crossed = self.wealth.best(), self.wealth.supremum >= VIOLATION
+        found = cause(sampled, best)
+        evidence = f"{self.wealth.supremum:.2g}"
+        clauses = [found.words] if found else []
+        if impossible:
+            clauses.append(impossible[0].explanation.detail)
+        if crossed:
+            clauses.append(
+                f"the evidence against the target's law is {evidence} after {self.wealth.tokens} tokens, which a right "
+                f"decoder exceeds once in {float(evidence):.2g} audits"
+            )
+        if not found and crossed:
+            clauses.append(f"no part of a round leads clearly; of the bets {best[0][0]} earns most")
+        kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
+        facts: dict[str, int | str] = {"evidence": evidence, "tokens": self.wealth.tokens, "bet": best[0][0]}
+        facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
+        outcome = impossible[0].outcome if impossible else self.result.outcomes[self.heaviest[1]]
+        first = impossible[0].explanation if impossible else Explanation("sampling", kind)
+        explanation = replace(first, kind=kind, detail="; ".join(clauses), facts=facts)
+        shown = replace(outcome, status="violation", explanation=explanation)
+        count = sum(one.count for one in impossible) or 1
+        return Finding(shown, explanation, count=count, seen=(explanation.fingerprint, f"sampling/{IMPOSSIBLE}"))
+
+    def _vacuous(self) -> list[str]:
+        few = [name for name in REGIMES if self.wealth.counts.get(name, 0) < ENOUGH]
+        if self.wealth.supremum >= VIOLATION or not few or not self.result.claimed:
+            return []
+        return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
