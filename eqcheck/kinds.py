@@ -134,6 +134,8 @@ _RECORDS = (
     Kind("sampling", "wrong-draft-row", "acceptance or correction takes the draft's law of another row or column"),
     Kind("sampling", "target-option", "an option of the row is missing where draft tokens are verified"),
     Kind("sampling", "first-token", "the first new token is not drawn from the law of the target"),
+    Kind("sampling", "seed-ignored", "a row with a seed emits other tokens when it is asked again"),
+    Kind("sampling", "batch-dependent", "a row with a seed depends on what its seed is promised not to depend on"),
     Kind("sampling", "shared-noise", "rows share random numbers"),
     Kind("sampling", "reused-noise", "a row uses random numbers again"),
     Kind(

@@ -16,6 +16,9 @@ from eqcheck.limits import MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, MOS
 REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
 
+PROMISES = ("none", "repeatable", "mates", "speculation")
+"""Of a row with a seed: nothing; the same tokens for the same request; whatever the other rows; and whatever K."""
+
 
 @dataclass(frozen=True)
 class SampledCase:
@@ -24,6 +27,7 @@ class SampledCase:
     ``rows`` has the options of each row. ``scale``, ``support`` and ``mix`` are those of an `eqcheck.spread.Spread`:
     of the target the first two, of the draft ``scale``, ``draft_support`` and ``mix``. ``regime`` says what they were
     drawn for. ``entropy`` seeds the global generators of torch, numpy and Python before the case is decoded.
+    ``promise`` is what the decoder promises of rows with seeds (`PROMISES`), which the case is to test.
 
         >>> case = SampledCase(((5, 7), (9,)), (RowOptions(4, temperature=1.0), RowOptions(4)))
         >>> SampledCase.from_dict(case.to_dict()) == case
@@ -50,6 +54,7 @@ class SampledCase:
     draft_support: int = 0
     mix: float = 0.375
     entropy: int = 0
+    promise: str = "none"
 
     def __post_init__(self) -> None:
         _whole("vocab_size", self.vocab_size, 4, MOST_VOCABULARY)
@@ -65,6 +70,7 @@ class SampledCase:
             ("padding_side", self.padding_side, PADDING_SIDES),
             ("family", self.family, FAMILIES),
             ("regime", self.regime, REGIMES),
+            ("promise", self.promise, PROMISES),
         ):
             if value not in allowed:
                 raise CaseError(f"{name}: expected one of {allowed}, got {value!r:.80}")

@@ -17,7 +17,7 @@ from eqcheck.lanes.sampling.case import SampledCase
 
 VOCABULARY = 64
 LIMITS = (12, 24)  # new tokens
-_EOS_OF, _GREEDY_IN, _SEEDED_IN = 2, 5, 4  # once in so many cases
+_EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN = 2, 5, 4, 3  # once in so many cases, or rows
 
 
 class Regime(NamedTuple):
@@ -57,6 +57,7 @@ class SampledCases:
     padding_sides: tuple[PaddingSide, ...]
     capabilities: tuple[str, ...]
     most_rows: int = 8
+    promise: str = "none"
 
     def cases(self) -> Iterator[SampledCase]:
         """Cases without end."""
@@ -90,6 +91,7 @@ class SampledCases:
             draft_support=regime.draft_support,
             mix=regime.mix,
             entropy=rng.getrandbits(48),
+            promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
         )
 
     def _options(self, rng: Random, row: RowOptions) -> RowOptions:

@@ -13,6 +13,7 @@ from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.contract import Generate
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import SampledRun, decode, law_behind, twins
+from eqcheck.lanes.sampling.seeds import broken
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.statements import state
@@ -41,7 +42,7 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
     done = decode(generate, case, timeout)
     run, explanation = done.run, done.run.failure
     if run.outputs is not None:
-        explanation = certain(done)
+        explanation = certain(done) or (broken(generate, done, timeout) if case.promise != "none" else None)
     status = "skipped" if run.declined else "violation" if explanation else "equivalent"
     return SampledOutcome(
         case,

@@ -17,7 +17,8 @@ from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE, SampledOutcome, try_case
 from eqcheck.outcome import Outcome
-from eqcheck.sampling.exclusion import excluded
+from eqcheck.sampling.exclusion import Exclusion
+from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 from eqcheck.verdict import Explanation
 from eqcheck.workers.forked import Forked, Limits
@@ -41,7 +42,8 @@ class SamplingLane:
         self.result = Audit(decoder, options, "sampling", families, decoder.families)
         rows = 1 if "batch-1" in decoder.requires else min(8, options.bounds.rows)
         claimed = tuple(family for family in families if family in decoder.families) or families
-        self.source = SampledCases(options.seed, claimed, decoder.padding_sides, decoder.capabilities, rows)
+        promise = getattr(decoder, "seeds", "none")
+        self.source = SampledCases(options.seed, claimed, decoder.padding_sides, decoder.capabilities, rows, promise)
         self.wealth, self.heaviest, self._counted = Wealth(), (0.0, -1), 0
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.drawn = False
@@ -72,13 +74,8 @@ class SamplingLane:
         """Let the bets earn on what was decoded since, in the order in which it was drawn."""
         outcomes = self.result.outcomes
         for number, outcome in enumerate(outcomes[self._counted :], self._counted):
-            if isinstance(outcome, SampledOutcome) and outcome.sampled:
+            if rows := _rows(outcome):
                 before = self.wealth.log_evidence
-                numbers = list(outcome.sampled)
-                rows = [
-                    replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None)
-                    for row in outcome.sampled.values()
-                ]
                 self.wealth.add(rows, outcome.case.regime)
                 self.heaviest = max(self.heaviest, (self.wealth.log_evidence - before, number))
         self._counted = len(outcomes)
@@ -159,7 +156,7 @@ class SamplingLane:
             greatest=wealth.supremum,
             threshold=VIOLATION,
             verdict=verdict,
-            excludes=tuple(excluded(wealth)) if verdict == "equivalent" else (),
+            excludes=self._excludes() if verdict == "equivalent" else (),
             regimes=dict(wealth.counts),
         )
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
@@ -199,8 +196,26 @@ class SamplingLane:
         count = sum(one.count for one in impossible) or 1
         return Finding(shown, explanation, count=count, seen=(explanation.fingerprint, f"sampling/{IMPOSSIBLE}"))
 
+    def _excludes(self) -> tuple[str, ...]:
+        """What the audit's tokens exclude, all of them first, then those of each regime."""
+        exclusion = Exclusion()
+        for outcome in self.result.outcomes:
+            exclusion.add(_rows(outcome), outcome.case.regime)
+        found = [one for one in exclusion.excluded() if one.size is not None]
+        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
+
     def _vacuous(self) -> list[str]:
         few = [name for name in REGIMES if self.wealth.counts.get(name, 0) < ENOUGH]
         if self.wealth.supremum >= VIOLATION or not few or not self.result.claimed:
             return []
         return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
+
+
+def _rows(outcome: Outcome) -> list[SampledRow]:
+    """The sampled rows of a case, in the order in which the bets take them."""
+    if not isinstance(outcome, SampledOutcome):
+        return []
+    numbers = list(outcome.sampled)
+    return [
+        replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None) for row in outcome.sampled.values()
+    ]
