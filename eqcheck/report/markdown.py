@@ -57,6 +57,8 @@ def _head(report: Report) -> list[str]:
     ]
     if report.lane == "checkpoint":
         lines += [f"{report.ties} near-ties (`eqcheck/ties.py` has the policy).", ""]
+    lines += [line for sentence in sampled(report)[:1] for line in (sentence, "")]
+    lines += [*(f"- {sentence}" for sentence in sampled(report)[1:]), ""] if len(sampled(report)) > 1 else []
     if pair := report.real_pair:
         lines += [
             f"On the shipped pair of trained models, in float64, {pair.equivalent} of {pair.rows} rows are what the "
@@ -144,6 +146,19 @@ def not_taken(report: Report) -> str:
     """One line that names the cache states which the decoder does not take; empty when it takes all."""
     states = [state for state, cases in report.cache_states.items() if cases == "not taken"]
     return f"cache states not taken: {', '.join(states)}" if states else ""
+
+
+def sampled(report: Report) -> list[str]:
+    """What the sampled tokens say together, and what they exclude, a sentence each; nothing where none were."""
+    if (evidence := report.sampling) is None or not evidence.tokens:
+        return []
+    never = f"never exceeded {max(evidence.greatest, 1):.2g}"
+    reached = never if evidence.greatest < evidence.threshold else f"reached {evidence.greatest:.2g}"
+    return [
+        f"{evidence.tokens} sampled tokens; the evidence against the target's law {reached}. At {evidence.threshold:g} "
+        "it is a violation; a right decoder gets there once in a million audits.",
+        *evidence.excludes,
+    ]
 
 
 def declined_of(report: Report) -> str:

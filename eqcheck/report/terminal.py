@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
 from eqcheck.plain import printable
-from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent
+from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent, sampled
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.selfcheck import SelfCheck
 from eqcheck.text import render
@@ -147,6 +147,7 @@ def _details(report: Report, folder: str) -> list[str]:
     if pair := report.real_pair:
         lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")
         lines += ["", pair.first] if pair.first and not report.violations else []
+    lines += [f"{name}: {line}" for line in sampled(report)[:4]]
     lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
     for violation in report.violations:
         known = f", declared as known: {violation.known}" if violation.known else ""

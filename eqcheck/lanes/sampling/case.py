@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from eqcheck.contract import CLAIMED, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
-from eqcheck.errors import CaseError, did_you_mean
+from eqcheck.errors import CaseError, UsageError, did_you_mean
 from eqcheck.limits import MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, MOST_VOCABULARY
+from eqcheck.options import ORDER, SEEDS
 
 REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
 
-PROMISES = ("none", "repeatable", "mates", "speculation")
-"""Of a row with a seed: nothing; the same tokens for the same request; whatever the other rows; and whatever K."""
+PROMISES = tuple(SEEDS)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class SampledCase:
     ``rows`` has the options of each row. ``scale``, ``support`` and ``mix`` are those of an `eqcheck.spread.Spread`:
     of the target the first two, of the draft ``scale``, ``draft_support`` and ``mix``. ``regime`` says what they were
     drawn for. ``entropy`` seeds the global generators of torch, numpy and Python before the case is decoded.
-    ``promise`` is what the decoder promises of rows with seeds (`PROMISES`), which the case is to test.
+    ``promise`` is what the decoder promises of rows with seeds (`eqcheck.options.SEEDS`), which the case is to test;
+    ``order`` is that in which it declares to apply options.
 
         >>> case = SampledCase(((5, 7), (9,)), (RowOptions(4, temperature=1.0), RowOptions(4)))
         >>> SampledCase.from_dict(case.to_dict()) == case
@@ -55,6 +56,7 @@ class SampledCase:
     mix: float = 0.375
     entropy: int = 0
     promise: str = "none"
+    order: tuple[str, ...] = ORDER
 
     def __post_init__(self) -> None:
         _whole("vocab_size", self.vocab_size, 4, MOST_VOCABULARY)
@@ -74,6 +76,8 @@ class SampledCase:
         ):
             if value not in allowed:
                 raise CaseError(f"{name}: expected one of {allowed}, got {value!r:.80}")
+        if not isinstance(self.order, tuple) or sorted(map(str, self.order)) != sorted(ORDER):
+            raise CaseError(f"order: expected {ORDER} in some order, got {self.order!r:.80}")
         if not (isinstance(self.prompts, tuple) and 0 < len(self.prompts) <= MOST_ROWS):
             raise CaseError(f"prompts: expected 1 to {MOST_ROWS} rows, got {self.prompts!r:.80}")
         if not isinstance(self.rows, tuple) or len(self.rows) != len(self.prompts):
@@ -142,7 +146,7 @@ class SampledCase:
             values = {name: _tuples(value) for name, value in data.items() if name not in ("format", "rows")}
             rows = [RowOptions(**{name: _tuples(value) for name, value in row.items()}) for row in data["rows"]]
             return cls(rows=tuple(rows), **values)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, UsageError) as error:
             raise CaseError(f"case: {error}") from error
 
 

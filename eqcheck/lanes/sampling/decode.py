@@ -108,9 +108,8 @@ def law_behind(case: SampledCase, number: int, tokens: list[int], digest: int) -
     """The target's law ``[vocabulary]`` after these new tokens of a row, where a query had this final digest."""
     scores = torch.from_numpy(_scores(case, 0, np.array([digest], np.uint64)))
     options = case.rows[number]
-    found: Floats = (
-        law(penalised(scores, options, case.prompts[number], tokens, len(tokens)), options).probabilities[0].numpy()
-    )
+    scores = penalised(scores, options, case.prompts[number], tokens, len(tokens))
+    found: Floats = law(scores, options, case.order).probabilities[0].numpy()
     return found
 
 
@@ -125,7 +124,7 @@ def _laws(
     prompt, options = case.prompts[number], replace(case.rows[number], **instead)  # type: ignore[arg-type]
     at = digests[-1, len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
     scores = torch.from_numpy(_scores(case, which, at))
-    found: Floats = law(penalised(scores, options, prompt, tokens.tolist()), options).probabilities.numpy()
+    found: Floats = law(penalised(scores, options, prompt, tokens.tolist()), options, case.order).probabilities.numpy()
     return found
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from eqcheck.contract import PaddingSide, RowOptions
 from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.options import ORDER
 
 VOCABULARY = 64
 LIMITS = (12, 24)  # new tokens
@@ -58,6 +59,7 @@ class SampledCases:
     capabilities: tuple[str, ...]
     most_rows: int = 8
     promise: str = "none"
+    order: tuple[str, ...] = ORDER
 
     def cases(self) -> Iterator[SampledCase]:
         """Cases without end."""
@@ -91,6 +93,7 @@ class SampledCases:
             draft_support=regime.draft_support,
             mix=regime.mix,
             entropy=rng.getrandbits(48),
+            order=self.order,
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
         )
 

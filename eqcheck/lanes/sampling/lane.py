@@ -42,8 +42,8 @@ class SamplingLane:
         self.result = Audit(decoder, options, "sampling", families, decoder.families)
         rows = 1 if "batch-1" in decoder.requires else min(8, options.bounds.rows)
         claimed = tuple(family for family in families if family in decoder.families) or families
-        promise = getattr(decoder, "seeds", "none")
-        self.source = SampledCases(options.seed, claimed, decoder.padding_sides, decoder.capabilities, rows, promise)
+        takes = decoder.padding_sides, decoder.capabilities, rows, decoder.seeds, decoder.option_order
+        self.source = SampledCases(options.seed, claimed, *takes)
         self.wealth, self.heaviest, self._counted = Wealth(), (0.0, -1), 0
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.drawn = False
@@ -168,6 +168,8 @@ class SamplingLane:
                 f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
                 f"tokens: more than {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
             )
+        if self.decoder.lossless is not True:
+            result.warnings.append(f"the decoder does not claim the target's law: {self.decoder.lossless}")
         result.warnings += self._vacuous()
 
     def _finding(self, impossible: list[Finding]) -> Finding:
@@ -194,7 +196,9 @@ class SamplingLane:
         explanation = replace(first, kind=kind, detail="; ".join(clauses), facts=facts)
         shown = replace(outcome, status="violation", explanation=explanation)
         count = sum(one.count for one in impossible) or 1
-        return Finding(shown, explanation, count=count, seen=(explanation.fingerprint, f"sampling/{IMPOSSIBLE}"))
+        seen = (explanation.fingerprint, f"sampling/{IMPOSSIBLE}")
+        standing = "violation" if self.decoder.lossless is True else "discovery"
+        return Finding(shown, explanation, count=count, standing=standing, seen=seen)
 
     def _excludes(self) -> tuple[str, ...]:
         """What the audit's tokens exclude, all of them first, then those of each regime."""

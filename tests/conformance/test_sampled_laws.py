@@ -1,0 +1,69 @@
+"""The laws of a decoder that samples: its target's law, rows apart from each other, seeds as promised.
+
+They are judged together, from one audit of at most ten seconds; each says its own part of what was found. They are
+skipped for a decoder that does not declare the capability ``temperature``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from eqcheck.campaign.loop import Campaign
+from eqcheck.contract import Decoder
+from eqcheck.findings import Audit, Options
+from eqcheck.lanes.sampling.lane import SamplingLane
+from eqcheck.options import SEEDS
+from eqcheck.pytest_plugin import KNOWN, SEED
+from eqcheck.text import render
+
+SECONDS = 10.0
+BETWEEN_ROWS = ("shared-noise", "reused-noise")
+SEEDED = ("seed-ignored", "seed-fixed", "batch-dependent")
+
+
+@pytest.fixture(scope="session")
+def sampled(decoder: Decoder) -> Audit:
+    if "temperature" not in decoder.capabilities:
+        pytest.skip(f"{decoder.name} does not declare the capability 'temperature'")
+    if decoder.lossless is not True:
+        pytest.skip(f"{decoder.name} does not claim the target's law: {decoder.lossless}")
+    campaign = Campaign(SamplingLane(decoder, Options(cases=None, budget=SECONDS, seed=SEED)), lambda event: None)
+    campaign.run()
+    return campaign.result
+
+
+def test_sampled_law(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
+    """Every sampled token is drawn from the target's law."""
+    _tell(decoder, sampled, record_property, lambda kind: kind not in (*BETWEEN_ROWS, *SEEDED))
+    assert sampled.evidence is not None
+    if not sampled.evidence.tokens:
+        pytest.skip("no sampled token could be judged")
+
+
+def test_rows_are_independent(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
+    """Rows do not share random numbers."""
+    _tell(decoder, sampled, record_property, lambda kind: kind in BETWEEN_ROWS)
+
+
+def test_seeds(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
+    """A row with a seed repeats as far as the decoder promises."""
+    if decoder.seeds == "none":
+        pytest.skip(f"{decoder.name} promises nothing of seeds: {SEEDS['none']}")
+    _tell(decoder, sampled, record_property, lambda kind: kind in SEEDED)
+
+
+def _tell(
+    decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None], mine: Callable[[str], bool]
+) -> None:
+    found = [finding for finding in sampled.violations if mine(finding.explanation.kind)]
+    unknown = [finding for finding in found if finding.fingerprint not in decoder.known]
+    for finding in found:
+        if finding.fingerprint in decoder.known:
+            link = decoder.known[finding.fingerprint]
+            record_property(KNOWN, f"{decoder.name}: {finding.fingerprint} shows ({link})")
+    if unknown:
+        pytest.fail(render(unknown[0].explanation), pytrace=False)
+    if found:
+        pytest.xfail(", ".join(f"{finding.fingerprint}, {decoder.known[finding.fingerprint]}" for finding in found))

@@ -1,0 +1,246 @@
+"""The lane of sampling: what each fault of a sampler is called, and that right samplers pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import eqcheck
+from eqcheck.campaign.loop import Campaign, audit
+from eqcheck.contract import Decoder, Request, RowOptions
+from eqcheck.errors import CaseError
+from eqcheck.findings import Audit, Options
+from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.lanes.sampling.decode import decode
+from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
+from eqcheck.lanes.sampling.judge import try_case
+from eqcheck.lanes.sampling.lane import SamplingLane
+from eqcheck.law import law
+from eqcheck.report.build import report_of
+from eqcheck.report.markdown import sampled, to_markdown
+
+Laws = torch.Tensor
+TAKES = ("temperature", "top-k", "top-p", "min-p")
+
+
+class Sampler:
+    """Rejection sampling, row by row and without caches; a fault overrides one method."""
+
+    def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
+        pairs = zip(request.prompts, request.rows, strict=True)
+        return [self.row(target, draft, prompt, row, request.num_draft_tokens) for prompt, row in pairs]
+
+    def row(self, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
+        new: list[int] = []
+        while not self.done(new, row):
+            drafts, laws = list[int](), list[Laws]()
+            for _ in range(min(k, row.max_new_tokens - len(new) - 1)):
+                scores = draft(input_ids=torch.tensor([prompt + new + drafts]), use_cache=False).logits[:, -1]
+                laws.append(self.draft_law(scores, row)[0])
+                drafts.append(self.propose(laws[-1]))
+            fed = torch.tensor([prompt + new + drafts])
+            scores = target(input_ids=fed, use_cache=False).logits[0, len(prompt + new) - 1 :]
+            for token in self.round(self.target_law(scores, row), laws, drafts):
+                if not self.done(new, row):
+                    new.append(token)
+        return new
+
+    def round(self, p: Laws, q: list[Laws], drafts: list[int]) -> list[int]:
+        for column, token in enumerate(drafts):
+            if not self.accepts(p[column], q[column], token):
+                return [*drafts[:column], self.correction(p, q, column)]
+        return [*drafts, self.bonus(p)]
+
+    def done(self, new: list[int], row: RowOptions) -> bool:
+        return len(new) >= row.max_new_tokens or bool(new and new[-1] in row.eos_token_ids)
+
+    def draft_law(self, scores: Laws, row: RowOptions) -> Laws:
+        return law(scores.double(), row).probabilities
+
+    def target_law(self, scores: Laws, row: RowOptions) -> Laws:
+        return law(scores.double(), row).probabilities
+
+    def pick(self, weights: Laws) -> int:
+        return int(torch.multinomial(weights, 1))
+
+    def propose(self, q: Laws) -> int:
+        return self.pick(q)
+
+    def accepts(self, p: Laws, q: Laws, token: int) -> bool:
+        return bool(torch.rand((), dtype=torch.float64) * q[token] < p[token])
+
+    def correction(self, p: Laws, q: list[Laws], column: int) -> int:
+        residual = (p[column] - q[column]).clamp(min=0)
+        return self.pick(residual if residual.sum() > 0 else p[column])
+
+    def bonus(self, p: Laws) -> int:
+        return self.pick(p[-1])
+
+
+class Matching(Sampler):
+    """The draft's likeliest token, accepted where the target draws the same."""
+
+    def propose(self, q: Laws) -> int:
+        return int(q.argmax())
+
+    def round(self, p: Laws, q: list[Laws], drafts: list[int]) -> list[int]:
+        drawn = [self.pick(column) for column in p]
+        accepted = next((n for n, (a, b) in enumerate(zip(drawn, drafts, strict=False)) if a != b), len(drafts))
+        return drawn[: accepted + 1]
+
+
+def registered(name: str, kind: type[Sampler] = Sampler, **methods: Any) -> Decoder:
+    seeds = methods.pop("seeds", "none")
+    takes = (*TAKES, "seeds") if seeds != "none" else TAKES
+    return eqcheck.decoder(name=name, capabilities=takes, seeds=seeds)(type(name, (kind,), methods))
+
+
+def audited(decoder: Decoder, cases: int = 60, seed: int = 0) -> Audit:
+    campaign = Campaign(SamplingLane(decoder, Options(cases=cases, seed=seed)), lambda event: None)
+    campaign.run()
+    return campaign.result
+
+
+@pytest.mark.parametrize("kind", [Sampler, Matching])
+def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
+    result = audited(registered("right", kind), 40)
+    assert result.evidence is not None
+    assert (result.findings, result.evidence.verdict) == ([], "equivalent")
+    assert result.evidence.greatest < 100
+    assert result.evidence.tokens > 2000
+    assert any("drawn from the draft" in sentence for sentence in result.evidence.excludes)
+
+
+FAULTS: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
+    "every-draft-accepted": ("over-acceptance", {"accepts": lambda self, p, q, token: True}),
+    "halved-coin": (
+        "over-acceptance",
+        {"accepts": lambda self, p, q, token: bool(torch.rand((), dtype=torch.float64) / 2 * q[token] < p[token])},
+    ),
+    "residual-unused": ("residual", {"correction": lambda self, p, q, column: self.pick(p[column])}),
+    "residual-argmax": ("residual", {"correction": lambda self, p, q, column: int((p[column] - q[column]).argmax())}),
+    "residual-abs": ("residual", {"correction": lambda self, p, q, column: self.pick((p[column] - q[column]).abs())}),
+    "column-behind": ("correction-column", {"correction": lambda self, p, q, column: self.pick(p[column + 1])}),
+    "bonus-argmax": ("bonus-law", {"bonus": lambda self, p: int(p[-1].argmax())}),
+    "bonus-before": ("bonus-column", {"bonus": lambda self, p: self.pick(p[max(len(p) - 2, 0)])}),
+    "greedy-draft": ("draft-law", {"propose": lambda self, q: int(q.argmax())}),
+    "hot": (
+        "target-option",
+        {"target_law": lambda self, scores, row: scores.double().softmax(-1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_and_named(name: str) -> None:
+    kind, methods = FAULTS[name]
+    (finding,) = audited(registered(name, **methods), 120).violations
+    assert finding.fingerprint == f"sampling/{kind}"
+    assert finding.explanation.facts["tokens"]
+
+
+def test_a_seed_used_for_all_rows_is_shared_noise() -> None:
+    def row(self: Sampler, *arguments: Any) -> list[int]:
+        torch.manual_seed(7)
+        return Sampler.row(self, *arguments)
+
+    (finding,) = audited(registered("one-seed", row=row), 120).violations
+    assert finding.fingerprint in ("sampling/shared-noise", "sampling/reused-noise")
+
+
+def test_a_greedy_answer_is_said_to_be_the_argmax() -> None:
+    greedy = registered("greedy", target_law=lambda self, scores, row: law(scores, RowOptions(1)).probabilities)
+    (finding,) = audited(greedy, 60).violations
+    assert finding.explanation.component == "sampling"
+    assert "likeliest" in finding.explanation.detail
+
+
+def test_a_wrong_context_is_the_cause_and_not_the_sampling() -> None:
+    class Shifted(Sampler):
+        def row(self, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
+            def late(input_ids: torch.Tensor, use_cache: bool) -> Any:
+                places = torch.arange(input_ids.shape[1])[None] * 2
+                return target(input_ids=input_ids, position_ids=places, use_cache=use_cache)
+
+            return super().row(late, draft, prompt, row, k)
+
+    fingerprints = {finding.fingerprint for finding in audited(registered("shifted", Shifted), 10).violations}
+    assert fingerprints
+    assert all(one.startswith("position/") for one in fingerprints)
+
+
+def test_a_row_that_ends_too_early_is_bookkeeping() -> None:
+    def done(self: Sampler, new: list[int], row: RowOptions) -> bool:
+        return Sampler.done(self, new, row) or len(new) >= row.max_new_tokens - 1
+
+    (finding,) = audited(registered("short", done=done), 10).violations
+    assert finding.fingerprint == "bookkeeping/premature-stop"
+
+
+def seeded(self: Sampler, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
+    if row.seed is not None:
+        torch.manual_seed(row.seed % 2**63)
+    return Sampler.row(self, target, draft, prompt, row, k)
+
+
+def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
+    kept = audited(registered("kept", row=seeded, seeds="repeatable"), 30)
+    assert not kept.violations
+    (ignored,) = audited(registered("ignored", seeds="repeatable"), 30).violations
+    assert ignored.fingerprint == "sampling/seed-ignored"
+    (depends,) = audited(registered("depends", row=seeded, seeds="speculation"), 40).violations
+    assert depends.fingerprint == "sampling/batch-dependent:speculation"
+
+
+def test_a_decoder_that_uses_up_random_numbers_does_not_change_other_cases() -> None:
+    torch.manual_seed(5)
+    before = torch.rand(1)
+    torch.manual_seed(5)
+    case = next(SampledCases(1, ("rotary",), ("left",), TAKES).cases())
+    first, again = (decode(Sampler(), case).run.outputs for _ in range(2))
+    assert first == again
+    assert torch.equal(torch.rand(1), before)
+
+
+def test_what_cannot_be_decoded_is_a_violation_and_no_evidence() -> None:
+    def broken(target: Any, draft: Any, request: Request) -> Any:
+        raise ValueError("no")
+
+    case = next(SampledCases(1, ("rotary",), ("left",), TAKES).cases())
+    outcome = try_case(broken, case, None)
+    assert (outcome.fingerprint, getattr(outcome, "sampled", None)) == ("crash/exception:ValueError", {})
+
+
+def test_every_regime_is_drawn_and_cases_come_back_from_json() -> None:
+    cases = [
+        one
+        for one, _ in zip(SampledCases(0, ("rotary",), ("left",), (*TAKES, "seeds")).cases(), range(200), strict=False)
+    ]
+    assert {case.regime for case in cases} == set(DRAWN)
+    assert all(SampledCase.from_dict(case.to_dict()) == case for case in cases)
+    assert any(row.seed is not None for case in cases for row in case.rows)
+    assert any(not row.temperature for case in cases for row in case.rows)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("scale", 0.0), ("mix", 2.0), ("regime", "none"), ("entropy", -1), ("rows", ()), ("support", 1000), ("order", ())],
+)
+def test_a_bad_field_is_one_clear_error(field: str, value: Any) -> None:
+    case = next(SampledCases(1, ("rotary",), ("left",), TAKES).cases())
+    with pytest.raises(CaseError, match=field):
+        replace(case, **{field: value})
+
+
+def test_an_audit_has_both_lanes_in_one_report(tmp_path: Any) -> None:
+    result = audit(registered("right"), Options(cases=15))
+    report = report_of(result, tmp_path)
+    assert report.sampling is not None
+    assert report.sampling.verdict == "equivalent"
+    assert report.cases.run == 30
+    assert "once in a million" in to_markdown(report)
+    assert sampled(report)[0] in to_markdown(report)
