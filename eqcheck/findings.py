@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,17 @@ class Audit:
 
     def join(self, other: Audit) -> None:
         """Count what another lane found of the same decoder with this."""
-        for name in ("outcomes", "replayed", "findings", "warnings"):
+        for name in ("outcomes", "replayed", "warnings"):
             getattr(self, name).extend(getattr(other, name))
+        mine = {(finding.fingerprint, finding.standing): number for number, finding in enumerate(self.findings)}
+        for finding in other.findings:
+            number = mine.get((finding.fingerprint, finding.standing))
+            if number is None:
+                self.findings.append(finding)
+            else:
+                known = self.findings[number]
+                seen = (*known.seen, *finding.seen)
+                self.findings[number] = replace(known, count=known.count + finding.count, seen=seen)
         self.findings.sort(key=lambda finding: -finding.count)
         self.unsettled += other.unsettled
         self.drawing_s += other.drawing_s

@@ -25,6 +25,13 @@ _FACTORS = (0.25, 0.5, 0.8, 0.9, 1.11, 1.25, 1.5, 2.0, 4.0)
 _POWERS = (0.5, 0.7, 1.43, 2.0)
 _LAWS = ("draft", "accept", "correction", "bonus", "first")
 _SCHEMES = ("rejection", "match")
+_OF_REJECTION = (
+    "ratio",
+    "residual",
+    "under rejection",
+    "draft's law",
+    "absolute difference",
+)  # means nothing in matching
 
 Hypothesis = tuple[str, str]  # a kind, and what was seen in words
 
@@ -73,10 +80,15 @@ class _Law:
         for hypothesis, chance in wrong.items():
             self.wrong[hypothesis] += float(np.log(chance))
 
+    def faults(self, scheme: str) -> dict[Hypothesis, float]:
+        """The wrong hypotheses of a scheme: one that matches does not look at the draft's law."""
+        of_matching = {one: value for one, value in self.wrong.items() if not any(w in one[1] for w in _OF_REJECTION)}
+        return self.wrong if scheme == "rejection" else of_matching
+
     def named(self, scheme: str) -> Named | None:
         """The best kind, where it is far likelier than what is right; ``stray-law`` where another is as likely."""
         kinds: dict[str, tuple[float, str]] = {}
-        for (kind, words), likelihood in self.wrong.items():
+        for (kind, words), likelihood in self.faults(scheme).items():
             kinds[kind] = max(kinds.get(kind, (-np.inf, "")), (likelihood, words))
         ordered = sorted(((value, words, kind) for kind, (value, words) in kinds.items()), reverse=True)
         if not ordered or ordered[0][0] - self.right[scheme] < np.log(NAMED):
@@ -113,7 +125,7 @@ def named(drawn: Iterable[Drawn]) -> Named | None:
 def _fit(laws: dict[str, _Law], scheme: str) -> float:
     """How well a scheme explains what was accepted and corrected, where a wrong law may be far likelier than it."""
     return sum(
-        max([law.right[scheme], *(likelihood - math.log(NAMED) for likelihood in law.wrong.values())])
+        max([law.right[scheme], *(likelihood - math.log(NAMED) for likelihood in law.faults(scheme).values())])
         for law in (laws["accept"], laws["correction"])
     )
 

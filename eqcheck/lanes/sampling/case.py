@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, UsageError, did_you_mean
 from eqcheck.limits import MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, MOST_VOCABULARY
@@ -119,6 +120,21 @@ class SampledCase:
             pad_token_id=self.pad_token_id,
             padding_side=self.padding_side,
             rows=self.rows,
+        )
+
+    def greedy(self) -> Case:
+        """The same request with greedy rows, as the transparent lane decodes it."""
+        return Case(
+            prompts=self.prompts,
+            max_new_tokens=self.max_new_tokens,
+            num_draft_tokens=max(1, self.num_draft_tokens),
+            agreement=0.7,
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.pad_token_id,
+            padding_side=self.padding_side,
+            family=self.family,
+            vocab_size=self.vocab_size,
+            seed=self.seed,
         )
 
     @property

@@ -16,19 +16,21 @@ from eqcheck.lanes.sampling.case import REGIMES, SampledCase
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE, SampledOutcome, try_case
+from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 from eqcheck.verdict import Explanation
 from eqcheck.workers.forked import Forked, Limits
-from eqcheck.workers.local import InProcess, set_up
+from eqcheck.workers.local import InProcess, TryCase, set_up
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 ENOUGH = 500  # tokens of a regime, below which it says little
 REPEATS = 3
+ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
 
 
 class SamplingLane:
@@ -50,17 +52,21 @@ class SamplingLane:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
+        with self._runner(try_case) as self.running:
+            yield
+
+    @contextmanager
+    def _runner(self, task: TryCase) -> Iterator[Runner]:
+        """What decodes one case after the other: in the order in which they are drawn they count as evidence."""
         if self.options.isolate and not self.decoder.spec:
             raise UsageError(f"decoder {self.decoder.name!r}: only one that a spec names can be isolated")
         if self.options.isolate:
-            with Forked(self.decoder.spec, self.limits, try_case) as worker:
-                self.running = Workers([worker])
-                yield
-        else:
-            torch.set_num_threads(1)
-            with set_up(self.decoder, self.result.warnings) as generate:
-                self.running = InProcess(generate, try_case, self.limits.timeout)
-                yield
+            with Forked(self.decoder.spec, self.limits, task) as worker:
+                yield Workers([worker])
+            return
+        torch.set_num_threads(1)
+        with set_up(self.decoder, self.result.warnings) as generate:
+            yield InProcess(generate, task, self.limits.timeout)
 
     def cases(self) -> Iterator[SampledCase]:
         """Cases until the evidence is clear or there are tokens enough."""
@@ -120,7 +126,20 @@ class SamplingLane:
         again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
         if not any(one.symptom == outcome.symptom for one in again):
             return None
-        return [self.unsettled(outcome)]
+        return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
+
+    def _asserted(self, outcome: Outcome) -> Outcome:
+        """What was read is asserted where a greedy request shows it, too: only there it can be checked by repair."""
+        read = outcome.explanation
+        if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
+            return outcome
+        with self._runner(try_greedy) as running:
+            greedy = running.try_case(outcome.case.greedy(), opinion=True)
+        if greedy.failed:
+            return replace(greedy, drawn=outcome.drawn)
+        detail = f"reading says {read.fingerprint} where rows are sampled; with greedy rows the request is right"
+        unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
+        return replace(outcome, explanation=unclear)
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
         assert outcome.explanation is not None
