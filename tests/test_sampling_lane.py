@@ -162,8 +162,8 @@ def test_a_wrong_context_is_the_cause_and_not_the_sampling() -> None:
     class Shifted(Sampler):
         def row(self, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
             def late(input_ids: torch.Tensor, use_cache: bool) -> Any:
-                places = torch.arange(input_ids.shape[1])[None] * 2
-                return target(input_ids=input_ids, position_ids=places, use_cache=use_cache)
+                given = {"position_ids": torch.arange(input_ids.shape[1])[None] * 2, "use_cache": use_cache}
+                return target(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **given)
 
             return super().row(late, draft, prompt, row, k)
 

@@ -20,6 +20,7 @@ from eqcheck.statements import state
 from eqcheck.verdict import Explanation, Given
 
 IMPOSSIBLE = "impossible-token"
+OF_CHANCE = (IMPOSSIBLE, "seed-ignored", "batch-dependent")  # in every other case that fails, no token is drawn rightly
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
         traceback=run.failure_text,
         declined=run.declined,
         seconds=time.monotonic() - start,
-        **_to_name(done) if explanation is None or explanation.kind == IMPOSSIBLE else {},  # type: ignore[arg-type]
+        **_to_name(done) if explanation is None or explanation.kind in OF_CHANCE else {},  # type: ignore[arg-type]
     )
 
 

@@ -15,7 +15,7 @@ from eqcheck.findings import Audit, Evidence, Finding, Options
 from eqcheck.lanes.sampling.case import REGIMES, SampledCase
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
-from eqcheck.lanes.sampling.judge import IMPOSSIBLE, SampledOutcome, try_case
+from eqcheck.lanes.sampling.judge import IMPOSSIBLE, OF_CHANCE, SampledOutcome, try_case
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
@@ -180,8 +180,9 @@ class SamplingLane:
         )
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
         if wealth.supremum >= VIOLATION or impossible:
-            finding = self._finding(impossible)
-            result.findings = [one for one in result.findings if one not in impossible] + [finding]
+            # A law that is wrong is the cause of what was seen in single cases.
+            kept = [one for one in result.findings if one.explanation.kind not in OF_CHANCE]
+            result.findings = [*kept, self._finding(impossible)]
         elif verdict == "inconclusive" and wealth.tokens:
             result.warnings.append(
                 f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
