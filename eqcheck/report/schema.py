@@ -170,13 +170,13 @@ class Report:
     ties: Count
     corpus: CorpusCases
     real_pair: RealPair | None
-    sampling: Evidence | None
     stale: tuple[str, ...]
     interrupted: bool
     isolated: bool
     seed: int
     cases_per_second: float | None
     elapsed_s: float
+    sampling: Evidence | None = None
 
 
 def to_builtins(report: Report) -> dict[str, Any]:
