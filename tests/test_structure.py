@@ -12,7 +12,7 @@ MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 # From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
 LAYERS = (
     "errors plain limits sizes family kinds",
-    "verdict text",
+    "verdict statements text",
     "requirements contract modules registry arguments",
     "case outcome findings declining",
     "hashing families caches trace hashparts hashlm draft harness drawing ties pair",
@@ -37,9 +37,9 @@ def unit(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """What a module imports of eqcheck when it is imported, by unit."""
+    """What a module imports of eqcheck, at once or later, by unit."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eqcheck."):
             found.add(str(node.module).split(".")[1])
         elif isinstance(node, ast.ImportFrom) and node.module == "eqcheck":
