@@ -92,9 +92,9 @@ def size(text: str) -> int:
 
 def families(text: str) -> tuple[str, ...]:
     """Families, or all of them."""
-    if text == "all":
-        return FAMILIES
     names = tuple(dict.fromkeys(text.split(",")))
+    if "all" in names:
+        return FAMILIES
     for name in names:
         if name not in FAMILIES:
             raise argparse.ArgumentTypeError(

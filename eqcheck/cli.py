@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         "--adapter",
         action="append",
         metavar="SPEC",
-        help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder",
+        help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder that "
+        "needs nothing else installed",
     )
     audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
     audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
@@ -293,6 +294,7 @@ def _list(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     from eqcheck import registry
+    from eqcheck.lanes.checkpoint.case import EngineCase
 
     rows = []
     for name in registry.names():
@@ -301,7 +303,8 @@ def _list(options: argparse.Namespace) -> int:
         except UsageError as error:
             rows.append([name, "broken", "-", "-", str(error)])
             continue
-        claims = [", ".join(decoder.families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
+        families = (EngineCase.family,) if decoder.checkpoints else decoder.families
+        claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
     print(printable(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"])))
     return EQUIVALENT

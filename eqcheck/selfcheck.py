@@ -23,6 +23,7 @@ from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults import PLANTED
 from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
 from eqcheck.family import LLAMA
@@ -92,6 +93,11 @@ class SelfCheck:
     faults: tuple[FaultResult, ...]
     known_good: tuple[KnownGoodResult, ...]
     rare: tuple[RareResult, ...] = ()
+
+    @property
+    def left_out(self) -> list[str]:
+        """The planted faults that are not run, because cases do not meet them or they are named otherwise."""
+        return [fault.id for fault in PLANTED if fault not in FAULTS]
 
     @property
     def missed(self) -> list[str]:

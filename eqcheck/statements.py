@@ -40,15 +40,16 @@ STATEMENTS = {
     "twice-or-of-another": "new token {before} is emitted twice, or the target's answer behind position {position} of "
     "row {other_row} is read in place of the right one",
     "one-lost": "new token {index} is missing, and the one after it stands in its place",
-    "lost": "{tokens:token} missing, and the row goes on after that",
+    "exchanged": "new tokens {index} and {behind} have changed places",
+    "lost": "the row goes on after {tokens:missing token}",
     "pad": "new token {index} is the pad id",
     "behind-pad": "the emitted token is what the target answered in the column of a pad",
     "elsewhere": "the emitted token is the target's answer behind position {position}",
     "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
     "neither": "the emitted token is neither the draft token nor the target's prediction there",
     # why no cause is named
-    "unread-answer": "call {right_call} answered rightly for this token, and call {other_call} answered what was "
-    "emitted, in column {column} of batch row {batch_row}; it is not known for which token",
+    "unread-answer": "call {right_call} answered rightly for this token; what was emitted was answered in column "
+    "{column} of batch row {batch_row} of call {other_call}, and it is not known for which token",
     "no-query": "no query was found that had to predict this token",
     "no-difference": "a query had to predict this token, but no difference in what it saw explains that its hash is "
     "wrong",
@@ -90,7 +91,7 @@ def state(name: str, **facts: int | str) -> Statement:
     """A statement of the table.
 
     >>> state("lost", tokens=2)
-    Statement(detail='2 tokens missing, and the row goes on after that', facts={'statement': 'lost', 'tokens': 2})
+    Statement(detail='the row goes on after 2 missing tokens', facts={'statement': 'lost', 'tokens': 2})
     """
     shown = {key: _Number(value) if isinstance(value, int) else value for key, value in facts.items()}
     return Statement(STATEMENTS[name].format(**shown), {"statement": name, **facts})

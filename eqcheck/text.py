@@ -40,8 +40,9 @@ def _witnesses(e: Explanation) -> list[str]:
         return []
     lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}."] if e.repair else []
     same, other, none = e.permuted
-    if same:
-        lines.append(f"  Other ids: {same} of {same + other + none} cases with other ids show the same.")
+    if tried := same + other + none:
+        right = f"; {none} are right" if none else ""
+        lines.append(f"  Other ids: {same} of {tried} cases with other ids show the same{right}.")
     return lines
 
 

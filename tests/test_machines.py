@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck.lanes.checkpoint import checkpoints
+from eqcheck.lanes.checkpoint.script import SHARED
 
 REPORTS = Path(__file__).parents[1] / "reports"
 SHOWN = """
@@ -55,9 +56,10 @@ def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Pat
 
 
 def test_the_committed_scripts_build_the_same_weights() -> None:
-    scripts = [path.read_text() for path in REPORTS.glob("*/*.py")]
-    assert scripts
-    for text in scripts:
-        assert "normal_(" not in text
+    scripts = {path: path.read_text() for path in REPORTS.glob("*/*.py")}
+    shared = [text for path, text in scripts.items() if path.name == SHARED]
+    assert len(shared) == 2
+    assert not any("normal_(" in text for text in scripts.values())
+    for text in shared:
         for builder in (checkpoints.target_model, checkpoints.noisy, checkpoints.normal):
             assert inspect.getsource(builder) in text

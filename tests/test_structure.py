@@ -37,9 +37,9 @@ def unit(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """What a module imports of eqcheck when it is imported, by unit."""
+    """What a module imports of eqcheck, at once or later, by unit."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eqcheck."):
             found.add(str(node.module).split(".")[1])
         elif isinstance(node, ast.ImportFrom) and node.module == "eqcheck":

@@ -91,11 +91,13 @@ def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: in
         return Diagnosis("wrong-correction", said, not again)
     if again:
         return Diagnosis("repeated-token", _of_another("twice", verdict.row, known, before=index - 1), known.queried)
+    if token in rest[1:2] and observed[index + 1 : index + 2] == rest[:1]:
+        return Diagnosis("wrong-correction", state("exchanged", index=index, behind=index + 1), known.queried)
     if token in rest[1:2] and known.next_queried:
         return Diagnosis("lost-token", state("one-lost", index=index), known.queried)
     for dropped in range(1, len(rest)):
-        after = rest[dropped:][:2]  # one token alone may agree by chance
-        if observed[index:][:2] == after and len(after) == 2:
+        two = rest[dropped:][:2]  # one token alone may agree by chance
+        if observed[index:][:2] == two and len(two) == 2:
             return Diagnosis("lost-token", state("lost", tokens=dropped), known.queried)
     if token == pad and token not in known.nearby and token not in verdict.expected:
         return Diagnosis("pad-in-output", state("pad", index=index), known.queried)

@@ -9,15 +9,16 @@ import os
 import re
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__, registry
 from eqcheck.case import Case
-from eqcheck.errors import UsageError
+from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.sampling.case import SampledCase
@@ -65,6 +66,9 @@ class StoredViolation:
         return json.dumps(data, indent=1) + "\n"
 
 
+_FIELDS = ("format", "eqcheck", *(one.name for one in fields(StoredViolation)))
+
+
 def read_case(path: Path) -> StoredViolation:
     """Read a case file, or a bare case; `UsageError` says in one line which file and what is wrong with it.
 
@@ -108,7 +112,7 @@ def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVEL
             raise UsageError("expected a file" if path.exists() else "there is no such file")
         if (size := path.stat().st_size) > most_bytes:
             raise UsageError(f"expected at most {most_bytes >> 20} MB, got {-(-size >> 20)} MB")
-        data = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer, object_pairs_hook=_object)
     except UsageError:
         raise
     except RecursionError:
@@ -117,6 +121,13 @@ def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVEL
         raise UsageError(f"cannot read it as JSON: {error}") from error
     _check_plain(data, levels)
     return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = Counter(name for name, _ in pairs)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise UsageError(f"expected each name once, got {twice[:40]!a} {names[twice]} times")
+    return dict(pairs)
 
 
 def _integer(text: str) -> int:
@@ -155,6 +166,9 @@ def _stored(data: Any) -> StoredViolation:
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r}")
+    for name in data:
+        if name not in _FIELDS:
+            raise UsageError(f"unknown field {name[:80]!a}{did_you_mean(name, _FIELDS)}")
     return StoredViolation(
         case=_case(data.get("case", {})),
         adapter=_line(data, "adapter"),

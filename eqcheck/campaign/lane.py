@@ -1,6 +1,7 @@
 """What a lane is: one kind of evidence about a decoder, behind one protocol; and which lane is asked for what.
 
-A new lane is a folder in `eqcheck.lanes` and a line in `LANES`. The campaign imports it when it is needed, so that
+A new lane is a folder in `eqcheck.lanes`, a line in `LANES`, and a case of `lane_of`; its case is named in
+`eqcheck.campaign.casefile`. The campaign imports it when it is needed, so that
 reading a case or a report imports no model.
 """
 

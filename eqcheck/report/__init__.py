@@ -22,6 +22,7 @@ def load(path: str | Path) -> Report:
     import msgspec
 
     from eqcheck.campaign.casefile import read_json
+    from eqcheck.campaign.lane import LANES
     from eqcheck.errors import UsageError
     from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
     from eqcheck.plain import one_line
@@ -34,6 +35,9 @@ def load(path: str | Path) -> Report:
         got = data.get("format") if isinstance(data, dict) else None
         if got != FORMAT:
             raise UsageError(f"expected format {FORMAT!r}, got {got!r}; audit the decoder again with this eqcheck")
-        return from_builtins(data)
+        report = from_builtins(data)
+        if report.lane not in LANES:
+            raise UsageError(f"lane: expected one of {tuple(LANES)}, got {report.lane!r:.80}")
+        return report
     except (UsageError, msgspec.ValidationError) as error:
         raise UsageError(f"report {file}: {one_line(str(error))}") from error

@@ -95,7 +95,7 @@ def _plain() -> Listener:
 def _note(event: Event) -> str:
     """What to say of an event beside counts; empty for one that is not shown."""
     if isinstance(event, Settling):
-        return f"minimising {printable(event.symptom)}"
+        return f"looking into {printable(event.symptom)}"
     if isinstance(event, CaseDone):
         return "replaying stored cases" if event.stored else f"({event.failing} in violation)" if event.failing else " "
     return ""
@@ -202,6 +202,7 @@ def selfcheck_table(check: SelfCheck) -> str:
         *_rare_table(check),
         f"{sum(f.caught for f in check.faults)} of {len(check.faults)} faults caught; first catch after "
         f"{median:.2f} s in the median, {longest:.1f} s at most, on one core",
+        f"left out as yet: {', '.join(check.left_out)}",
     ]
     for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
         component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))

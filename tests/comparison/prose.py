@@ -2,7 +2,7 @@
 
 INTRODUCTION = """# The same faults, seen by the tests in use
 
-Every fault of the catalogue (`eqcheck/catalogue/`) that changes the output of an ordinary Llama or GPT-2,
+Every fault that changes the output of an ordinary Llama or GPT-2,
 {compared} of {total}, is switched into its engine, one at a time, and the engine is put through the equivalence
 tests that are in use today and through eqcheck. {draft_side} faults of the draft side and {other} that need another
 set-up are counted apart, below. Each test is run twice: *as used*, as its source describes it, and *at its best*,

@@ -79,7 +79,8 @@ def report(found: Found) -> str:
             [*_COLUMNS, "false"],
             [_line("all", records), _line("that crash or hang", crashed), _line("that emit wrong tokens", others)],
         ),
-        "Shares are of those caught. By file:\n",
+        "Shares are of all mutants: one that changes no real model can still be named rightly where HashLM sees it. "
+        "By file:\n",
         _table(
             [*_COLUMNS, "false"],
             [

@@ -188,8 +188,10 @@ class TransparentLane:
 
     def again(self, case: Case, calls: bool) -> tuple[Outcome, str]:
         decoder = self.decoder
-        for asked in (*case.before, case):
-            if declined := refused(asked, decoder.requires) or _not_taken(decoder, asked):
+        if decoder.checkpoints:
+            return Outcome(case, "skipped", declined="it loads checkpoints, and the case is for transparent models"), ""
+        for earlier in (*case.before, case):
+            if declined := refused(earlier, decoder.requires) or _not_taken(decoder, earlier):
                 return Outcome(case, "skipped", declined=declined), ""
         outcome = self._again(case)
         return outcome, "" if outcome.declined or not calls else self._calls(outcome)
