@@ -22,7 +22,7 @@ LAYERS = (
     "lanes",
     "campaign",
     "compat catalogue bench",
-    "selfcheck",
+    "selfcheck sampledcheck",
     "report",
     "replay cli pytest_plugin",
 )
