@@ -47,7 +47,7 @@ AXES = {
 }
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "
-    "show: sampling by a decoder that does not declare it, numerical near-ties of low-precision kernels (arithmetic here is exact), speed "
-    "or acceptance, other families, longer rows or larger batches than were drawn, or code paths of real models "
-    "that the transparent target does not have."
+    "show: sampling by a decoder that does not declare it, numerical near-ties of low-precision kernels (arithmetic "
+    "here is exact), speed or acceptance, other families, longer rows or larger batches than were drawn, or code "
+    "paths of real models that the transparent target does not have."
 )
