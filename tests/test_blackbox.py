@@ -109,11 +109,11 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eqcheck import registry\nfrom eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
-        "from eqcheck.lanes.checkpoint.case import EngineCase, Row\nfrom eqcheck.contract import RowOptions\n"
+        "from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow\nfrom eqcheck.contract import RowOptions\n"
         "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
-        "worker.try_case(EngineCase((Row((8,), RowOptions(1)),)))\n"
+        "worker.try_case(EngineCase((EngineRow((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"
-        "worker.try_case(EngineCase((Row((3,), RowOptions(1)),)))\n"
+        "worker.try_case(EngineCase((EngineRow((3,), RowOptions(1)),)))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, engine.spec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
