@@ -289,7 +289,7 @@ def test_the_prompt_is_blamed_only_where_it_is_certain(
 ) -> None:
     found = prompt_returned([prompt], [RowVerdict(0, expected, observed)], [len(expected)], 0)
     assert (words is None) == (found is None)
-    assert words is None or (found is not None and words in found[1])
+    assert words is None or (found is not None and words in found[1].detail)
 
 
 def test_a_row_that_repeats_its_prompt_is_not_accused() -> None:

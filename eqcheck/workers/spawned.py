@@ -59,7 +59,7 @@ class Spawned(ProcessWorker):
     """A decoder in a process that ``python`` runs; it is handed ``folders``, and ``judge`` judges here what it answers.
 
     >>> from eqcheck import registry
-    >>> from eqcheck.lanes.checkpoint.case import EngineCase, Row
+    >>> from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
     >>> from eqcheck.lanes.checkpoint.lane import worker
     >>> from eqcheck.contract import RowOptions
     >>> with worker(registry.load("eqspec"), sys.executable) as spawned:
