@@ -93,7 +93,8 @@ class SamplingLane:
         if self.drawn:
             return None
         self.drawn = True
-        return started + (self.options.budget or SECONDS)
+        unlimited = self.options.cases is not None  # then the same seed gives the same report, however slow it is here
+        return started + (self.options.budget or (float("inf") if unlimited else SECONDS))
 
     @contextmanager
     def settling(self, check: Callable[[], None]) -> Iterator[None]:
