@@ -41,9 +41,9 @@ def test_every_kind_has_a_meaning_and_can_be_declared(kind: Kind) -> None:
 
 
 def test_a_kind_that_moved_is_named_in_the_error() -> None:
-    message = "no violation 'sampling/ignored-option'; did you mean 'options/ignored-option'?"
+    message = "no violation 'option/ignored-option'; did you mean 'options/ignored-option'?"
     with pytest.raises(UsageError, match=re.escape(message)):
-        decoder(name="mine", known={"sampling/ignored-option": "https://example.org/1"})(lambda *_: [])
+        decoder(name="mine", known={"option/ignored-option": "https://example.org/1"})(lambda *_: [])
 
 
 def test_names_of_kinds_are_unique_and_clauses_can_be_filled_in() -> None:
