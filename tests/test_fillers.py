@@ -191,6 +191,16 @@ def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_dra
     assert "the draft token that the target rejected, and new token 0 again" in kind.statement.detail
 
 
+def test_two_tokens_that_changed_places_are_not_a_lost_one() -> None:
+    run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
+    (first, second, third) = run_.truth.rows[0]
+    assert len({first, second, third}) == 3
+    known = Known(set(), set(), set(), set(), set(), True, True, False, None, False)
+    exchanged = diagnose(RowVerdict(0, (first, second, third), (first, third, second)), 1, run_, known)
+    assert (exchanged.kind, exchanged.statement.facts["statement"]) == ("wrong-correction", "exchanged")
+    assert diagnose(RowVerdict(0, (first, second, third), (first, third)), 1, run_, known).kind == "lost-token"
+
+
 @decoder(name="right")
 def right_decoder(target: Any, draft: Any, request: Request) -> Rows:
     return decode(target, draft, request)

@@ -212,6 +212,21 @@ def test_a_file_may_ask_only_what_the_decoder_takes(
     assert capsys.readouterr().out.startswith(what)
 
 
+def test_an_engine_of_checkpoints_declines_a_case_for_transparent_models(work: Path, capsys: Printed) -> None:
+    path = written(work / "case.json", case())
+    assert eqcheck("replay", str(path), "--adapter", "vllm") == 5
+    assert capsys.readouterr().out.startswith("DECLINED: vllm: it loads checkpoints")
+
+
+def test_a_name_twice_and_an_unknown_field_are_refused(work: Path, capsys: Printed) -> None:
+    twice = work / "twice.json"
+    twice.write_text(json.dumps(FILE)[:-1] + ', "adapter": "dsd"}')
+    assert eqcheck("replay", str(twice)) == 4
+    assert "expected each name once, got 'adapter' 2 times" in capsys.readouterr().err
+    assert eqcheck("replay", str(written(work / "more.json", {**FILE, "adaptor": "dsd"}))) == 4
+    assert "unknown field 'adaptor'; did you mean 'adapter'?" in capsys.readouterr().err
+
+
 def test_what_fails_beyond_the_claim_is_said_to_be_a_discovery(work: Path, capsys: Printed) -> None:
     path = written(work / "case.json", case(family="slot-distance", accepts=[[0], [1]], prompts=[[1, 2, 3], [3]]))
     assert eqcheck("replay", str(path)) == 1

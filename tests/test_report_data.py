@@ -60,6 +60,7 @@ def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
             "expected format 'eqcheck-report/2', got 'eqcheck-report/1'; audit",
         ),
         ({"cases": 3}, r"Expected `object`, got `int` - at `\$.cases`"),
+        ({"lane": "nope"}, "lane: expected one of .*, got 'nope'"),
         ({"verdict": "fine"}, r"Invalid enum value 'fine' - at `\$.verdict`"),
         ({"equivalence": {"exact_match": 2.0, "prefix_match": 1.0}}, r"<= 1.0 - at `\$.equivalence.exact_match`"),
     ],

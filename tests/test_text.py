@@ -46,6 +46,12 @@ def test_a_kind_that_moved_is_named_in_the_error() -> None:
         decoder(name="mine", known={"option/ignored-option": "https://example.org/1"})(lambda *_: [])
 
 
+def test_ids_that_speak_against_a_cause_are_shown() -> None:
+    one = Explanation("bookkeeping", "over-accept", 0, 1, expected=4, observed=5, permuted=(0, 0, 4))
+    assert "Other ids: 0 of 4 cases with other ids show the same; 4 are right." in render(one)
+    assert "Other ids" not in render(replace(one, permuted=(0, 0, 0)))
+
+
 def test_names_of_kinds_are_unique_and_clauses_can_be_filled_in() -> None:
     assert len(KINDS) == len(FINGERPRINTS) == len(set(FINGERPRINTS))
     for kind in KINDS.values():
