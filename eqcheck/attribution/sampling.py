@@ -19,7 +19,8 @@ class Mark(NamedTuple):
     ``role`` is ``accepted``, ``corrected``, ``bonus`` (behind draft tokens that were all accepted) or ``plain`` (no
     draft token was verified in the call). ``call`` is the target's call that answered it, ``column`` how many draft
     tokens stand before it in that call's block. ``drafted``: the draft was asked for the token in its right context.
-    ``behind`` is the final digest of the target's query that was fed the refused draft token (0: there is none).
+    ``behind`` is the final digest of the target's query that was fed the refused draft token (0: there is none);
+    ``more``: other draft tokens stand behind it.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Mark(NamedTuple):
     column: int
     drafted: bool
     behind: int = 0
+    more: bool = False
 
 
 def marks(run: Run, rows: set[int]) -> tuple[Mark, ...]:
@@ -54,5 +56,7 @@ def marks(run: Run, rows: set[int]) -> tuple[Mark, ...]:
             drafted = proposals.proposed(row, part.last, number)
             role = "corrected" if refused else "bonus" if column else "plain"
             behind = int(part.call.digests[part.call_row, part.columns[0]]) if refused else 0
-            found.append(Mark(row, index, role, refused[0] if refused else -1, number, column, drafted, behind))
+            found.append(
+                Mark(row, index, role, refused[0] if refused else -1, number, column, drafted, behind, len(refused) > 1)
+            )
     return tuple(found)

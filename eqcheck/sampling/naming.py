@@ -1,62 +1,81 @@
-"""Which part of a sampler is wrong: the laws of a round, each held against the ways in which it is got wrong.
+"""Which part of a sampler is wrong: whole samplers with one error each, held against all that is known of the rounds.
 
 A round draws a draft token, accepts it or not, corrects it, or adds a bonus. Where it is known what became of each
-draft token, each of these has a law of its own, and a fault shows in one of them 10 to 300 times as soon as in the
-tokens alone. First it is decided which lossless scheme the decoder follows: rejection sampling (Leviathan and others,
-2023, https://arxiv.org/abs/2211.17192; Chen and others, 2023, https://arxiv.org/abs/2302.01318), or matching, where a
-draft token is accepted if the target draws the same. A kind is named only where it is `NAMED` times as likely as what
-is right, and as any other kind.
+draft token, each of these has a law of its own (`eqcheck.sampling.rounds`), and a fault shows there 10 to 300 times as
+soon as in the tokens alone. What is right is rejection sampling (Leviathan and others, 2023,
+https://arxiv.org/abs/2211.17192; Chen and others, 2023, https://arxiv.org/abs/2302.01318) with any draft whose law it
+knows, or matching, where a draft token is accepted if the target draws the same. A kind is named only where it is
+`NAMED` times as likely as all that is right and as every other kind, and where nothing else is amiss.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
-from eqcheck.sampling.row import Floats
+from eqcheck.sampling.fit import misfit
+from eqcheck.sampling.rounds import (
+    BASES,
+    FACTORS,
+    MATCH,
+    PARTS,
+    POWERS,
+    REJECTION,
+    SHARP,
+    Name,
+    Read,
+    Sums,
+    likelihoods,
+    together,
+)
 
 NAMED = 1e3
-_FLOOR = 0.005  # no hypothesis calls anything impossible: one odd token must not decide
-_FACTORS = (0.25, 0.5, 0.8, 0.9, 1.11, 1.25, 1.5, 2.0, 4.0)
-_POWERS = (0.5, 0.7, 1.43, 2.0)
-_LAWS = ("draft", "accept", "correction", "bonus", "first")
-_SCHEMES = ("rejection", "match")
-_OF_REJECTION = (
-    "ratio",
-    "residual",
-    "under rejection",
-    "draft's law",
-    "absolute difference",
-)  # means nothing in matching
+_WITHOUT = {
+    "temperature": "without the row's temperature",
+    "temperature-twice": "with the row's temperature applied twice",
+    "top-k": "without the row's top-k",
+    "top-p": "without the row's top-p",
+    "min-p": "without the row's min-p",
+    "cuts": "without the row's cuts",
+    "options": "without the row's options",
+    "greedy": "as if the row were greedy",
+    "order": "with the temperature applied behind the cuts",
+    "order-first": "with the temperature applied before the cuts",
+    "first-row": "with the options of the first row",
+    "next-row": "with the options of the next row",
+    "row-before": "with the options of the row before",
+}
+VARIANTS = tuple(_WITHOUT)
+BESIDE = {
+    "q-next-row": "the next row",
+    "q-row-before": "the row before",
+    "q-first-row": "the first row",
+    "q-next-column": "the next column",
+    "q-column-before": "the column before",
+    "q-round-before": "the round before",
+}
 
-Hypothesis = tuple[str, str]  # a kind, and what was seen in words
 
+class Sampler(NamedTuple):
+    """A sampler with at most one error: its ``kind``, what is wrong in words, and the law of each part by name."""
 
-class Drawn(NamedTuple):
-    """One token of a sampled row and the laws around it, each ``[vocabulary]``.
+    kind: str
+    words: str
+    draft: Name
+    accept: Name
+    correction: Name
+    bonus: Name = ("",)
+    first: Name = ("",)
 
-    ``p`` and ``q`` are the laws of target and draft at its prefix, ``raw_p`` and ``raw_q`` without the row's options.
-    ``before`` is the target's law one place earlier, ``behind`` that behind the refused draft token (its own where
-    there is none), ``other_q`` the draft's of other rows in the same column, and of this row's next one. ``token`` was
-    emitted; ``draft`` was verified there (-1: none). ``role`` is as in `eqcheck.attribution.sampling.Mark`.
-    """
-
-    role: str
-    at: int
-    token: int
-    draft: int
-    drafted: bool
-    p: Floats
-    q: Floats
-    raw_p: Floats
-    raw_q: Floats
-    before: Floats
-    behind: Floats
-    other_q: tuple[Floats, ...]
+    @property
+    def known_in_first_columns(self) -> bool:
+        """Whether only these tell: else a corrected token may look accepted, or another row's draft is not known."""
+        rule = self.accept[3]
+        less = rule in ("never", "inverted", "one-minus") or "times-0" in rule
+        return (
+            less or rule.startswith("again") or any(law[2].startswith("q-") for law in (self.accept, self.correction))
+        )
 
 
 class Named(NamedTuple):
@@ -67,165 +86,207 @@ class Named(NamedTuple):
     log_factor: float
 
 
-class _Law:
-    """One law of a round: the log-likelihoods of what is right in each scheme, and of each wrong hypothesis."""
-
-    def __init__(self) -> None:
-        self.right: dict[str, float] = defaultdict(float)
-        self.wrong: dict[Hypothesis, float] = defaultdict(float)
-
-    def see(self, right: dict[str, float], wrong: dict[Hypothesis, float]) -> None:
-        for scheme, chance in right.items():
-            self.right[scheme] += float(np.log(chance))
-        for hypothesis, chance in wrong.items():
-            self.wrong[hypothesis] += float(np.log(chance))
-
-    def faults(self, scheme: str) -> dict[Hypothesis, float]:
-        """The wrong hypotheses of a scheme: one that matches does not look at the draft's law."""
-        of_matching = {one: value for one, value in self.wrong.items() if not any(w in one[1] for w in _OF_REJECTION)}
-        return self.wrong if scheme == "rejection" else of_matching
-
-    def named(self, scheme: str) -> Named | None:
-        """The best kind, where it is far likelier than what is right; ``stray-law`` where another is as likely."""
-        kinds: dict[str, tuple[float, str]] = {}
-        for (kind, words), likelihood in self.faults(scheme).items():
-            kinds[kind] = max(kinds.get(kind, (-np.inf, "")), (likelihood, words))
-        ordered = sorted(((value, words, kind) for kind, (value, words) in kinds.items()), reverse=True)
-        if not ordered or ordered[0][0] - self.right[scheme] < np.log(NAMED):
-            return None
-        best, words, kind = ordered[0]
-        clear = len(ordered) < 2 or best - ordered[1][0] >= np.log(NAMED)
-        return Named(kind if clear else "stray-law", words, best - self.right[scheme])
+def right_samplers() -> Iterator[Sampler]:
+    """Matching, and rejection with drafts that take the options of the row or leave some out."""
+    # What draft tokens are drawn from does not matter where they are matched: the likeliest name stands for it.
+    yield Sampler("", "", (), (MATCH, "", "", ""), (MATCH, "", "", ""))
+    for base in BASES:
+        yield Sampler("", "", (base,), (REJECTION, "", base, ""), (REJECTION, "", base, ""))
 
 
-def named(drawn: Iterable[Drawn]) -> Named | None:
-    """The kind that the tokens show; None where none leads clearly.
-
-    The first law in the order of a round that is wrong is the cause. Where two kinds explain it alike, those of the
-    later laws decide, if they agree.
-    """
-    laws = {name: _Law() for name in _LAWS}
-    for one in drawn:
-        if one.draft >= 0 and one.drafted:
-            laws["draft"].see(*_draft(one))
-            laws["accept"].see(*_accept(one))
-        if one.role == "corrected" and one.drafted:
-            laws["correction"].see(*_correction(one))
-        if one.role in ("bonus", "plain"):
-            laws["bonus" if one.at else "first"].see(*_bonus(one))
-    scheme = max(_SCHEMES, key=lambda scheme: _fit(laws, scheme))
-    judged = [law for name, law in laws.items() if not (name == "draft" and scheme == "match")]
-    found = [kind for law in judged if (kind := law.named(scheme))]
-    if found and found[0].kind == "stray-law":
-        found = found if len({kind.kind for kind in found[1:]}) == 1 and found[1].kind != "stray-law" else []
-        return found[1] if found else None
-    return found[0] if found else None
+def wrong_samplers() -> Iterator[Sampler]:
+    """Every right sampler with every error."""
+    for right in right_samplers():
+        scheme, base = right.accept[0], right.accept[2]
+        yield from _wrong_target(right, scheme, base)
+        yield from _wrong_rule(right, scheme, base)
+        yield from _redrawn(right, base)
+        yield from _wrong_end(right)
+        if scheme == REJECTION:
+            yield from _wrong_draft(right, base)
 
 
-def _fit(laws: dict[str, _Law], scheme: str) -> float:
-    """How well a scheme explains what was accepted and corrected, where a wrong law may be far likelier than it."""
-    return sum(
-        max([law.right[scheme], *(likelihood - math.log(NAMED) for likelihood in law.faults(scheme).values())])
-        for law in (laws["accept"], laws["correction"])
-    )
+def _wrong_target(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
+    for variant, how in _WITHOUT.items():
+        law = (scheme, variant, base, "")
+        verified = right._replace(kind="target-option", accept=law, correction=law)
+        yield verified._replace(words=f"the target's law is taken {how} where draft tokens are verified")
+        yield verified._replace(words=f"the target's law is taken {how}", bonus=(variant,), first=(variant,))
+        yield right._replace(kind="target-option", words=f"acceptance takes the target's law {how}", accept=law)
+        yield right._replace(kind="residual", words=f"corrections take the target's law {how}", correction=law)
+        yield right._replace(kind="bonus-law", words=f"a bonus is drawn {how}", bonus=(variant,))
+        yield right._replace(kind="first-token", words=f"the first token is drawn {how}", first=(variant,))
+        if scheme == REJECTION and not base and variant not in BASES:
+            both = (scheme, variant, variant, "")
+            words = f"the laws of target and draft are taken {how}"
+            yield Sampler("target-option", words, (variant,), both, both, (variant,), (variant,))
+            words = f"the laws of target and draft are taken {how} where draft tokens are verified"
+            yield Sampler("target-option", words, (variant,), both, both)
+            words = f"corrections take the laws of target and draft {how}"
+            yield right._replace(kind="residual", words=words, correction=both)
+        elif scheme == REJECTION and not base:
+            both = (scheme, variant, variant, "")
+            words = f"corrections take the laws of target and draft {how}"
+            yield right._replace(kind="residual", words=words, correction=both)
 
 
-def _draft(one: Drawn) -> tuple[dict[str, float], dict[Hypothesis, float]]:
-    def of(q: Floats) -> float:
-        return float(_soft(q)[one.draft])
+def _wrong_draft(right: Sampler, base: str) -> Iterator[Sampler]:
+    for variant, how in _WITHOUT.items():
+        words = f"draft tokens are drawn {how}, and compared with another law"
+        yield right._replace(kind="draft-law", words=words, draft=(variant,))
+    for law in SHARP:
+        what = {"greedy": "the draft's likeliest", "uniform": "drawn uniformly"}.get(
+            law, f"drawn from the draft's {law.partition('-')[2]} likeliest"
+        )
+        yield right._replace(
+            kind="draft-law", words=f"draft tokens are {what}, and compared with another law", draft=(law,)
+        )
+    for power in POWERS:
+        words = f"draft tokens are drawn at {1 / power:.2g} times the temperature at which they are compared"
+        yield right._replace(kind="draft-law", words=words, draft=(f"power-{power}",))
+    certain = "acceptance takes the draft token for certain"
+    yield right._replace(kind="draft-law", words=certain, accept=(MATCH, "", "", ""))
+    if base:
+        return
+    for variant, how in _WITHOUT.items():
+        law = (REJECTION, "", variant, "")
+        words = f"draft tokens are compared with the draft's law {how}, which they are not drawn from"
+        yield right._replace(kind="draft-law", words=words, accept=law, correction=law)
+        words = f"acceptance takes the draft's law {how}"
+        yield right._replace(kind="draft-law", words=words, accept=law)
+        yield right._replace(kind="residual", words=f"corrections take the draft's law {how}", correction=law)
+    for variant, whose in BESIDE.items():
+        law = (REJECTION, "", variant, "")
+        changed = right._replace(kind="wrong-draft-row")
+        yield changed._replace(
+            words=f"draft tokens are compared with the draft's law of {whose}", accept=law, correction=law
+        )
+        yield changed._replace(words=f"acceptance takes the draft's law of {whose}", accept=law)
+        yield changed._replace(words=f"corrections take the draft's law of {whose}", correction=law)
 
-    wrong = {
-        "are the draft's likeliest": of(_best(one.q)),
-        "are drawn without the row's options": of(one.raw_q),
-        "are drawn uniformly": of(np.full(len(one.q), 1 / len(one.q))),
-        **{f"are drawn at {1 / power:.2g} times the temperature": of(_power(one.q, power)) for power in _POWERS},
-    }
-    return dict.fromkeys(_SCHEMES, of(one.q)), {("draft-law", f"draft tokens {what}"): c for what, c in wrong.items()}
 
+def _wrong_rule(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
+    def accepting(kind: str, words: str, rule: str) -> Sampler:
+        return right._replace(kind=kind, words=words, accept=(scheme, "", base, rule))
 
-def _accept(one: Drawn) -> tuple[dict[str, float], dict[Hypothesis, float]]:
-    d = one.draft
-
-    def of(chance: float) -> float:
-        chance = min(max(float(chance), _FLOOR), 1 - _FLOOR)
-        return chance if one.role == "accepted" else 1.0 - chance
-
-    def ratio(p: Floats, q: Floats) -> float:
-        return float(p[d] / q[d]) if q[d] > 0 else float(p[d] > 0)
-
-    r = ratio(one.p, one.q)
-    wrong = {
-        ("over-acceptance", "every draft token is accepted"): of(1.0),
-        ("over-acceptance", "the ratio is inverted"): of(1 / r if r > 0 else 1.0),
-        ("over-acceptance", "draft tokens are accepted where they are the target's likeliest"): of(d == one.p.argmax()),
-        ("under-acceptance", "no draft token is accepted"): of(0.0),
-        ("target-option", "the ratio takes the target's law without the row's options"): of(ratio(one.raw_p, one.q)),
-        ("draft-law", "the ratio takes the draft's law without the row's options"): of(ratio(one.p, one.raw_q)),
-        ("draft-law", "the ratio takes the draft token for certain"): of(float(one.p[d])),
-        ("wrong-draft-row", "the ratio takes the draft's law of another row or column"): float(
-            np.mean([of(ratio(one.p, q)) for q in one.other_q or (one.q,)])
-        ),
-    }
-    for scheme, right in (("rejection", min(1.0, r)), ("matching", float(one.p[d]))):  # drawn again, it looks accepted
-        again = right + (1 - right) * float(one.p[d])
-        wrong["residual", f"under {scheme}, corrections may be the refused draft token again"] = of(again)
-    for factor in _FACTORS:
+    yield accepting("over-acceptance", "every draft token is accepted", "always")
+    yield accepting("over-acceptance", "the first draft token of a round is always accepted", "first-column")
+    yield accepting("over-acceptance", "draft tokens behind the first of a round are always accepted", "later-columns")
+    yield accepting("over-acceptance", "draft tokens are accepted that the target never emits", "impossible")
+    yield accepting("over-acceptance", "the ratio is inverted", "inverted")
+    yield accepting("over-acceptance", "draft tokens are accepted where they are to be refused", "one-minus")
+    yield accepting("under-acceptance", "no draft token is accepted", "never")
+    for factor in FACTORS:
         kind = "over-acceptance" if factor > 1 else "under-acceptance"
-        wrong[kind, f"the ratio is {factor:.2g} times what is right"] = of(factor * r)
-    return {"rejection": of(min(1.0, r)), "match": of(float(one.p[d]))}, wrong
+        yield accepting(kind, f"the ratio is about {factor:.2g} times what is right", f"times-{factor:g}")
+        if factor < 1:
+            words = f"draft tokens are accepted about {factor:.2g} times as often as is right"
+            yield accepting(kind, words, f"then-times-{factor:g}")
+    for rule, what in (
+        ("likeliest", "the likeliest of what the draft left of the target's law"),
+        ("backwards", "drawn from what the target leaves of the draft's law"),
+    ):
+        if scheme == REJECTION:
+            law = (scheme, "", base, rule)
+            yield right._replace(kind="residual", words=f"corrections are {what}", correction=law)
+    yield right._replace(
+        kind="residual", words="corrections are drawn from the draft", correction=("", "", "", "draft")
+    )
+    if scheme == REJECTION:
+        words = "the random number that refused the draft token picks the correction"
+        yield right._replace(kind="reused-noise", words=words, correction=(scheme, "", base, "coin"))
+        words = "the random numbers that drew the draft token draw the correction"
+        yield right._replace(kind="reused-noise", words=words, correction=(scheme, "", base, "race"))
 
 
-def _correction(one: Drawn) -> tuple[dict[str, float], dict[Hypothesis, float]]:
-    def of(weights: Floats) -> float:
-        total = weights.sum()
-        return float(_soft(weights / total if total > 0 else one.p)[one.token])
-
-    others = np.where(np.arange(len(one.p)) == one.draft, 0.0, one.p)
-    residual = np.maximum(one.p - one.q, 0)
-    wrong = {
-        ("residual", "the residual is not used: corrections are drawn from the target's law"): of(others),
-        ("residual", "corrections are the likeliest of the residual"): of(_best(residual)),
-        ("residual", "corrections are the target's likeliest"): of(_best(one.p)),
-        ("residual", "corrections are drawn from the absolute difference"): of(abs(one.p - one.q)),
-        ("target-option", "corrections are drawn without the row's options"): of(np.maximum(one.raw_p - one.q, 0)),
-        ("draft-law", "corrections take the draft's law without the row's options"): of(
-            np.maximum(one.p - one.raw_q, 0)
-        ),
-        ("correction-column", "corrections are drawn from the column before"): of(one.before),
-        ("correction-column", "corrections are drawn from the column behind"): of(one.behind),
-        ("wrong-draft-row", "corrections take the draft's law of another row or column"): float(
-            np.mean([of(np.maximum(one.p - q, 0)) for q in one.other_q or (one.q,)])
-        ),
-    }
-    return {"rejection": of(residual), "match": of(others)}, wrong
+def _redrawn(right: Sampler, base: str) -> Iterator[Sampler]:
+    """Corrections that may be the refused draft token, which then looks accepted: what seems a bonus is none."""
+    for rule, kind, what in (
+        ("again", "residual", "from the target's law, and not from what the draft left of it"),
+        ("again-options", "residual", "from the target's law without the row's options"),
+        ("again-absolute", "residual", "from the absolute difference of the laws"),
+        ("again-before", "correction-column", "from the column before"),
+        ("again-behind", "correction-column", "from the column behind"),
+    ):
+        if right.accept[0] == MATCH and rule == "again":
+            words = "a refused draft token may be drawn again"
+        else:
+            words = f"corrections are drawn {what}"
+        accept = (*right.accept[:3], rule)
+        yield right._replace(kind=kind, words=words, accept=accept, correction=("", "", base, rule), bonus=())
+    accept, correction = (*right.accept[:3], "again-argmax"), ("", "", base, "again-argmax")
+    words = "corrections are the target's likeliest"
+    yield right._replace(kind="residual", words=words, accept=accept, correction=correction, bonus=())
+    if right.accept[0] == REJECTION:
+        words = "corrections are drawn as if the draft token had been certain"
+        yield right._replace(kind="residual", words=words, correction=("", "", base, "again"))
 
 
-def _bonus(one: Drawn) -> tuple[dict[str, float], dict[Hypothesis, float]]:
-    def of(p: Floats) -> float:
-        return float(_soft(p)[one.token])
-
-    kind, what = ("bonus-law", "a bonus") if one.at else ("first-token", "the first token")
-    wrong = {
-        (kind, f"{what} is the target's likeliest"): of(_best(one.p)),
-        (kind, f"{what} is drawn without the row's options"): of(one.raw_p),
-    }
-    for power in _POWERS:
-        wrong[kind, f"{what} is drawn at {1 / power:.2g} times the temperature"] = of(_power(one.p, power))
-    if one.at:
-        wrong["bonus-column", "a bonus is drawn from the column before"] = of(one.before)
-    return dict.fromkeys(_SCHEMES, of(one.p)), wrong
+def _wrong_end(right: Sampler) -> Iterator[Sampler]:
+    for power in POWERS:
+        how = f"at {1 / power:.2g} times the temperature"
+        yield right._replace(kind="bonus-law", words=f"a bonus is drawn {how}", bonus=(f"power-{power}",))
+        yield right._replace(kind="first-token", words=f"the first token is drawn {how}", first=(f"power-{power}",))
+    yield right._replace(kind="bonus-column", words="a bonus is drawn from the column before", bonus=("before",))
 
 
-def _soft(p: Floats) -> Floats:
-    return np.asarray((1 - _FLOOR) * p + _FLOOR / len(p))
+_OF_PARTS = {
+    "draft": ("draft-law", "draft tokens do not follow the law that they are compared with"),
+    "bonus": ("bonus-law", "a bonus does not follow the target's law"),
+    "first": ("first-token", "the first token does not follow the target's law"),
+}
 
 
-def _best(p: Floats) -> Floats:
-    best = np.zeros_like(p)
-    best[int(p.argmax())] = 1.0
-    return best
+def named(reads: Iterable[Read]) -> Named | None:
+    """The kind that the tokens show; ``stray-law`` where some law is wrong and none leads; None where none is."""
+    reads = list(together(reads))
+    sums = likelihoods(reads)
+    rights = [(likelihood(sums, one), one) for one in right_samplers()]
+    null = max(value for value, _ in rights)
+    kinds: dict[str, tuple[float, Sampler]] = {}
+    for one in wrong_samplers():
+        value = likelihood(sums, one)
+        if one.kind not in kinds or value > kinds[one.kind][0]:
+            kinds[one.kind] = value, one
+    ordered = sorted(kinds.values(), key=lambda found: -found[0])
+    (best, sampler), (second, _) = ordered[:2]
+    factor = best - null
+    if factor >= math.log(NAMED) and not wrong_parts(reads, sampler):
+        clear = best - second >= math.log(NAMED)
+        return Named(sampler.kind, sampler.words, factor) if clear else Named("stray-law", "", factor)
+    return _of_a_part(reads, [one for _, one in rights], factor)
 
 
-def _power(p: Floats, power: float) -> Floats:
-    raised = np.where(p > 0, p, 0.0) ** power
-    return np.asarray(raised / raised.sum())
+def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:
+    """What is wrong where a right sampler explains all parts of the rounds but one, and no wrong one explains all."""
+    misfits = [wrong_parts(reads, right) for right in rights]
+    found = min(misfits, key=lambda parts: (len(parts), sum(parts.values())))
+    if not found:
+        return None
+    part, *others = found
+    if others or part not in _OF_PARTS:
+        return Named("stray-law", "", max(factor, *found.values()))
+    return Named(*_OF_PARTS[part], max(factor, found[part]))
+
+
+def likelihood(sums: Sums, sampler: Sampler) -> float:
+    """How well a sampler explains what was seen; -inf where it means nothing here."""
+    total = 0.0
+    for part in PARTS:
+        name = getattr(sampler, part)
+        if not name:  # nothing is said of it: the likeliest stands for it
+            total += max(sums[part].values(), default=0.0)
+        elif sums[part]:
+            total += sums[part].get(name, -math.inf)
+    return total
+
+
+def wrong_parts(reads: list[Read], sampler: Sampler) -> dict[str, float]:
+    """The parts of a round that do not follow the sampler, each with the logarithm of the evidence that they do not."""
+    found = {}
+    if sampler.known_in_first_columns:
+        reads = [read.first_columns() for read in reads]
+    for part in PARTS:
+        if (name := getattr(sampler, part)) and (evidence := misfit(reads, part, name)) >= math.log(NAMED):
+            found[part] = evidence
+    return found

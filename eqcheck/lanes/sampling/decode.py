@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from eqcheck.alone import continue_rows, digests_of
-from eqcheck.contract import Generate
+from eqcheck.contract import Generate, RowOptions
 from eqcheck.draft import ScriptedDraft
 from eqcheck.harness import Run, Truth, answered, cut
 from eqcheck.hashing import Ints, Words, table_row
@@ -24,20 +24,17 @@ from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.spread import Spread, score_table
 from eqcheck.trace import Trace
 
-UNCUT: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+TARGET, DRAFT = 0, 1
+UNCUT: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
 class SampledRun:
-    """A run, its truth made from what the sampled rows emitted; ``rows`` has the laws of each sampled row, by number.
-
-    ``raw_drafts`` are the draft's laws at temperature 1 and without cuts.
-    """
+    """A run, its truth made from what the sampled rows emitted; ``rows`` has the laws of each sampled row, by number."""
 
     case: SampledCase
     run: Run
     rows: dict[int, SampledRow]
-    raw_drafts: dict[int, Floats]
 
 
 def spreads(case: SampledCase) -> tuple[Spread, Spread]:
@@ -64,12 +61,11 @@ def decode(generate: Generate, case: SampledCase, timeout: float | None = None) 
         empty = Truth((), (), ())
         done = answered(generate, case, empty, trace, (target, cast(ScriptedDraft, draft)), timeout)
     if done.outputs is None:
-        return SampledRun(case, done, {}, {})
+        return SampledRun(case, done, {})
     truth = _truth(case, done.outputs)
     sampled = [number for number, options in enumerate(case.rows) if options.temperature]
     rows = {number: _row(case, number, done.outputs, truth.digests[number]) for number in sampled}
-    raw = {number: _laws(case, 1, number, rows[number].tokens, truth.digests[number], UNCUT) for number in sampled}
-    return SampledRun(case, replace(done, truth=truth), rows, raw)
+    return SampledRun(case, replace(done, truth=truth), rows)
 
 
 def _truth(case: SampledCase, outputs: tuple[tuple[int, ...], ...]) -> Truth:
@@ -90,8 +86,8 @@ def _truth(case: SampledCase, outputs: tuple[tuple[int, ...], ...]) -> Truth:
 def _row(case: SampledCase, number: int, outputs: tuple[tuple[int, ...], ...], digests: Words) -> SampledRow:
     options = case.rows[number]
     tokens = np.array(cut(outputs[number][: options.max_new_tokens], options.eos_token_ids), np.int64)
-    p, q = (_laws(case, which, number, tokens, digests, {}) for which in (0, 1))
-    raw = _laws(case, 0, number, tokens, digests, UNCUT)
+    p, q = (laws(case, which, number, tokens, digests, options) for which in (TARGET, DRAFT))
+    raw = laws(case, TARGET, number, tokens, digests, replace(options, **UNCUT))
     earlier = [i for i in range(number) if twins(case, i, number)]
     skip = np.zeros(len(tokens), np.bool_)  # in float64 and on a grid, no rounding moves a cut
     return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None)
@@ -104,12 +100,12 @@ def twins(case: SampledCase, first: int, second: int) -> bool:
     return same and (one.seed is None or one.seed != other.seed)
 
 
-def law_behind(case: SampledCase, number: int, tokens: list[int], digest: int) -> Floats:
-    """The target's law ``[vocabulary]`` after these new tokens of a row, where a query had this final digest."""
-    scores = torch.from_numpy(_scores(case, 0, np.array([digest], np.uint64)))
+def law_behind(case: SampledCase, which: int, number: int, tokens: list[int], digest: int) -> Floats:
+    """The law ``[vocabulary]`` of target or draft after these new tokens of a row, where a query had this digest."""
+    scores = torch.from_numpy(_scores(case, which, np.array([digest], np.uint64)))
     options = case.rows[number]
     scores = penalised(scores, options, case.prompts[number], tokens, len(tokens))
-    found: Floats = law(scores, options, case.order).probabilities[0].numpy()
+    found: Floats = law(scores, options, case.order, measured=False).probabilities[0].numpy()
     return found
 
 
@@ -117,14 +113,21 @@ def _scores(case: SampledCase, which: int, digests: Words) -> Floats:
     return np.asarray(score_table(case.vocab_size, case.seed, spreads(case)[which])[table_row(digests)])
 
 
-def _laws(
-    case: SampledCase, which: int, number: int, tokens: Ints, digests: Words, instead: dict[str, float]
+def laws(
+    case: SampledCase,
+    which: int,
+    number: int,
+    tokens: Ints,
+    digests: Words,
+    options: RowOptions,
+    order: Sequence[str] = (),
 ) -> Floats:
-    """The laws ``[n, vocabulary]`` of the target (0) or the draft (1) at each token of a row, some options changed."""
-    prompt, options = case.prompts[number], replace(case.rows[number], **instead)  # type: ignore[arg-type]
+    """The laws ``[n, vocabulary]`` of target or draft at each token of a row, as these options make them."""
+    prompt = case.prompts[number]
     at = digests[-1, len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
     scores = torch.from_numpy(_scores(case, which, at))
-    found: Floats = law(penalised(scores, options, prompt, tokens.tolist()), options, case.order).probabilities.numpy()
+    scores = penalised(scores, options, prompt, tokens.tolist())
+    found: Floats = law(scores, options, order or case.order, measured=False).probabilities.numpy()
     return found
 
 

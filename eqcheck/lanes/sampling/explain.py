@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from eqcheck.attribution.sampling import Mark
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.sampling.naming import Drawn, Named, named
+from eqcheck.lanes.sampling.reads import reads
+from eqcheck.sampling.naming import NAMED, Named, named
 
 # What a bet alone tells, where nothing is known of draft tokens: the alternatives that say so, by how they begin.
 OF_BETS = {
@@ -23,39 +23,12 @@ def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]])
 
     Shared random numbers leave every row's own law right. So they are named where no law of a round is wrong.
     """
-    seen = named(one for outcome in outcomes for one in drawn(outcome))
-    if seen:
+    seen = named(read for outcome in outcomes for read in reads(outcome))
+    if seen and seen.kind != "stray-law":
         return seen
     (first, gain), *others = best
     for name, (kind, words) in OF_BETS.items():
         rivals = [other for alternative, other in others if not alternative.startswith(tuple(OF_BETS))]
-        if first.startswith(name) and gain - max(rivals, default=0.0) >= np.log(1e3):
+        if not seen and first.startswith(name) and gain - max(rivals, default=0.0) >= np.log(NAMED):
             return Named(kind, words, gain)
     return None
-
-
-def drawn(outcome: SampledOutcome) -> Iterator[Drawn]:
-    """The tokens of a case that can be read, with the laws around them."""
-    together: dict[tuple[int, int], list[Mark]] = {}
-    for mark in outcome.marks:
-        together.setdefault((mark.call, mark.column), []).append(mark)
-    for mark in outcome.marks:
-        row, raw, at = outcome.sampled[mark.row], outcome.raw_drafts[mark.row], mark.at
-        assert row.q is not None
-        beside = [other for other in together[mark.call, mark.column] if other.row != mark.row]
-        other_q = [outcome.sampled[other.row].q[other.at] for other in beside]  # type: ignore[index]
-        other_q += [row.q[at + 1]] if at + 1 < len(row.q) else []
-        yield Drawn(
-            mark.role,
-            at,
-            int(row.tokens[at]),
-            mark.draft,
-            mark.drafted,
-            row.p[at],
-            row.q[at],
-            row.raw[at],
-            raw[at],
-            row.p[max(at - 1, 0)],
-            outcome.behind.get((mark.row, at), row.p[at]),
-            tuple(other_q),
-        )

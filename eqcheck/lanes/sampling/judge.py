@@ -12,10 +12,10 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.contract import Generate
 from eqcheck.lanes.sampling.case import SampledCase
-from eqcheck.lanes.sampling.decode import SampledRun, decode, law_behind, twins
+from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
 from eqcheck.lanes.sampling.seeds import broken
 from eqcheck.outcome import Outcome
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.row import SampledRow
 from eqcheck.statements import state
 from eqcheck.verdict import Explanation, Given
 
@@ -27,14 +27,11 @@ OF_CHANCE = (IMPOSSIBLE, "seed-ignored", "batch-dependent")  # in every other ca
 class SampledOutcome(Outcome):
     """``sampled`` has each sampled row with its laws, by number: what the evidence of an audit is made of.
 
-    ``marks`` say where each of their tokens came from, ``raw_drafts`` are the draft's laws without the rows' options,
-    ``behind`` the target's behind a refused draft token, by row and index.
+    ``marks`` say where each of their tokens came from.
     """
 
     sampled: Mapping[int, SampledRow] = field(default_factory=dict, compare=False, repr=False)
-    raw_drafts: Mapping[int, Floats] = field(default_factory=dict, compare=False, repr=False)
     marks: tuple[Mark, ...] = field(default=(), compare=False, repr=False)
-    behind: Mapping[tuple[int, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
 
 def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -64,15 +61,7 @@ def _to_name(done: SampledRun) -> dict[str, object]:
     """What the sampled rows of a case have for the evidence and for naming what is wrong."""
     if done.run.outputs is None:
         return {}
-    found = marks(done.run, set(done.rows))
-    behind = {
-        (one.row, one.at): law_behind(
-            done.case, one.row, [*done.rows[one.row].tokens[: one.at].tolist(), one.draft], one.behind
-        )
-        for one in found
-        if one.behind
-    }
-    return {"sampled": done.rows, "raw_drafts": done.raw_drafts, "marks": found, "behind": behind}
+    return {"sampled": done.rows, "marks": marks(done.run, set(done.rows))}
 
 
 def certain(done: SampledRun) -> Explanation | None:

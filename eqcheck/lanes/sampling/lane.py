@@ -28,6 +28,7 @@ from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
+TO_NAME = 1000  # tokens at least that a name rests on; to name takes about twice as many as to see
 ENOUGH = 500  # tokens of a regime, below which it says little
 REPEATS = 3
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
@@ -69,10 +70,13 @@ class SamplingLane:
             yield InProcess(generate, task, self.limits.timeout)
 
     def cases(self) -> Iterator[SampledCase]:
-        """Cases until the evidence is clear or there are tokens enough."""
+        """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
+        enough = TOKENS
         for case in self.source.cases():
             self._count()
-            if self.wealth.supremum >= VIOLATION or self.wealth.tokens >= TOKENS:
+            if enough == TOKENS and self.wealth.verdict() == "violation":
+                enough = min(TOKENS, max(TO_NAME, 2 * self.wealth.tokens))
+            if self.wealth.tokens >= enough:
                 return
             yield case
 

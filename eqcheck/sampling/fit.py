@@ -1,0 +1,99 @@
+"""Whether what was named fits all that was seen: bets that learn as they go, against each law of the round.
+
+A name may be the likeliest of all and still be false, where the fault is one that nobody has named. Each bet is an
+e-process against the law that is tested: the chance that a table of counts gives what comes next, over the chance that
+the law gives it (Krichevsky and Trofimov, 1981, https://doi.org/10.1109/TIT.1981.1056331). Where the law is right, it
+exceeds 1,000 once in 1,000 audits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from eqcheck.sampling.row import Floats
+from eqcheck.sampling.rounds import FLOOR, Name, Read, acceptances, bounded, laws
+
+BINS = 6
+
+
+def misfit(reads: list[Read], part: str, name: Name) -> float:
+    """The logarithm of the evidence that a part of the rounds does not follow the law of this name."""
+    tables = [_Acceptance(by) for by in ("chance", "column", "p")] if part == "accept" else []
+    orders = [_Order(by) for by in ("id", "likely", "draft")] if part != "accept" else []
+    for read in reads:
+        told = read.of(part)
+        if not len(told):
+            continue
+        if part == "accept":
+            chance = bounded(dict(acceptances(told))[name])
+            for t in range(len(told)):
+                for table in tables:
+                    table.see(told, t, float(chance[t]))
+            continue
+        law = dict(laws(told, part))[name]
+        seen = told.draft if part == "draft" else told.token
+        for t in range(len(told)):
+            for order in orders:
+                order.see(law[t], told.q[""][t], int(seen[t]))
+    logs = [one.log for one in (*tables, *orders)]
+    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+
+
+class _Acceptance:
+    """How often draft tokens are accepted, learnt for each of some groups of chances."""
+
+    def __init__(self, by: str) -> None:
+        self.by, self.log = by, 0.0
+        self.ups: dict[object, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # accepted, expected, all
+
+    def see(self, read: Read, t: int, chance: float) -> None:
+        likely = float(read.p[""][t, read.draft[t]])
+        group = {"chance": int(chance * BINS), "column": (int(read.column[t]), chance > 0.5), "p": int(likely * BINS)}
+        table = self.ups[group[self.by]]
+        accepted, expected, count = table
+        # The learnt chance lies from the law's by what the group showed so far, as if two more had gone as expected.
+        rate, usual = (accepted + 2 * chance) / (count + 2), (expected + 2 * chance) / (count + 2)
+        learnt = min(max(_logistic(_logit(chance) + _logit(_open(rate)) - _logit(_open(usual))), 0.01), 0.99)
+        taken = read.role[t] == "accepted"
+        self.log += math.log((learnt if taken else 1 - learnt) / (chance if taken else 1 - chance))
+        self.ups[group[self.by]] = [accepted + taken, expected + chance, count + 1]
+
+
+class _Order:
+    """Where tokens fall in an order of all, learnt as shares of equal parts of the law."""
+
+    def __init__(self, by: str) -> None:
+        self.by, self.log = by, 0.0
+        self.counts = np.full(BINS, 1.0)
+
+    def see(self, law: Floats, q: Floats, token: int) -> None:
+        own = float(law[token])
+        if own <= 0:
+            self.log += math.log(1 / FLOOR)  # at most what the floor of a likelihood gives
+            return
+        key = {"id": np.arange(len(law)), "likely": -law, "draft": law / np.maximum(q, 1e-9)}[self.by]
+        ahead = (key < key[token]) | ((key == key[token]) & (np.arange(len(law)) < token))
+        start = float(law[ahead].sum())
+        edges = np.linspace(0, 1, BINS + 1)
+        end = min(start + own, 1.0)
+        shares = np.maximum(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0.0)
+        if shares.sum() <= 0:  # too little to say where it falls
+            return
+        shares /= shares.sum()
+        self.log += math.log(float((shares * self.counts).sum()) * BINS / self.counts.sum())
+        self.counts += shares
+
+
+def _logit(x: float) -> float:
+    return math.log(x / (1 - x))
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def _open(x: float) -> float:
+    return min(max(x, 1e-3), 1 - 1e-3)

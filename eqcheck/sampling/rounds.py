@@ -1,0 +1,310 @@
+"""The laws of a round, as they are right and as they are got wrong: draft, acceptance, correction, bonus, first token.
+
+Each law is computed under many names: with another option, another row's draft, another column, another rule. What the
+tokens of an audit say for each name is a sum of log-likelihoods; `eqcheck.sampling.naming` puts names together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eqcheck.sampling.row import Bools, Floats, Ints
+
+FLOOR = 0.005  # no law calls anything impossible: one odd token must not decide
+NEVER = 1e-6
+_NO_TIME = 1e9  # that a token without probability would take
+REJECTION, MATCH = "rejection", "match"
+BASES = ("", "options", "cuts", "temperature")
+"""Whose draft's law a right sampler may draw from and compare with: the row's options, or some of them left out."""
+POWERS = (0.5, 0.7, 1.43, 2.0)
+SHARP = ("greedy", "likeliest-2", "likeliest-3", "likeliest-5", "likeliest-10", "uniform")
+FACTORS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.11, 1.25, 1.43, 2.0, 4.0)
+
+Name = tuple[str, ...]
+"""What a law takes: for acceptance and correction the scheme, the variant of p, that of q, and a rule of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """The tokens of one row of which it is known where they came from, and the laws around them.
+
+    ``role [n]`` is as in `eqcheck.attribution.sampling.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
+    ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by variant: ``""`` is right.
+    ``before`` is the target's law one place earlier, ``behind`` the one behind the draft token. ``beside`` has
+    the draft's laws of other rows and columns of the round.
+    """
+
+    role: NDArray[np.str_]
+    drafted: Bools
+    token: Ints
+    draft: Ints
+    column: Ints
+    first: Bools
+    p: Mapping[str, Floats]
+    q: Mapping[str, Floats]
+    before: Floats
+    behind: Floats
+    beside: Mapping[str, Floats]
+
+    def of(self, part: str) -> Read:
+        """The tokens that tell about a part of a round."""
+        if part in ("draft", "accept"):
+            return self._only(self.drafted & (self.draft >= 0))
+        if part == "correction":
+            return self._only(self.drafted & (self.role == "corrected"))
+        free = (self.role == "bonus") | (self.role == "plain")
+        return self._only(free & (self.first if part == "first" else ~self.first))
+
+    def first_columns(self) -> Read:
+        """The tokens at the first draft token of a round, or without one."""
+        return self._only(self.column == 0)
+
+    def _only(self, where: Bools) -> Read:
+        return Read(*(_each(getattr(self, one.name), lambda array: array[where]) for one in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+
+def together(reads: Iterable[Read], at_most: int = 1000) -> Iterator[Read]:
+    """The same tokens in fewer and longer pieces: numpy is slow with short ones."""
+    waiting: list[Read] = []
+    for read in reads:
+        waiting.append(read)
+        if sum(map(len, waiting)) >= at_most:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(reads: list[Read]) -> Read:
+    joined = []
+    for one in fields(Read):
+        values = [getattr(read, one.name) for read in reads]
+        if isinstance(values[0], Mapping):
+            joined.append({name: np.concatenate([value[name] for value in values]) for name in values[0]})
+        else:
+            joined.append(np.concatenate(values))
+    return Read(*joined)
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: change(array) for name, array in value.items()}
+    return change(value)
+
+
+PARTS = ("draft", "accept", "correction", "bonus", "first")
+Sums = dict[str, dict[Name, float]]
+
+
+def likelihoods(reads: Iterable[Read]) -> Sums:
+    """The log-likelihood of every name of every part, over all tokens that tell about it."""
+    sums: Sums = {part: defaultdict(float) for part in PARTS}
+    for read in reads:
+        for part in PARTS:
+            told = read.of(part)
+            for name, chance in chances(told, part) if len(told) else ():
+                sums[part][name] += float(np.log(chance).sum())
+    return sums
+
+
+def chances(read: Read, part: str) -> Iterator[tuple[Name, Floats]]:
+    """Every name of a part with the chance ``[n]`` of what is seen there."""
+    if part == "accept":
+        accepted = read.role == "accepted"
+        for name, chance in acceptances(read):
+            chance = bounded(chance)
+            yield name, np.where(accepted, chance, 1 - chance)
+        return
+    seen = np.where(read.draft >= 0, read.draft, 0) if part == "draft" else read.token
+    for name, law in laws(read, part):
+        yield name, soft(law)[np.arange(len(seen)), seen]
+
+
+def laws(read: Read, part: str) -> Iterator[tuple[Name, Floats]]:
+    """Every name of a part with its law ``[n, V]``."""
+    if part == "draft":
+        yield from _free(read.q)
+        for k in (2, 3, 5, 10):
+            yield (f"likeliest-{k}",), _likeliest(read.q[""], k)
+        yield ("uniform",), np.full_like(read.q[""], 1 / read.q[""].shape[1])
+    elif part == "correction":
+        yield from corrections(read)
+    else:
+        yield from _free(read.p)
+        if part == "bonus":
+            yield ("before",), np.where((read.role == "bonus")[:, None], read.before, read.p[""])
+
+
+def _free(variants: Mapping[str, Floats]) -> Iterator[tuple[Name, Floats]]:
+    """What is drawn from a law alone, by its variants and at other temperatures."""
+    for variant, law in variants.items():
+        yield (variant,), law
+    for power in POWERS:
+        yield (f"power-{power}",), _power(variants[""], power)
+
+
+def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
+    """Every rule of acceptance with the chance ``[n]`` that the draft token is accepted."""
+    n = np.arange(len(read.draft))
+    d = np.where(read.draft >= 0, read.draft, 0)
+    p = {variant: law[n, d] for variant, law in read.p.items()}
+    q = {variant: law[n, d] for variant, law in (*read.q.items(), *read.beside.items())}
+
+    def ratio(of: Floats, to: Floats) -> Floats:
+        return np.divide(of, to, out=np.where(of > 0, 1.0, 0.0), where=to > 0)
+
+    for variant, own in p.items():
+        yield (MATCH, variant, "", ""), own
+        for base in BASES:
+            yield (REJECTION, variant, base, ""), ratio(own, q[base])
+        if variant in q and variant not in BASES:
+            yield (REJECTION, variant, variant, ""), ratio(own, q[variant])
+    for variant, other in q.items():
+        if variant not in BASES:
+            yield (REJECTION, "", variant, ""), ratio(p[""], other)
+    for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
+        right = p[""] if scheme == MATCH else ratio(p[""], q[base])
+        left = _normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
+        for rule, chance in _rules(right, p[""], read.column):
+            accepted = np.minimum(chance, 1.0)
+            yield (scheme, "", base, rule), accepted + (1 - accepted) * left  # what is left may have the draft token
+        for rule, law in _redrawn(
+            read, base
+        ).items():  # a correction that is the draft token looks like an accepted one
+            yield (scheme, "", base, rule), np.minimum(right, 1.0) + (1 - np.minimum(right, 1.0)) * law[n, d]
+
+
+def _redrawn(read: Read, base: str) -> dict[str, Floats]:
+    """Laws ``[n, V]`` of corrections that may be the refused draft token, by rule."""
+    p = read.p[""]
+    return {
+        "again": p,
+        "again-options": read.p["options"],
+        "again-absolute": _normal(abs(p - read.q[base]), p),
+        "again-argmax": _likeliest(p, 1),
+        "again-before": read.before,
+        "again-behind": read.behind,
+    }
+
+
+def _rules(right: Floats, p: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
+    for factor in FACTORS:
+        yield f"times-{factor:g}", factor * right
+    yield "inverted", np.divide(1.0, right, out=np.ones_like(right), where=right > 0)
+    right = np.minimum(right, 1.0)
+    for factor in FACTORS:
+        if factor < 1:
+            yield f"then-times-{factor:g}", factor * right
+    yield "always", np.ones_like(right)
+    yield "never", np.zeros_like(right)
+    yield "first-column", np.where(column == 0, 1.0, right)
+    yield "later-columns", np.where(column > 0, 1.0, right)
+    yield "impossible", np.where(p == 0, 0.01, right)
+    yield "one-minus", 1 - right
+
+
+def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
+    """Every way to correct with its law ``[n, V]``."""
+    n, d = np.arange(len(read.draft)), np.where(read.draft >= 0, read.draft, 0)
+
+    def without(law: Floats) -> Floats:
+        law = law.copy()
+        law[n, d] = 0.0
+        return _normal(law, read.p[""])
+
+    def residual(p: Floats, q: Floats) -> Floats:
+        return without(_normal(np.maximum(p - q, 0), p))
+
+    q = {**read.q, **read.beside}
+    for variant, own in read.p.items():
+        yield (MATCH, variant, "", ""), without(own)
+        for base in BASES:
+            yield (REJECTION, variant, base, ""), residual(own, q[base])
+        if variant in q and variant not in BASES:
+            yield (REJECTION, variant, variant, ""), residual(own, q[variant])
+    for variant, other in q.items():
+        if variant not in BASES:
+            yield (REJECTION, "", variant, ""), residual(read.p[""], other)
+    for base in BASES:
+        left = residual(read.p[""], q[base])
+        yield (REJECTION, "", base, "likeliest"), _likeliest(left, 1)
+        for rule, law in _redrawn(read, base).items():
+            # Behind a token that only looks accepted, the column was not judged in this call.
+            yield (
+                ("", "", base, rule),
+                np.where((read.column > 0)[:, None], 0.7, 1.0) * without(law)
+                + (0.3 * (read.column > 0)[:, None] * read.p[""]),
+            )
+        yield (REJECTION, "", base, "backwards"), _normal(np.maximum(q[base] - read.p[""], 0), left)
+        yield (REJECTION, "", base, "coin"), _of_coin(left, read.p[""][n, d], q[base][n, d])
+        yield (REJECTION, "", base, "race"), _of_race(left, q[base])
+    yield ("", "", "", "draft"), without(read.q[""])
+
+
+def _of_coin(left: Floats, p: Floats, q: Floats) -> Floats:
+    """What a number that was not below p/q picks from what is left, by the sums of its probabilities."""
+    ratio = np.minimum(np.divide(p, q, out=np.ones_like(p), where=q > 0), 1.0)[:, None]
+    ends = np.minimum(left.cumsum(-1), 1.0)
+    starts = ends - left
+    return _normal(np.maximum(ends - np.maximum(starts, ratio), 0), left)
+
+
+def _of_race(left: Floats, q: Floats) -> Floats:
+    """What the exponential times that drew a draft token from q choose from what is left.
+
+    The draft token won at a time T, so that the times of the others are T q(v) and fresh exponentials on top
+    (memoryless): each enters the race of what is left late, at T q(v) / left(v).
+    """
+    total = np.zeros_like(left)
+    for time, weight in zip(*np.polynomial.laguerre.laggauss(8), strict=True):
+        delays = np.divide(time * q, left, out=np.full_like(left, _NO_TIME), where=left > 0)
+        total += weight * _late(left, np.minimum(delays, _NO_TIME))
+    return _normal(total, left)
+
+
+def _late(rates: Floats, delays: Floats) -> Floats:
+    """The chance ``[n, V]`` that each arrives first, of those that run at these rates from these delays on."""
+    order = np.argsort(delays, axis=-1)
+    rates, delays = np.take_along_axis(rates, order, -1), np.take_along_axis(delays, order, -1)
+    running = np.maximum(rates.cumsum(-1), 1e-300)
+    last = np.full_like(delays[:, :1], 2 * _NO_TIME)
+    gaps = np.diff(np.concatenate([delays, last], axis=-1))
+    passed = (running * gaps).cumsum(-1)
+    alive = np.exp(-np.concatenate([np.zeros_like(last), passed[:, :-1]], axis=-1))  # nobody has arrived so far
+    ends = alive * -np.expm1(-np.minimum(running * gaps, 700.0)) / running  # of each interval, per rate
+    won = np.zeros_like(rates)
+    np.put_along_axis(won, order, rates * ends[:, ::-1].cumsum(-1)[:, ::-1], -1)
+    return won
+
+
+def bounded(chance: Floats) -> Floats:
+    """Chances of acceptance, none of them certain; what the target never emits is hardly ever accepted by mistake."""
+    return np.where(chance <= 0, NEVER, np.clip(chance, FLOOR, 1 - FLOOR))
+
+
+def soft(law: Floats) -> Floats:
+    """A law with a little of all tokens mixed in."""
+    return np.asarray((1 - FLOOR) * law + FLOOR / law.shape[1])
+
+
+def _normal(weights: Floats, otherwise: Floats) -> Floats:
+    total = weights.sum(-1, keepdims=True)
+    return np.where(total > 1e-12, weights / np.maximum(total, 1e-12), otherwise)
+
+
+def _likeliest(law: Floats, k: int) -> Floats:
+    least = np.sort(law, axis=-1)[:, -k][:, None]
+    return _normal(np.where(law >= least, law, 0.0), law)
+
+
+def _power(law: Floats, power: float) -> Floats:
+    return _normal(np.where(law > 0, law, 0.0) ** power, law)
