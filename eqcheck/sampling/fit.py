@@ -13,8 +13,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from eqcheck.sampling.row import Floats
 from eqcheck.sampling.rounds import FLOOR, Name, Read, acceptances, bounded, laws
+from eqcheck.sampling.row import Floats
 
 BINS = 6
 
@@ -38,7 +38,7 @@ def misfit(reads: list[Read], part: str, name: Name) -> float:
         for t in range(len(told)):
             for order in orders:
                 order.see(law[t], told.q[""][t], int(seen[t]))
-    logs = [one.log for one in (*tables, *orders)]
+    logs = [table.log for table in tables] + [order.log for order in orders]
     return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
 
 

@@ -26,6 +26,9 @@ POWERS = (0.5, 0.7, 1.43, 2.0)
 SHARP = ("greedy", "likeliest-2", "likeliest-3", "likeliest-5", "likeliest-10", "uniform")
 FACTORS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.11, 1.25, 1.43, 2.0, 4.0)
 
+FIRST = ("greedy", "options", "temperature", "cuts")
+"""How a first token may be drawn, whatever the draft says."""
+
 Name = tuple[str, ...]
 """What a law takes: for acceptance and correction the scheme, the variant of p, that of q, and a rule of its own."""
 
@@ -85,7 +88,7 @@ def together(reads: Iterable[Read], at_most: int = 1000) -> Iterator[Read]:
 
 
 def _joined(reads: list[Read]) -> Read:
-    joined = []
+    joined: list[Any] = []
     for one in fields(Read):
         values = [getattr(read, one.name) for read in reads]
         if isinstance(values[0], Mapping):
@@ -177,10 +180,11 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
         for rule, chance in _rules(right, p[""], read.column):
             accepted = np.minimum(chance, 1.0)
             yield (scheme, "", base, rule), accepted + (1 - accepted) * left  # what is left may have the draft token
-        for rule, law in _redrawn(
-            read, base
-        ).items():  # a correction that is the draft token looks like an accepted one
-            yield (scheme, "", base, rule), np.minimum(right, 1.0) + (1 - np.minimum(right, 1.0)) * law[n, d]
+        for variant in FIRST:
+            yield (scheme, "", base, f"first-{variant}"), np.where(read.first, p[variant], np.minimum(right, 1.0))
+        refused = 1 - np.minimum(right, 1.0)
+        for rule, law in _redrawn(read, base).items():  # a correction that is the draft token looks accepted
+            yield (scheme, "", base, rule), 1 - refused + refused * law[n, d]
 
 
 def _redrawn(read: Read, base: str) -> dict[str, Floats]:
@@ -234,6 +238,10 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
     for variant, other in q.items():
         if variant not in BASES:
             yield (REJECTION, "", variant, ""), residual(read.p[""], other)
+    for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
+        left = without(read.p[""]) if scheme == MATCH else residual(read.p[""], q[base])
+        for variant in FIRST:
+            yield (scheme, "", base, f"first-{variant}"), np.where(read.first[:, None], without(read.p[variant]), left)
     for base in BASES:
         left = residual(read.p[""], q[base])
         yield (REJECTION, "", base, "likeliest"), _likeliest(left, 1)

@@ -30,7 +30,7 @@ UNCUT: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 
 
 @dataclass(frozen=True)
 class SampledRun:
-    """A run, its truth made from what the sampled rows emitted; ``rows`` has the laws of each sampled row, by number."""
+    """A run, its truth made from what the sampled rows emitted; ``rows`` has each sampled row's laws, by number."""
 
     case: SampledCase
     run: Run

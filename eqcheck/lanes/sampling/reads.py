@@ -1,9 +1,10 @@
-"""What the rounds of a decoded case say: each token that can be read, with the laws that it may have been drawn from."""
+"""What the rounds of a decoded case say: each token that can be read, with the laws it may have been drawn from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import DRAFT, TARGET, UNCUT, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.options import ORDER
-from eqcheck.sampling.naming import BESIDE, VARIANTS
 from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.row import Floats
+from eqcheck.sampling.suspects import BESIDE, VARIANTS
 
 _BEHIND = ("top-k", "top-p", "min-p", "temperature")
 Rounds = dict[int, list[list[Mark]]]  # of each row, the marks of each of its rounds
@@ -87,7 +88,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
     """The options and their order that each variant takes for a row."""
     own, count = case.rows[number], len(case.rows)
     others = {"first-row": 0, "next-row": (number + 1) % count, "row-before": (number - 1) % count}
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": 1.0},
         "temperature-twice": {"temperature": own.temperature**2},
         "top-k": {"top_k": 0},
@@ -96,6 +97,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
         "cuts": {name: UNCUT[name] for name in _OWN[1:]},
         "options": UNCUT,
         "greedy": {"temperature": 0.0},
+        "top-k-greedy": {"temperature": 1e-5 if own.top_k else own.temperature},
         **{name: {one: getattr(case.rows[row], one) for one in _OWN} for name, row in others.items()},
     }
     found = {name: (replace(own, **values), case.order) for name, values in options.items()}
@@ -103,7 +105,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
 
 
 def _beside(outcome: SampledOutcome, number: int, q: Floats, behind: Floats, rounds: Rounds) -> dict[str, Floats]:
-    """The draft's laws ``[n, V]`` of other rows and columns of each token's round; the right one where there is none."""
+    """The draft's laws ``[n, V]`` of other rows and columns of each token's round; its own where there is none."""
     found = {name: q.copy() for name in BESIDE}
     alike = len(outcome.sampled) == len(outcome.case.rows)  # no greedy row has a place between them
     i = 0
