@@ -132,7 +132,11 @@ _RECORDS = (
     Kind("sampling", "bonus-law", "a bonus is not drawn from the law of the target"),
     Kind("sampling", "draft-law", "draft tokens are not drawn from the law that their acceptance takes for theirs"),
     Kind("sampling", "wrong-draft-row", "acceptance or correction takes the draft's law of another row or column"),
-    Kind("sampling", "target-option", "an option of the row is missing where draft tokens are verified"),
+    Kind(
+        "sampling",
+        "target-option",
+        "an option of the row is missing, or another row's, where draft tokens are verified",
+    ),
     Kind("sampling", "first-token", "the first new token is not drawn from the law of the target"),
     Kind("sampling", "seed-ignored", "a row with a seed emits other tokens when it is asked again"),
     Kind("sampling", "batch-dependent", "a row with a seed depends on what its seed is promised not to depend on"),

@@ -22,6 +22,8 @@ def render(explanation: Explanation) -> str:
     head = f"{explanation.fingerprint} - {KINDS[explanation.kind].meaning}"
     if explanation.row is None or explanation.token_index is None:
         return f"{head}\n  {explanation.detail}"
+    if explanation.component == "sampling":
+        return "\n".join([head, *_sampled(explanation)])
     lines = [head, *_let(explanation)]
     if explanation.component == "unattributed" and explanation.query and explanation.repair:
         lines += [f"  Two opinions: {explanation.detail}.", "  What reading saw, and repair does not bear out:"]
@@ -46,20 +48,34 @@ def _witnesses(e: Explanation) -> list[str]:
     return lines
 
 
+def _sampled(e: Explanation) -> list[str]:
+    """Many rows are right where chance draws them: nothing is expected but what is said of the law."""
+    emitted = f"It emits ids {ids(e.observed_row, e.token_index)}."
+    if e.expected_row:
+        emitted = (
+            f"It emits ids {ids(e.expected_row, e.token_index)}, and then ids {ids(e.observed_row, e.token_index)}."
+        )
+    return [*_row(e), *_indented([emitted]), *(f"  {sentence(clause)}" for clause in e.detail.split("; "))]
+
+
 def _let(e: Explanation) -> list[str]:
-    given = e.given
     lines = [
         f"It is expected to emit ids {ids(e.expected_row, e.token_index)}.",
         f"It is observed to emit ids {ids(e.observed_row, e.token_index)}.",
     ]
+    return [*_row(e), *_indented(lines)]
+
+
+def _row(e: Explanation) -> list[str]:
+    given = e.given
     if given is None:
-        return [f"  Let   row {e.row} be the one at fault.", *_indented(lines)]
+        return [f"  Let   row {e.row} be the one at fault."]
     known = [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
     if given.eos_token_ids is not None:
         eos = " ".join(map(str, given.eos_token_ids))
         known.append(f"EOS id {eos}" if len(given.eos_token_ids) == 1 else f"EOS ids {eos}" if eos else "no EOS id")
     known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    return [f"  Let   row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}.", *_indented(lines)]
+    return [f"  Let   row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

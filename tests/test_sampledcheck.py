@@ -14,7 +14,7 @@ def test_a_fault_is_seen_and_a_right_sampler_is_not_accused() -> None:
     right = check_right_sampler(list(RIGHT).index("rejection"), "realigned", cases=6)
     lossy = check_right_sampler(list(RIGHT).index("lenient"), "realigned", cases=6)
     assert (broken.id, broken.named) == ("L33-correction-argmax.realigned", "sampling/residual")
-    assert 0 < broken.tokens < 300
+    assert 0 < broken.tokens < 500
     assert not broken.failure
     assert (right.named, right.failure) == (lossy.named, lossy.failure) == ("", "")
     assert "as planted" in table([broken, right])

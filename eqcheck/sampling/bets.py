@@ -34,6 +34,7 @@ SHARES: dict[str, tuple[float, ...]] = {
     "prefix-before": (0.1, 0.3),  # a column late
     "other-rows": (0.1, 0.3),
     "row-before": (0.1, 0.3),
+    "first-row-options": (WHOLE,),  # all rows drawn with the options of the first
     "first-argmax": (0.3,),  # new token 0 only
     "first-raw": (WHOLE,),
 }
@@ -100,6 +101,8 @@ def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Float
     found |= {f"power-{power}": _power(p, power) for power in POWERS}
     found |= {f"raw-{power}": raw if power == 1 else row.merged(_power(row.raw, power)) for power in RAW_POWERS}
     found["argmax"] = _argmax(p)
+    if row.first_row is not None:
+        found["first-row-options"] = row.merged(row.first_row)
     found["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
     before = row.merged(np.concatenate([row.p[:1], row.p[:-1]]))
     before[:1] = p[:1]

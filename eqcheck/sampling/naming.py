@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from eqcheck.kinds import KINDS
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
 from eqcheck.sampling.suspects import Sampler, right_samplers, wrong_samplers
@@ -40,18 +41,15 @@ def named(reads: Iterable[Read]) -> Named | None:
     sums = likelihoods(reads)
     rights = [(likelihood(sums, one), one) for one in right_samplers()]
     null = max(value for value, _ in rights)
-    kinds: dict[str, tuple[float, Sampler]] = {}
-    for one in wrong_samplers():
-        value = likelihood(sums, one)
-        if one.kind not in kinds or value > kinds[one.kind][0]:
-            kinds[one.kind] = value, one
-    ordered = sorted(kinds.values(), key=lambda found: -found[0])
-    (best, sampler), (second, _) = ordered[:2]
-    factor = best - null
-    if factor >= math.log(NAMED) and not wrong_parts(reads, sampler):
-        clear = best - second >= math.log(NAMED)
-        return Named(sampler.kind, sampler.words, factor) if clear else Named("stray-law", "", factor)
-    return _of_a_part(reads, [one for _, one in rights], factor)
+    ordered = sorted(((likelihood(sums, one), one) for one in wrong_samplers()), key=lambda found: -found[0])
+    (best, sampler), factor = ordered[0], ordered[0][0] - null
+    if factor < math.log(NAMED) or wrong_parts(reads, sampler):
+        return _of_a_part(reads, [one for _, one in rights], factor)
+    rivals = [one for value, one in ordered if best - value < math.log(NAMED)]
+    if any(one.kind != sampler.kind for one in rivals):
+        return Named("stray-law", "", factor)
+    clear = all(one.words == sampler.words for one in rivals)
+    return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
 
 
 def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:

@@ -42,7 +42,8 @@ class SampledRow:
     is none; a position without one sums to 0), ``raw [n, V]`` the target's without temperature and cuts. ``skip [n]``
     marks positions that are not judged; it may depend on the prefix only, never on the token. ``seed`` is what the
     request gave. ``twin`` is the index, among the rows of the case that are handed in, of an earlier row with the same
-    prompt and options.
+    prompt and options. ``first_row [n, V]`` is the target's law with the options of the first sampled row. ``bonus``
+    marks tokens ``[n]`` behind draft tokens that were all accepted; it may depend on what came before the token only.
 
     Raises `UsageError` where shapes do not fit or a law is none.
 
@@ -58,6 +59,8 @@ class SampledRow:
     skip: Bools
     seed: int | None = None
     twin: int | None = None
+    first_row: Floats | None = None
+    bonus: Bools | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -65,7 +68,9 @@ class SampledRow:
             raise UsageError(f"expected laws [{n}, V] and skip [{n}], got {self.p.shape} and {self.skip.shape}")
         if n and not 0 <= self.tokens.min() <= self.tokens.max() < self.p.shape[1]:
             raise UsageError(f"expected tokens below {self.p.shape[1]}, got {self.tokens.tolist()}")
-        for name, law in (("p", self.p), ("q", self.q), ("raw", self.raw)):
+        if self.bonus is not None and (self.bonus.shape != (n,) or self.bonus.dtype != np.bool_):
+            raise UsageError(f"bonus: expected a flag for each of {n} tokens, got {self.bonus.shape}")
+        for name, law in (("p", self.p), ("q", self.q), ("raw", self.raw), ("first_row", self.first_row)):
             if law is not None:
                 self._check(name, law)
 

@@ -25,6 +25,7 @@ _WITHOUT = {
     "order-first": "with the temperature applied before the cuts",
     "top-k-greedy": "as if a row with a top-k were greedy",
     "first-row": "with the options of the first row",
+    "first-row-temperature": "with the temperature of the first row",
     "next-row": "with the options of the next row",
     "row-before": "with the options of the row before",
 }
@@ -84,7 +85,9 @@ def _wrong_target(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
         law = (scheme, variant, base, "")
         verified = right._replace(kind="target-option", accept=law, correction=law)
         yield verified._replace(words=f"the target's law is taken {how} where draft tokens are verified")
-        yield verified._replace(words=f"the target's law is taken {how}", bonus=(variant,), first=(variant,))
+        words = f"the target's law is taken {how}"
+        words = f"{words}: the answer is the argmax" if variant == "greedy" else words
+        yield verified._replace(words=words, bonus=(variant,), first=(variant,))
         yield right._replace(kind="target-option", words=f"acceptance takes the target's law {how}", accept=law)
         yield right._replace(kind="residual", words=f"corrections take the target's law {how}", correction=law)
         yield right._replace(kind="bonus-law", words=f"a bonus is drawn {how}", bonus=(variant,))

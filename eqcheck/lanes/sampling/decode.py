@@ -88,9 +88,12 @@ def _row(case: SampledCase, number: int, outputs: tuple[tuple[int, ...], ...], d
     tokens = np.array(cut(outputs[number][: options.max_new_tokens], options.eos_token_ids), np.int64)
     p, q = (laws(case, which, number, tokens, digests, options) for which in (TARGET, DRAFT))
     raw = laws(case, TARGET, number, tokens, digests, replace(options, **UNCUT))
+    first = next(row for row in case.rows if row.temperature)
+    as_first = replace(options, **{name: getattr(first, name) for name in UNCUT})
+    first_row = p if as_first == options else laws(case, TARGET, number, tokens, digests, as_first)
     earlier = [i for i in range(number) if twins(case, i, number)]
     skip = np.zeros(len(tokens), np.bool_)  # in float64 and on a grid, no rounding moves a cut
-    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None)
+    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None, first_row)
 
 
 def twins(case: SampledCase, first: int, second: int) -> bool:

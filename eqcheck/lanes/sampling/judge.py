@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -61,7 +61,21 @@ def _to_name(done: SampledRun) -> dict[str, object]:
     """What the sampled rows of a case have for the evidence and for naming what is wrong."""
     if done.run.outputs is None:
         return {}
-    return {"sampled": done.rows, "marks": marks(done.run, set(done.rows))}
+    # Rows that begin alike share contexts, and whose a call is may show by what comes later only: these are not read.
+    found = marks(done.run, {number for number in done.rows if _alone(done.case, number)})
+    rows = {}
+    for number, row in done.rows.items():
+        bonus = np.zeros(len(row.tokens), np.bool_)
+        bonus[[mark.at for mark in found if mark.row == number and mark.role == "bonus"]] = True
+        rows[number] = replace(row, bonus=bonus)
+    return {"sampled": rows, "marks": found}
+
+
+def _alone(case: SampledCase, number: int) -> bool:
+    """Whether no other row has a prompt that is this row's, or begins it, or goes on with it."""
+    prompt = case.prompts[number]
+    others = [other for row, other in enumerate(case.prompts) if row != number]
+    return not any(prompt[: len(other)] == other[: len(prompt)] for other in others)
 
 
 def certain(done: SampledRun) -> Explanation | None:
@@ -98,7 +112,7 @@ def _explanation(
         observed=output[index] if index < len(output) else None,
         detail=detail,
         observed_row=output,
-        expected_row=output[:index],
+        expected_row=() if component == "sampling" else output[:index],
         wrong_rows=(row,),
         tied=True,
         given=Given(case.prompts[row], case.pad_token_id, case.rows[row].eos_token_ids, case.num_draft_tokens),

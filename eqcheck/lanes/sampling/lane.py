@@ -28,7 +28,7 @@ from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
-TO_NAME = 1000  # tokens at least that a name rests on; to name takes about twice as many as to see
+TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twice as many as to see
 ENOUGH = 500  # tokens of a regime, below which it says little
 REPEATS = 3
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
@@ -186,7 +186,8 @@ class SamplingLane:
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
         if wealth.supremum >= VIOLATION or impossible:
             # A law that is wrong is the cause of what was seen in single cases.
-            kept = [one for one in result.findings if one.explanation.kind not in OF_CHANCE]
+            chance = (*OF_CHANCE, "unattributed")
+            kept = [one for one in result.findings if one.explanation.kind not in chance]
             result.findings = [*kept, self._finding(impossible)]
         elif verdict == "inconclusive" and wealth.tokens:
             result.warnings.append(

@@ -98,6 +98,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
         "options": UNCUT,
         "greedy": {"temperature": 0.0},
         "top-k-greedy": {"temperature": 1e-5 if own.top_k else own.temperature},
+        "first-row-temperature": {"temperature": case.rows[0].temperature},
         **{name: {one: getattr(case.rows[row], one) for one in _OWN} for name, row in others.items()},
     }
     found = {name: (replace(own, **values), case.order) for name, values in options.items()}
