@@ -23,7 +23,7 @@ _TITLES = {"violations": "", "discoveries": "Discovery", "inconclusive": "Inconc
 
 def about(report: Report) -> Any:
     """What the report's lane says of itself: COUNTERS, SAMPLED, REACHED, AXES, CLEAN_SHOWS."""
-    return import_module(f"eqcheck.lanes.{report.lane}.about")
+    return import_module(f"eqcheck.lanes.{report.lane.partition('-')[0]}.about")
 
 
 def to_markdown(report: Report) -> str:

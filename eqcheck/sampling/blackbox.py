@@ -4,69 +4,90 @@ A hypothesis says how draft tokens are drawn, accepted, corrected, and how a bon
 its round is hidden; the forward algorithm of a hidden Markov model sums over it, so that a hypothesis gives every token
 a probability. All right schemes give the target's. A kind is named only where its best hypothesis is `NAMED` times as
 likely as the target's law, as the best of every other kind, and as every bet of the portfolio; and where nothing speaks
-against that hypothesis as loud as `NAMED`.
+against that hypothesis as loud as `AGAINST`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from eqcheck.sampling.bets import POWERS, RAW_POWERS
 from eqcheck.sampling.naming import NAMED, Named
 from eqcheck.sampling.row import Floats, Ints
 
+AGAINST = 1e2
 _FLOOR = 0.002  # no hypothesis calls anything impossible: one odd token must not decide
 _FACTORS = (0.25, 0.5, 0.8, 0.9, 1.11, 1.25, 1.5, 2.0, 4.0)
 _POWERS = (0.5, 0.7, 1.43, 2.0)
+# Bets that say the same as a kind, in other words: they are no rivals of it.
+_SAY = {
+    "draft": "over-acceptance",
+    "residual": "under-acceptance",
+    "residual-unused": "residual",
+    "drawn-again": "residual",
+    "argmax": "target-option",
+    "first-argmax": "first-token",
+    "first-raw": "first-token",
+    **{f"power-{power}": "target-option" for power in POWERS},
+    **{f"raw-{power}": "target-option" for power in RAW_POWERS},
+}
 Hypothesis = tuple[str, str]  # a kind, and what was seen in words
 
 
 class Seen(NamedTuple):
     """One sampled row: its tokens ``[n]``, and the laws at their prefixes ``[n, V]``.
 
-    ``p`` and ``q`` are those of target and draft, ``raw_p`` and ``raw_q`` without the row's options, ``behind`` the
-    target's where the draft token that it would refuse stands before (p where that was not looked up). ``q`` sums to 0
-    where nothing is proposed. ``others`` are the draft's of the other rows at the same new token. ``drafts`` is K;
-    ``looked_up`` says that draft tokens come from the row itself.
+    ``p`` and ``q`` are those of target and draft; ``misused_p`` and ``misused_q`` are they with the row's options got
+    wrong, by what is wrong ("without top-k"), where that makes a difference. ``behind [n, m, V]`` are the target's laws
+    behind each of some ``likeliest`` draft tokens ``[n, m]`` (none: m is 0). ``q`` sums to 0 where nothing is proposed.
+    ``others`` are the draft's of the other rows at the same new token. ``drafts`` is K; ``looked_up`` says that draft
+    tokens come from the row itself.
     """
 
     tokens: Ints
     p: Floats
     q: Floats
-    raw_p: Floats
-    raw_q: Floats
+    misused_p: Mapping[str, Floats]
+    misused_q: Mapping[str, Floats]
     behind: Floats
+    likeliest: Ints
     others: Sequence[Floats]
     drafts: int
     looked_up: bool
 
 
 class Round(NamedTuple):
-    """The laws of a round at every prefix ``[n, V]``: a token accepted, corrected, and drawn without a draft token."""
+    """The laws of a round at every prefix ``[n, V]``: a token accepted, corrected, and drawn without a draft token.
+
+    ``unverified``: the first draft token of a round is accepted whatever it is.
+    """
 
     accepted: Floats
     corrected: Floats
     bonus: Floats
+    unverified: bool = False
 
 
-def named(rows: Sequence[Seen], bets: Iterable[tuple[str, float]] = ()) -> Named | None:
-    """What fits best, where it leads clearly. ``bets`` are alternatives of the portfolio with their own evidence."""
-    totals: dict[Hypothesis, float] = {}
-    right = 0.0
+def named(rows: Sequence[Seen], bets: Mapping[str, float]) -> Named | None:
+    """What fits best, where it leads clearly. ``bets`` are what alternatives of the portfolio earn on the same rows."""
+    gains: dict[Hypothesis, float] = {}
     for row in rows:
-        right += float(_logs(row, row.p).sum())
+        right = float(_logs(row, row.p).sum())
         for hypothesis, laws in hypotheses(row):
-            totals[hypothesis] = totals.get(hypothesis, 0.0) + float(_logs(row, predicted(row, laws)).sum())
+            likelihood = float(_logs(row, predicted(row, laws)).sum())
+            gains[hypothesis] = gains.get(hypothesis, 0.0) + likelihood - right
     kinds: dict[str, tuple[float, Hypothesis]] = {}
-    for hypothesis, likelihood in totals.items():
-        kinds[hypothesis[0]] = max(kinds.get(hypothesis[0], (-np.inf, hypothesis)), (likelihood - right, hypothesis))
+    for hypothesis, gain in gains.items():
+        kinds[hypothesis[0]] = max(kinds.get(hypothesis[0], (-np.inf, hypothesis)), (gain, hypothesis))
     ranked = sorted(kinds.values(), reverse=True)
     if not ranked:
         return None
     (best, hypothesis), *others = ranked
-    rivals = [0.0, *(likelihood for likelihood, _ in others), *(gain for _, gain in bets)]
+    rivals = [0.0, *(gain for gain, _ in others)]
+    rivals += [gain for name, gain in bets.items() if _SAY.get(name.partition(":")[0]) != hypothesis[0]]
     if best - max(rivals) < np.log(NAMED) or _refuted(rows, hypothesis):
         return None
     return Named(*hypothesis, best)
@@ -85,10 +106,13 @@ def predicted(row: Seen, laws: Round) -> Floats:
             columns = np.eye(1, row.drafts + 1)[0]
             continue
         before, last = columns[:-1], columns[-1]
-        found[t] = before.sum() * either[t] + last * laws.bonus[t]
-        columns = np.concatenate(
-            [[before.sum() * laws.corrected[t, token] + last * laws.bonus[t, token]], before * laws.accepted[t, token]]
-        )
+        free = before[0] if laws.unverified else 0.0
+        verified = before.sum() - free
+        found[t] = free * row.q[t] + verified * either[t] + last * laws.bonus[t]
+        ended = verified * laws.corrected[t, token] + last * laws.bonus[t, token]
+        columns = np.concatenate([[ended], before * laws.accepted[t, token]])
+        if laws.unverified:
+            columns[1] = free * row.q[t, token]
         total = columns.sum()
         columns = columns / total if total > 1e-300 else np.full(row.drafts + 1, 1 / (row.drafts + 1))
     return found
@@ -104,27 +128,25 @@ def hypotheses(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         yield from _rejecting(row)
     bonuses = {
         ("bonus-law", "a bonus is the target's likeliest"): _best(row.p),
-        ("bonus-law", "a bonus is drawn without the row's options"): row.raw_p,
         ("bonus-column", "a bonus is drawn from the column before"): _before(row.p),
-        **{
-            ("bonus-law", f"a bonus is drawn at {1 / power:.2g} times the temperature"): _power(row.p, power)
-            for power in _POWERS
-        },
+        **{("bonus-law", f"a bonus is drawn {how}"): law for how, law in row.misused_p.items()},
+        **{("bonus-law", f"a bonus is drawn at {1 / w:.2g} times the temperature"): _power(row.p, w) for w in _POWERS},
     }
-    schemes = [("looked-up", row.q)] if row.looked_up else [("", row.q), ("hard", _best(row.q))]
+    schemes = [("looked-up", row.q)] if row.looked_up else [("", row.q), ("greedy", _best(row.q))]
     for which, q in schemes:
         right = _round(row, q, q) if which == "" else _match(row, q)
         for (kind, words), bonus in bonuses.items():
-            yield (kind, words + (" (the draft is greedy)" if which == "hard" else "")), right._replace(bonus=bonus)
-    for words, law in (("is the target's likeliest", _best(row.p)), ("is drawn without the row's options", row.raw_p)):
+            yield (kind, words + (" (the draft is greedy)" if which == "greedy" else "")), right._replace(bonus=bonus)
+    everywhere = {
+        "are the target's likeliest": _best(row.p),
+        **{f"are drawn {how}": law for how, law in row.misused_p.items()},
+        **{f"are drawn at {1 / power:.2g} times the temperature": _power(row.p, power) for power in _POWERS},
+    }
+    for words, law in everywhere.items():
+        yield ("target-option", f"all tokens {words}"), Round(np.zeros_like(law), law, law)
         first = row.p.copy()
         first[:1] = law[:1]
-        yield ("first-token", f"the first token {words}"), Round(np.zeros_like(first), first, first)
-    for words, law in (("the target's likeliest", _best(row.p)), ("drawn without the row's options", row.raw_p)):
-        yield ("target-option", f"all tokens are {words}"), Round(np.zeros_like(law), law, law)
-    for power in _POWERS:
-        law = _power(row.p, power)
-        yield ("target-option", f"all tokens are at {1 / power:.2g} times the temperature"), Round(0 * law, law, law)
+        yield ("first-token", f"first tokens {words}"), Round(np.zeros_like(first), first, first)
 
 
 def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
@@ -141,11 +163,15 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         ("the ratio is the draft's of the draft token to the target's of another token", crossed),
     ):
         yield ("over-acceptance", words), _put(row, q, chance, residual)
+        if chance is everything:
+            continue  # nothing is corrected
         yield (
             ("over-acceptance", f"{words}, and corrections are drawn from the column behind"),
-            _put(row, q, chance, row.behind),
+            _put(row, q, chance, _behind(row, q * (1 - chance))),
         )
         yield ("over-acceptance", f"{words}, and corrections are drawn from the target's law"), _put(row, q, chance, p)
+    free = _put(row, q, ratio, residual)._replace(unverified=True)
+    yield ("over-acceptance", "the first draft token of a round is accepted unverified"), free
     for factor in _FACTORS:
         kind = "over-acceptance" if factor > 1 else "under-acceptance"
         yield (kind, f"the ratio is {factor:.2g} times what is right"), _put(row, q, factor * ratio, residual)
@@ -157,20 +183,18 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         ("corrections are drawn from the absolute difference", _normal(abs(p - q), p)),
     ):
         yield ("residual", words), _put(row, q, ratio, law)
-    for words, law in (("before", _before(p)), ("behind", row.behind)):
+    for words, law in (("before", _before(p)), ("behind", _behind(row, q * (1 - ratio)))):
         yield ("correction-column", f"corrections are drawn from the column {words}"), _put(row, q, ratio, law)
-    raw = row.raw_p
-    wrong = _put(row, q, _ratio(raw, q), _residual(raw, q))
-    yield ("target-option", "draft tokens are verified without the row's options"), wrong
-    yield ("target-option", "corrections are drawn without the row's options"), _put(row, q, ratio, _residual(raw, q))
-    yield (
-        ("target-option", "the ratio takes the target's law without the row's options"),
-        wrong._replace(corrected=_put(row, q, _ratio(raw, q), residual).corrected),
-    )
+    for how, law in {"as if rows were greedy": _best(p), **row.misused_p}.items():
+        wrong = _put(row, q, _ratio(law, q), _residual(law, q))
+        corrected = _put(row, q, ratio, _residual(law, q))
+        yield ("target-option", f"draft tokens are verified {how}"), wrong
+        yield ("target-option", f"the ratio is taken {how}"), _put(row, q, _ratio(law, q), residual)
+        yield ("residual", f"the residual is taken {how}"), corrected
     for words, drawn, compared in (
         ("draft tokens are the draft's likeliest, and compared as if they were drawn", _best(q), q),
-        ("draft tokens are drawn without the row's options, and compared with them", row.raw_q, q),
-        ("draft tokens are compared without the row's options", q, row.raw_q),
+        *((f"draft tokens are drawn {how}, and compared with the row's options", law, q) for how, law in _of(row)),
+        *((f"draft tokens are compared {how}", q, law) for how, law in _of(row)),
         *((f"draft tokens are drawn at {1 / w:.2g} times the temperature", _power(q, w), q) for w in _POWERS),
     ):
         yield ("draft-law", words), _put(row, drawn, _ratio(p, compared), _residual(p, compared))
@@ -201,11 +225,13 @@ def _matching(row: Seen, q: Floats, what: str) -> Iterator[tuple[Hypothesis, Rou
         ("residual", f"{what}: corrections are the target's likeliest"),
         _match(row, q)._replace(corrected=(q * (1 - p)).sum(-1, keepdims=True) * _best(p)),
     )
-    raw = row.raw_p
-    yield (
-        ("target-option", f"{what}, are verified without the row's options"),
-        _match(row._replace(p=raw), q)._replace(bonus=p),
-    )
+    for how, law in {"as if rows were greedy": _best(p), **row.misused_p}.items():
+        wrong = _match(row._replace(p=law), q)._replace(bonus=p)
+        yield ("target-option", f"{what}, are verified {how}"), wrong
+
+
+def _of(row: Seen) -> list[tuple[str, Floats]]:
+    return list(row.misused_q.items())
 
 
 def _put(row: Seen, drawn: Floats, chance: Floats, correction: Floats) -> Round:
@@ -231,6 +257,15 @@ def _match(row: Seen, q: Floats, chance: Floats | None = None) -> Round:
 def _ratio(p: Floats, q: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(q > 0, np.minimum(p / q, 1.0), (p > 0) * 1.0)
+
+
+def _behind(row: Seen, refused: Floats) -> Floats:
+    """The target's law behind a refused draft token, each weighed by how often it is refused; p where none is known."""
+    if not row.likeliest.shape[1]:
+        return row.p
+    weights = np.take_along_axis(np.maximum(refused, 0.0), row.likeliest, -1)
+    weights = _normal(weights, np.full_like(weights, 1 / weights.shape[1]))
+    return np.asarray(np.einsum("nm,nmv->nv", weights, row.behind))
 
 
 def _crossed(p: Floats, q: Floats) -> Floats:
@@ -276,12 +311,13 @@ def _refuted(rows: Sequence[Seen], hypothesis: Hypothesis) -> bool:
     """Whether a law near the hypothesis's is far likelier than it: then it is not what the sampler does."""
     gains: dict[str, float] = {}
     for row in rows:
-        law = next(predicted(row, laws) for one, laws in hypotheses(row) if one == hypothesis)
+        law = next((predicted(row, laws) for one, laws in hypotheses(row) if one == hypothesis), row.p)
         law = (1 - _FLOOR) * law + _FLOOR / law.shape[1]
         law = law / law.sum(-1, keepdims=True)
         index = np.arange(len(row.tokens))
         at = law[index, row.tokens]
         near = {"p": row.p, "q": row.q, "uniform": np.full_like(law, 1 / law.shape[1]), "best": _best(row.p)}
+        near |= {"best of q": _best(row.q), "residual": _residual(row.p, row.q), "before": _before(row.p)}
         for name, other in near.items():
             for share in (0.05, 0.3):
                 ratio = 1 - share + share * other[index, row.tokens] / at
@@ -292,4 +328,4 @@ def _refuted(rows: Sequence[Seen], hypothesis: Hypothesis) -> bool:
             for tilt in (-0.5, 0.5):
                 key = f"{name} {tilt}"
                 gains[key] = gains.get(key, 0.0) + float(np.log(1 + tilt * (2 * below - 1)).sum())
-    return bool(max(gains.values()) >= np.log(NAMED))
+    return bool(max(gains.values()) >= np.log(AGAINST))

@@ -116,7 +116,7 @@ class SamplingLane:
         return self.result.claims(outcome.case), outcome.symptom
 
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        return [sorted(group, key=lambda one: len(one.case.prompts)) for group in groups]
+        return [sorted(group, key=lambda one: len(one.case.rows)) for group in groups]
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         return []

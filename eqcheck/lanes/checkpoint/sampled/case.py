@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -64,7 +64,7 @@ class SampledEngineCase(EngineCase):
         plain = [
             replace(row, options=RowOptions(row.options.max_new_tokens, row.options.eos_token_ids)) for row in self.rows
         ]
-        settings = {name: getattr(self, name) for name in EngineCase.__dataclass_fields__ if name != "rows"}
+        settings = {one.name: getattr(self, one.name) for one in fields(EngineCase) if one.name != "rows"}
         return EngineCase(tuple(plain), **settings)
 
     def renewed(self, rng: Random) -> SampledEngineCase:

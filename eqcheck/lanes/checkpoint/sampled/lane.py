@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from eqcheck import declining
+from eqcheck.contract import hook
 from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.explain import abduced, explain
@@ -21,6 +22,8 @@ from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
 from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome, judged
 from eqcheck.lanes.checkpoint.sampled.naming import named
+from eqcheck.lanes.checkpoint.sampled.script import EVIDENCE, checked_script, evidence_file
+from eqcheck.lanes.checkpoint.script import SHARED, shared
 from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
@@ -32,8 +35,10 @@ from eqcheck.workers.spawned import environment
 
 SECONDS, INVESTIGATING_S = 120.0, 60.0  # of an audit without a budget; at least for a finding
 DRAWING = 0.85  # of a budget
-NAMING, NAMING_LEAST = 3, 1500  # times the tokens of a violation, and tokens, that name it
+NAMING, NAMING_LEAST = 4, 3000  # times the tokens of a violation, and tokens, that name it
 PROMISES = 10  # cases with seeds that are decoded again
+# Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
+OF_GREEDY_TOO = ("over-acceptance", "bonus-column", "correction-column")
 _SHOWN = 5  # cases that are tried, until one shows a wrong law by itself
 
 
@@ -109,6 +114,7 @@ class CheckpointSamplingLane(SamplingLane):
                     self._investigate()
         super().conclude()
         result = self.result
+        result.findings = [self._with_script(finding) for finding in result.findings]
         observed = [outcome.observed for outcome in result.claimed]
         if result.claimed and not any("drafted" in one for one in observed):
             result.warnings.append(
@@ -123,37 +129,59 @@ class CheckpointSamplingLane(SamplingLane):
         telling = self.gathered.telling()
         wrong = drawing.greedy(telling)
         tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
-        found = None if wrong else drawing.smallest(telling[:_SHOWN], tokens)
+        found = drawing.smallest(telling[:_SHOWN], tokens)
         if found:
             found = replace(found, plain=drawing.plain(found) if self.decoder.checkpoints else "")
         self.found = found, wrong
 
     def _finding(self, impossible: list[Finding]) -> Finding:
+        """The wrong law with the smallest request that shows it, where there is one."""
         finding = super()._finding(impossible)
-        found, wrong = self.found
-        if wrong is not None:
-            detail = "the tokens do not follow the target's law; the same request with greedy rows is wrong as well"
-            explanation = Explanation("unattributed", "unattributed", detail=detail, facts=finding.explanation.facts)
-            outcome = replace(finding.outcome, explanation=explanation)
-            return replace(finding, outcome=outcome, explanation=explanation, minimised=False)
+        (found, wrong), audit = self.found, self.gathered.wealth
         if found is None:
-            return replace(finding, minimised=False)
-        tokens = found.gathered.wealth.crossed or found.gathered.wealth.tokens
-        case = replace(found.case, crosses_after=tokens)
-        shown = found.gathered.explained(None)
-        assert shown.explanation is not None
-        explanation = finding.explanation
-        words = f"drawn again and again, the request below shows it after {tokens} tokens"
-        explanation = replace(explanation, detail=f"{explanation.detail}; {words}")
-        outcome = replace(shown, case=case, explanation=explanation)
+            explanation = self._weighed(finding.explanation, wrong)
+            shown, case, minimised, plain = finding.outcome, finding.case, False, ""
+        else:
+            tokens = found.gathered.wealth.crossed or found.gathered.wealth.tokens
+            case, minimised, plain = replace(found.case, crosses_after=tokens), found.minimised, found.plain
+            shown = found.gathered.explained(self.cause(self.gathered))
+            assert shown.explanation is not None
+            explanation = self._weighed(shown.explanation, wrong)
+            words = (
+                f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
+                f"was {audit.supremum:.2g} after {audit.tokens} tokens"
+            )
+            explanation = replace(explanation, detail=words)
         return replace(
             finding,
-            outcome=outcome,
+            outcome=replace(shown, case=case, explanation=explanation),
             explanation=explanation,
+            seen=(explanation.fingerprint, *finding.seen),
             needs=needs(case),
-            plain=found.plain,
-            minimised=found.minimised,
+            plain=plain,
+            minimised=minimised,
         )
+
+    def _weighed(self, explanation: Explanation, wrong: Outcome | None) -> Explanation:
+        """The cause, where greedy rows do not speak against it: ``wrong`` is a request that is wrong with them, too."""
+        if wrong is None:
+            return explanation
+        if explanation.kind in OF_GREEDY_TOO:
+            return replace(explanation, detail=f"{explanation.detail}; greedy rows are wrong as well")
+        detail = f"{explanation.detail}; greedy rows are wrong as well, so the cause is not in the sampling alone"
+        return replace(explanation, component="unattributed", kind="unattributed", detail=detail)
+
+    def _with_script(self, finding: Finding) -> Finding:
+        """The finding with its script, if it was seen to show it."""
+        if self.found[0] is None or self.result.interrupted or not getattr(finding.case, "crosses_after", 0):
+            return finding
+        text = checked_script(self.decoder, self.result.version, self.python, finding)
+        if text is None:
+            if hook(self.decoder.function, "script"):
+                self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+            return finding
+        self.result.files |= {SHARED: shared(self.decoder), EVIDENCE: evidence_file()}
+        return replace(finding, script=text)
 
     def _promises(self) -> None:
         """Whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
