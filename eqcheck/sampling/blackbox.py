@@ -71,8 +71,8 @@ class Round(NamedTuple):
     unverified: bool = False
 
 
-def named(rows: Sequence[Seen], bets: Mapping[str, float]) -> Named | None:
-    """What fits best, where it leads clearly. ``bets`` are what alternatives of the portfolio earn on the same rows."""
+def ranked(rows: Sequence[Seen]) -> list[tuple[float, Hypothesis]]:
+    """The best hypothesis of each kind, after the logarithm of the factor by which it beats the target's law."""
     gains: dict[Hypothesis, float] = {}
     for row in rows:
         right = float(_logs(row, row.p).sum())
@@ -82,15 +82,19 @@ def named(rows: Sequence[Seen], bets: Mapping[str, float]) -> Named | None:
     kinds: dict[str, tuple[float, Hypothesis]] = {}
     for hypothesis, gain in gains.items():
         kinds[hypothesis[0]] = max(kinds.get(hypothesis[0], (-np.inf, hypothesis)), (gain, hypothesis))
-    ranked = sorted(kinds.values(), reverse=True)
-    if not ranked:
+    return sorted(kinds.values(), reverse=True)
+
+
+def named(rows: Sequence[Seen], ranking: Sequence[tuple[float, Hypothesis]], bets: Mapping[str, float]) -> Named | None:
+    """The kind that leads a ranking, where it leads clearly. ``bets`` are what the portfolio earns on the same rows."""
+    if not ranking:
         return None
-    (best, hypothesis), *others = ranked
+    (best, (kind, words)), *others = ranking
     rivals = [0.0, *(gain for gain, _ in others)]
-    rivals += [gain for name, gain in bets.items() if _SAY.get(name.partition(":")[0]) != hypothesis[0]]
-    if best - max(rivals) < np.log(NAMED) or _refuted(rows, hypothesis):
+    rivals += [gain for name, gain in bets.items() if _SAY.get(name.partition(":")[0]) != kind]
+    if best - max(rivals) < np.log(NAMED) or _refuted(rows, (kind, words)):
         return None
-    return Named(*hypothesis, best)
+    return Named(kind, f"of what was tried, the tokens fit best: {words}", best)
 
 
 def predicted(row: Seen, laws: Round) -> Floats:

@@ -102,7 +102,7 @@ class CheckpointSamplingLane(SamplingLane):
 
     def cause(self, gathered: Gathered) -> Named | None:
         outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
-        return named(outcomes, gathered.wealth.best())
+        return named(outcomes)
 
     def conclude(self) -> None:
         self._count()

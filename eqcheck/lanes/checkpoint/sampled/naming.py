@@ -27,19 +27,20 @@ SHARED = {"twin-equal": "shared-noise", "shared": "shared-noise", "own": "reused
 WORDS = {"shared-noise": "rows share random numbers", "reused-noise": "a row uses random numbers again"}
 
 
-def named(outcomes: Sequence[SampledEngineOutcome], best: Sequence[tuple[str, float]]) -> Named | None:
-    """What is wrong, or None where nothing leads clearly. ``best`` are the bets of the audit, the greatest first."""
-    of_pairs = tuple(SHARED)
-    (first, gain), *_ = best
-    rivals = [other for name, other in best if not name.startswith(of_pairs)]
-    if first.startswith(of_pairs):
-        kind = next(kind for name, kind in SHARED.items() if first.startswith(name))
-        same = tuple(name for name, other in SHARED.items() if other == kind)
-        rivals += [other for name, other in best if name.startswith(of_pairs) and not name.startswith(same)]
-        return Named(kind, WORDS[kind], gain) if gain - max(rivals) >= np.log(NAMED) else None
+def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
+    """What is wrong, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
     looked_at = list(_looked_at(outcomes))
     rows = [row for outcome in looked_at for row in _seen(outcome)]
-    return blackbox.named(rows, _earned(looked_at))
+    ranked, earned = blackbox.ranked(rows), _earned(looked_at)
+    of_pairs = tuple(SHARED)
+    first = max(earned, key=lambda name: earned[name])
+    if not first.startswith(of_pairs):
+        return blackbox.named(rows, ranked, earned)
+    kind = next(kind for name, kind in SHARED.items() if first.startswith(name))
+    same = tuple(name for name, other in SHARED.items() if other == kind)
+    rivals = [gain for name, gain in earned.items() if not name.startswith(same)] + [gain for gain, _ in ranked]
+    clear = earned[first] - max(rivals) >= np.log(NAMED)
+    return Named(kind, WORDS[kind], earned[first]) if clear else None
 
 
 def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngineOutcome]:
@@ -105,6 +106,10 @@ def _misused(right: Floats, raw: Floats, case: SampledEngineCase, number: int) -
         "without the row's options": (replace(options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), case.order),
         "without the row's temperature": (replace(options, temperature=1.0), case.order),
         "without top-k": (replace(options, top_k=0), case.order),
+        "as if rows with top-k were greedy": (
+            replace(options, temperature=0.0) if options.top_k else options,
+            case.order,
+        ),
         "without top-p": (replace(options, top_p=1.0), case.order),
         "without min-p": (replace(options, min_p=0.0), case.order),
         "with the options of the first row": (first, case.order),
