@@ -108,7 +108,7 @@ def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
         if any(len(row.prompt) > size for row in case.rows) and case.drafting == "model":
             yield replace(case, rows=tuple(replace(row, prompt=row.prompt[:size]) for row in case.rows))
     limit = max(options.max_new_tokens for options in every)
-    for shorter in sorted({4, limit // 2} - {limit}):
+    for shorter in sorted({4, limit // 2} - {0, limit}):
         if shorter < limit:
             yield _with(case, [replace(o, max_new_tokens=min(shorter, o.max_new_tokens)) for o in every])
 
