@@ -2,7 +2,9 @@
 
 Both serve the checkpoint that ``python -m eqcheck.lanes.checkpoint.checkpoints`` names. ``EQCHECK_SPECULATIVE_URL`` and
 ``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``), ``EQCHECK_API_KEY`` the key, if they want one.
-The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids.
+The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids. A
+sampled row is taken to be divided by its temperature first, then cut by top_k, then by top_p. A server draws from
+random numbers of its own: a case that is decoded again gives other tokens.
 """
 
 import json
@@ -30,6 +32,10 @@ _TIMEOUT_S = 300
         "repetition-penalty",
         "presence-penalty",
         "many-rows",
+        "temperature",
+        "top-k",
+        "top-p",
+        "seeds",
     ),
     origin="https://platform.openai.com/docs/api-reference/completions",
 )
@@ -49,6 +55,8 @@ class OpenAIServers:
             raise eqcheck.Unsupported(f"there is no plain server: {_URLS[True]} is not set")
         if any(row.eos_token_ids for row in request.rows) and not _honours_stop(url):
             raise eqcheck.Unsupported(f"{url} does not honour stop_token_ids")
+        if any(row.top_k for row in request.rows) and not _honours_top_k(url):
+            raise eqcheck.Unsupported(f"{url} does not honour top_k")
         with ThreadPoolExecutor(len(request.prompts)) as pool:
             return list(pool.map(lambda pair: _complete(url, *pair), zip(request.prompts, request.rows, strict=True)))
 
@@ -62,7 +70,7 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
         "model": _model(url),
         "prompt": prompt,
         "max_tokens": row.max_new_tokens,
-        "temperature": 0,
+        "temperature": row.temperature,
         "ignore_eos": True,
         "logprobs": 1,
         "return_token_ids": True,
@@ -74,6 +82,9 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
         ("min_new_tokens", "min_tokens", 0),
         ("repetition_penalty", "repetition_penalty", 1.0),
         ("presence_penalty", "presence_penalty", 0.0),
+        ("top_p", "top_p", 1.0),
+        ("top_k", "top_k", 0),
+        ("seed", "seed", None),
     ):
         if getattr(row, name) != default:
             body[key] = getattr(row, name)
@@ -92,6 +103,13 @@ def _honours_stop(url: str) -> bool:
     free = _complete(url, [1, 2, 3], RowOptions(4))
     stopped = _complete(url, [1, 2, 3], RowOptions(4, tuple(free[1:2])))
     return len(free) == 4 and stopped == free[: free.index(free[1]) + 1]
+
+
+@lru_cache
+def _honours_top_k(url: str) -> bool:
+    """Whether the server cuts to the likeliest tokens, which is not part of the OpenAI interface."""
+    greedy = _complete(url, [1, 2, 3], RowOptions(8))
+    return _complete(url, [1, 2, 3], RowOptions(8, temperature=1.0, top_k=1)) == greedy
 
 
 @lru_cache

@@ -1,7 +1,8 @@
 """OpenVINO GenAI: its continuous batching pipeline with a draft model, or with prompt lookup.
 
 The checkpoint is exported once, with optimum-intel, into a folder beside it. Everything is computed in float32, the
-KV cache too; otherwise the pipeline is as it ships.
+KV cache too; otherwise the pipeline is as it ships. A request that names no seed is given the seed 0 by the pipeline,
+as every other one: so sampled rows without a seed are given a fresh one here.
 """
 
 import os
@@ -66,11 +67,19 @@ def exported(folder: str) -> str:
 
 def generation_config(row: "RowOptions", request: "Request") -> Any:
     """What one row asks for."""
+    import random
+
     import openvino_genai
 
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = row.max_new_tokens
-    config.do_sample = False
+    config.do_sample = row.temperature > 0
+    if config.do_sample:
+        config.temperature = row.temperature
+        config.top_k = row.top_k or 2**31
+        config.top_p = row.top_p
+        config.min_p = row.min_p
+        config.rng_seed = random.getrandbits(31) if row.seed is None else row.seed
     config.repetition_penalty = row.repetition_penalty
     config.presence_penalty = row.presence_penalty
     config.ignore_eos = not row.eos_token_ids
@@ -129,7 +138,13 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
         "prefix-caching",
         "kv-blocks",
         "ngram",
+        "temperature",
+        "top-k",
+        "top-p",
+        "min-p",
+        "seeds",
     ),
+    seeds="repeatable",
     origin="https://github.com/openvinotoolkit/openvino.genai",
 )
 class OpenVINO:

@@ -1,7 +1,8 @@
-"""The installed ``transformers``' own assisted generation, ``generate(assistant_model=...)``.
+"""The installed ``transformers``' own assisted generation: with a draft model, or with prompt lookup.
 
 Released versions accept batch 1 only; then the rows are decoded one by one, and the report says so. A version that
-accepts more (a branch under review, say) gets the whole batch.
+accepts more (a branch under review, say) gets the whole batch, where all rows ask for the same. Sampled rows draw from
+torch's global generator; there is no seed of a row's own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import transformers
 from transformers.utils import logging
 
 import eqcheck
+from eqcheck.contract import RowOptions
 
 _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Seen on 4.57.6, gone in 5.23: when no draft token fits the limit and the prompt ends with an EOS id, the stopping
@@ -26,6 +28,8 @@ EOS_ENDS_PROMPT = "https://github.com/huggingface/transformers/pull/48981"
     origin="https://github.com/huggingface/transformers",
     version=transformers.__version__,
     known={"bookkeeping/premature-stop": EOS_ENDS_PROMPT} if _VERSION < (5, 18) else {},
+    dtype="float32",  # scores are rounded to that before anything is chosen
+    capabilities=("temperature", "top-k", "top-p", "min-p", "ngram"),
 )
 class AssistedGeneration:
     """One call of ``generate()`` for the batch, or one per row where the version refuses batches."""
@@ -40,9 +44,11 @@ class AssistedGeneration:
         logging.set_verbosity(self._verbosity)
 
     def __call__(self, target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
-        if len(request.prompts) > 1 and not self.note:
+        asked = [_sampling(row) for row in request.rows] or [_sampling(None)] * len(request.prompts)
+        alike = all(one == asked[0] for one in asked)
+        if len(request.prompts) > 1 and not self.note and alike:
             try:
-                return self._generate(target, draft, request, request.prompts)
+                return self._generate(target, draft, request, request.prompts, asked[0])
             except ValueError as error:
                 if "batch_size = 1" not in str(error):
                     raise
@@ -50,24 +56,44 @@ class AssistedGeneration:
                     f"transformers {transformers.__version__} refuses assisted generation of more than one row "
                     f"({error}): rows were decoded one by one, so batching was not tested"
                 )
-        return [self._generate(target, draft, request, [prompt])[0] for prompt in request.prompts]
+        rows = zip(request.prompts, asked, strict=True)
+        return [self._generate(target, draft, request, [prompt], row)[0] for prompt, row in rows]
 
-    def _generate(self, target: Any, draft: Any, request: eqcheck.Request, prompts: list[list[int]]) -> list[list[int]]:
+    def _generate(
+        self, target: Any, draft: Any, request: eqcheck.Request, prompts: list[list[int]], asked: dict[str, Any]
+    ) -> list[list[int]]:
         width = max(map(len, prompts))
         pads = [width - len(prompt) for prompt in prompts]
-        draft.generation_config.num_assistant_tokens = request.num_draft_tokens
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0  # else it drafts fewer where it is in doubt
         output = target.generate(
             torch.tensor([[request.pad_token_id] * n + p for n, p in zip(pads, prompts, strict=True)]),
             attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in pads]),
-            assistant_model=draft,
             max_new_tokens=request.max_new_tokens,
-            do_sample=False,
             eos_token_id=list(request.eos_token_ids) or None,
             pad_token_id=request.pad_token_id,
+            **_drafting(draft, request),
+            **asked,
         )
         return [without_padding(row[width:].tolist(), request) for row in output]
+
+
+def _drafting(draft: Any, request: eqcheck.Request) -> dict[str, Any]:
+    """What makes ``generate`` speculate."""
+    if request.drafting == "ngram":
+        return {"prompt_lookup_num_tokens": request.num_draft_tokens}
+    if request.drafting == "none" or not request.num_draft_tokens:
+        return {}
+    draft.generation_config.num_assistant_tokens = request.num_draft_tokens
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0  # else it drafts fewer where it is in doubt
+    return {"assistant_model": draft}
+
+
+def _sampling(row: RowOptions | None) -> dict[str, Any]:
+    """How the tokens of a row are chosen."""
+    if row is None or not row.temperature:
+        return {"do_sample": False}
+    cuts = {"top_k": row.top_k, "top_p": row.top_p, "min_p": row.min_p or None}
+    return {"do_sample": True, "temperature": row.temperature, **cuts}
 
 
 def without_padding(row: list[int], request: eqcheck.Request) -> list[int]:

@@ -1,13 +1,16 @@
 """vLLM, its V1 engine on the CPU: speculation with a draft model or by n-grams.
 
 An engine's settings are fixed when it starts, and one process cannot start several reliably. So vLLM is imported once,
-and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty.
+and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. An engine
+seeds its generator with 0 when it starts: so that generator is given a fresh seed before each request here. Speculation
+with min-p is refused by the engine.
 """
 
 import ctypes
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import traceback
@@ -74,7 +77,10 @@ def sampling(row: "RowOptions") -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
-        temperature=0.0,
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=row.top_p,
+        seed=row.seed,
         max_tokens=row.max_new_tokens,
         min_tokens=row.min_new_tokens,
         stop_token_ids=list(row.eos_token_ids),
@@ -86,6 +92,11 @@ def sampling(row: "RowOptions") -> Any:
 
 def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
     """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import random
+
+    import torch
+
+    torch.manual_seed(random.getrandbits(48))
     engine, observed = llm.llm_engine, {} if observed is None else observed
     waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
@@ -120,7 +131,13 @@ def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None)
         "prefix-caching",
         "kv-blocks",
         "ngram",
+        "temperature",
+        "top-k",
+        "top-p",
+        "seeds",
     ),
+    seeds="repeatable",
+    option_order=("temperature", "min-p", "top-k", "top-p"),
     origin="https://github.com/vllm-project/vllm",
 )
 class VLLM:
@@ -180,7 +197,7 @@ class _Engine:
 
     def decode(self, request: Request) -> tuple[list[list[int]], dict[str, int]]:
         try:
-            self.pipe.send(request)
+            self.pipe.send((request, random.getrandbits(48)))
             answer, failure = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(5)
@@ -204,7 +221,8 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
     try:
         llm = start(*arguments)
         while True:
-            request = pipe.recv()
+            request, entropy = pipe.recv()
+            random.seed(entropy)
             before = _counters(llm)
             observed: dict[str, int] = {}
             outputs = decode(llm, request, observed)

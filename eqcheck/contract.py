@@ -251,7 +251,9 @@ def decoder(
 
     ``capabilities`` names what any decoder takes of `CAPABILITIES`. Of one that samples, ``seeds`` is what it promises
     of a row with a seed (`eqcheck.options.SEEDS`), ``option_order`` the order in which it applies options (`ORDER`
-    there), and ``lossless`` says why it does not draw from the target's law, where it means not to.
+    there), and ``lossless`` says why it does not draw from the target's law, where it means not to. Before a sampled
+    case, Python's, numpy's and torch's global generators are given a fresh seed in its process; one that draws from a
+    generator of its own has to seed it from there.
     Raises `UsageError` for a padding side, family, cache state, precondition, capability, dtype, promise, order or kind
     of violation that does not exist.
     """

@@ -160,6 +160,7 @@ class Audit:
         self.drawing_s += other.drawing_s
         self.interrupted |= other.interrupted
         self.evidence = other.evidence
+        self.files |= other.files
 
     def of(self, standing: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.standing == standing]

@@ -8,7 +8,7 @@ from pathlib import Path
 from eqcheck import registry
 from eqcheck.campaign.casefile import StoredViolation, command, read_case
 from eqcheck.campaign.lane import lane_named
-from eqcheck.errors import EQUIVALENT, NOTHING, VIOLATION, UsageError
+from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.findings import Options
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
@@ -65,9 +65,14 @@ def _limits(stored: StoredViolation) -> tuple[float, int | None]:
 
 def _tell(name: str, stored: StoredViolation, outcome: Outcome) -> int:
     explanation, before = outcome.explanation, stored.fingerprint
+    was = f" (was {before})" if before else ""
+    seen = outcome.observed
+    drawn = f": {seen['tokens']} tokens, evidence {seen['evidence']} at most" if "evidence" in seen else ""
+    if outcome.status == "inconclusive":
+        print(f"INCONCLUSIVE: {name} may have the right law or not{was}{drawn}; 1e6 is a violation")
+        return INCONCLUSIVE
     if explanation is None:
-        was = f" (was {before})" if before else ""
-        print(f"FIXED: {name} is equivalent on this case{was}")
+        print(f"FIXED: {name} is equivalent on this case{was}{drawn}")
         return EQUIVALENT
     print(printable(f"FAILS: {name}\n{render(explanation)}\n{outcome.traceback}"), end="")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
@@ -75,7 +80,8 @@ def _tell(name: str, stored: StoredViolation, outcome: Outcome) -> int:
     now = explanation.fingerprint
     if not before or before == now or before.startswith(f"{now}:"):  # what an engine's case needs follows
         return VIOLATION
-    if stored.case.lane == "checkpoint" and now.startswith("unattributed"):
+    unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
+    if stored.case.lane != "transparent" and now.startswith(unnamed):
         print(f"The stored cause is {before}; it was found in other cases, this one alone does not show it.")
     else:
         print(f"The stored violation was {before}; it fails differently now.")

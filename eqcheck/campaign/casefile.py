@@ -21,6 +21,7 @@ from eqcheck.case import Case
 from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.plain import one_line, printable
@@ -28,7 +29,7 @@ from eqcheck.text import render
 
 VIOLATION_FORMAT = "eqcheck-violation/1"
 AnyCase = Case | EngineCase | SampledCase
-_CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase)}
+_CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase, SampledEngineCase)}
 TEMPORARY = ".tmp"
 
 
@@ -88,7 +89,7 @@ def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolati
         adapter=decoder.spec or decoder.name,
         fingerprint=name,
         case_timeout=options.case_timeout,
-        isolated=options.isolate or finding.case.lane == "checkpoint",
+        isolated=options.isolate or finding.case.lane.startswith("checkpoint"),
         case_memory=options.case_memory if options.isolate else None,
         minimised=finding.minimised,
         explanation=render(finding.explanation),

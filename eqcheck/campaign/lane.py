@@ -22,6 +22,7 @@ LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
     "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
     "sampling": "eqcheck.lanes.sampling.lane:SamplingLane",
+    "checkpoint-sampling": "eqcheck.lanes.checkpoint.sampled.lane:CheckpointSamplingLane",
 }
 
 
@@ -101,14 +102,15 @@ class Lane(Protocol):
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
 
-    One that samples on transparent models is audited in the lane of sampling, too; the two share a time budget.
+    One that samples is audited in the lane of sampling as well; the two share a time budget.
     """
-    if decoder.checkpoints or options.python:
-        return [lane_named("checkpoint")(decoder, options)]
+    names = ("checkpoint", "checkpoint-sampling")
+    if not (decoder.checkpoints or options.python):
+        names = ("transparent", "sampling")
     if "temperature" not in decoder.capabilities:
-        return [lane_named("transparent")(decoder, options)]
+        return [lane_named(names[0])(decoder, options)]
     halved = replace(options, budget=options.budget / 2) if options.budget else options
-    return [lane_named(name)(decoder, halved) for name in ("transparent", "sampling")]
+    return [lane_named(name)(decoder, halved) for name in names]
 
 
 def lane_named(name: str) -> Callable[[Decoder, Options], Lane]:

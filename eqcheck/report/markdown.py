@@ -10,7 +10,6 @@ from tabulate import tabulate
 
 from eqcheck.contract import FAMILIES
 from eqcheck.declining import summary
-from eqcheck.lanes.sampling.about import COUNTERS as OF_SAMPLING
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
@@ -23,8 +22,8 @@ _TITLES = {"violations": "", "discoveries": "Discovery", "inconclusive": "Inconc
 
 
 def about(report: Report) -> Any:
-    """What the report's lane says of itself: COUNTERS, REACHED, AXES, CLEAN_SHOWS."""
-    return import_module(f"eqcheck.lanes.{report.lane}.about")
+    """What the report's lane says of itself: COUNTERS, SAMPLED, REACHED, AXES, CLEAN_SHOWS."""
+    return import_module(f"eqcheck.lanes.{report.lane.partition('-')[0]}.about")
 
 
 def to_markdown(report: Report) -> str:
@@ -114,7 +113,7 @@ def _axes(violation: ReportedViolation, names: Mapping[str, str]) -> list[str]:
 
 
 def _exercised(report: Report) -> list[str]:
-    counters = about(report).COUNTERS | (OF_SAMPLING if report.sampling else {})
+    counters = about(report).COUNTERS | (about(report).SAMPLED if report.sampling else {})
     rows = [(name, report.coverage.get(name, 0), what) for name, what in counters.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     largest = ", ".join(f"{report.reached[name]} {what}" for name, what in about(report).REACHED.items())

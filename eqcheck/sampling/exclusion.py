@@ -104,7 +104,7 @@ class Exclusion:
         self.tokens[regime] = self.tokens.get(regime, 0) + tokens
         sums = self._sums.setdefault(regime, {law: np.zeros(_shape(law)) for law in _LAWS})
         for row in judged:
-            for law, found in _moments(row, np.log1p(eps)).items():
+            for law, found in _moments(row, eps).items():
                 sums[law] = sums[law] + found
 
     def excluded(self) -> list[Excluded]:
@@ -152,16 +152,17 @@ def _shape(law: str) -> tuple[int, int, int]:
     return len(_alternatives(law)), len(_sizes(law)), len(EXPONENTS)
 
 
-def _moments(row: SampledRow, rounding: float) -> dict[str, Floats]:
+def _moments(row: SampledRow, eps: float) -> dict[str, Floats]:
     """The sums of ``log sum_x r(x) e(x)^-c`` over a row, ``[alternatives, sizes, exponents]`` of every fault."""
     named = laws(row)
     live = ~row.skip
     p = row.cells.p[live]
+    rounding = np.broadcast_to(np.log1p(np.maximum(eps, row.eps)), live.shape)[live][:, None]  # [n, 1]
     possible = p > 0
     safe = np.where(possible, p, 1.0)
     found = {}
     for law in _LAWS:
-        found[law] = np.zeros(_shape(law)) + EXPONENTS * rounding * live.sum()
+        found[law] = np.zeros(_shape(law)) + EXPONENTS * rounding.sum()
         if law not in named and law in _MIXED:
             continue  # no draft: no bet, and no fault
         truths = _wrong(law, p, named[law][live] if law in _MIXED else p)

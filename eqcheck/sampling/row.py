@@ -42,8 +42,9 @@ class SampledRow:
     is none; a position without one sums to 0), ``raw [n, V]`` the target's without temperature and cuts. ``skip [n]``
     marks positions that are not judged; it may depend on the prefix only, never on the token. ``seed`` is what the
     request gave. ``twin`` is the index, among the rows of the case that are handed in, of an earlier row with the same
-    prompt and options. ``first_row [n, V]`` is the target's law with the options of the first sampled row. ``bonus``
-    marks tokens ``[n]`` behind draft tokens that were all accepted; it may depend on what came before the token only.
+    prompt and options. ``eps [n]`` bounds the rounding at each position, see `eqcheck.sampling.wealth`; 0 is exact.
+    ``first_row [n, V]`` is the target's law with the options of the first sampled row. ``bonus`` marks tokens ``[n]``
+    behind draft tokens that were all accepted; it may depend on what came before the token only.
 
     Raises `UsageError` where shapes do not fit or a law is none.
 
@@ -59,6 +60,7 @@ class SampledRow:
     skip: Bools
     seed: int | None = None
     twin: int | None = None
+    eps: Floats | float = 0.0
     first_row: Floats | None = None
     bonus: Bools | None = None
 
@@ -68,6 +70,9 @@ class SampledRow:
             raise UsageError(f"expected laws [{n}, V] and skip [{n}], got {self.p.shape} and {self.skip.shape}")
         if n and not 0 <= self.tokens.min() <= self.tokens.max() < self.p.shape[1]:
             raise UsageError(f"expected tokens below {self.p.shape[1]}, got {self.tokens.tolist()}")
+        eps = np.broadcast_to(self.eps, n)
+        if not ((eps >= 0) & (eps < np.inf)).all():
+            raise UsageError(f"eps: expected numbers that are not negative, got {self.eps}")
         if self.bonus is not None and (self.bonus.shape != (n,) or self.bonus.dtype != np.bool_):
             raise UsageError(f"bonus: expected a flag for each of {n} tokens, got {self.bonus.shape}")
         for name, law in (("p", self.p), ("q", self.q), ("raw", self.raw), ("first_row", self.first_row)):

@@ -7,9 +7,10 @@ probability of 10^-6 at most, however many cases there are and whatever decides 
 
 Proof. One alternative gives the token x the factor ``e = min(r(x)/p(x), 50) / (1 + eps)``, where the law r depends on
 tokens before x only; 1 where a position is skipped, by a rule that depends on the prefix only. Let p' be the law with
-rounding, and eps at least ``max_x |p'(x)/p(x) - 1|`` over the cells (or 50 times the total variation between p and
-p'). Then the expected e under p' is at most 1. So the product over all tokens is a nonnegative supermartingale that
-starts at 1, and so are the products over the tokens of one regime, and every mixture with weights fixed beforehand.
+rounding, and eps at least ``max_x |p'(x)/p(x) - 1|`` over the cells (or 50 times the total variation between p and p'),
+which may differ from position to position: a greater one than is needed only makes e smaller. Then the expected e under
+p' is at most 1. So the product over all tokens is a nonnegative supermartingale that starts at 1, and so are the
+products over the tokens of one regime, and every mixture with weights fixed beforehand.
 Ville's inequality bounds the probability that such a process ever reaches c by 1/c (Ramdas, Ruf, Larsson, Koolen,
 2020, https://arxiv.org/abs/2009.03167; Ramdas, Gruenwald, Vovk, Shafer, 2022, https://arxiv.org/abs/2210.01948).
 
@@ -81,6 +82,8 @@ class Wealth:
 
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0, whole: bool = True) -> None:
         """Count the tokens of a case. ``eps`` bounds the rounding of its laws, see the theorem; 0 is exact.
+
+        Where a row has an ``eps`` of its own, the greater one counts.
 
         Where the decoder broke off, the case is not ``whole``: then every row is judged by itself, and the evidence
         looked at after the last one only.
@@ -213,7 +216,7 @@ _NOTHING = np.zeros((0, len(PORTFOLIO)))
 def _gains(row: SampledRow, earlier: Sequence[SampledRow], eps: float) -> Floats:
     """The logarithms of the e-values of the tokens of a row that are judged ``[m, portfolio]``."""
     gains = np.concatenate([bets(row, earlier), pair_bets(row, earlier)], axis=1)
-    gains[row.cells.live] -= np.log1p(eps)
+    gains -= np.where(row.cells.live, np.log1p(np.maximum(eps, row.eps)), 0.0)[:, None]
     return np.asarray(gains[~row.skip])
 
 

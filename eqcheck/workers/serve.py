@@ -2,10 +2,10 @@
 
     python serve.py SPEC TARGET DRAFT
 
-One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}}`` is
-answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": ...,
-"traceback": ...}``, until standard input ends. What the decoder prints goes to standard error. The process ends when
-its parent does.
+One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}, "entropy":
+...}``, where entropy seeds the global generators if it is a number, is answered by ``{"outputs": [...], "observed":
+{...}}``, ``{"unsupported": ...}`` or ``{"error": ..., "traceback": ...}``, until standard input ends. What the decoder
+prints goes to standard error. The process ends when its parent does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -51,7 +52,10 @@ def serve(spec: str, target: str, draft: str) -> None:
         return
     say(ready=str(hook(generate, "version") or decoder.version))
     for line in sys.stdin:
-        sent = json.loads(line)["request"]
+        message = json.loads(line)
+        sent = message["request"]
+        if message.get("entropy") is not None:
+            _seed(message["entropy"])
         sent["rows"] = tuple(
             RowOptions(**{**row, "eos_token_ids": tuple(row["eos_token_ids"])}) for row in sent["rows"]
         )
@@ -92,6 +96,15 @@ def _models(*folders: str) -> tuple[Any, ...]:
 
     torch.set_num_threads(1)
     return tuple(AutoModelForCausalLM.from_pretrained(folder).to(torch.float64).eval() for folder in folders)
+
+
+def _seed(entropy: int) -> None:
+    """Seed Python's generator, and those of numpy and torch where they are imported."""
+    random.seed(entropy)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(entropy % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(entropy)
 
 
 def _no_grad(checkpoints: bool) -> Any:

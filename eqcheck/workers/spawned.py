@@ -142,7 +142,8 @@ class Spawned(ProcessWorker):
         assert process is not None
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps({"request": self._ask(case)}) + "\n")
+            sent = {"request": self._ask(case), "entropy": getattr(case, "entropy", None)}
+            process.stdin.write(json.dumps(sent) + "\n")
             process.stdin.flush()
         except OSError:
             raise self._lost() from None

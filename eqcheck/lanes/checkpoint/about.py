@@ -25,10 +25,30 @@ COUNTERS = {
     "preemptions": "the engine says that rows were preempted",
     "late_rows": "rows handed over while others ran",
 }
+SAMPLED = {
+    "sampled_rows": "rows are sampled",
+    "greedy_among_sampled": "a greedy row among sampled ones",
+    "unequal_options": "sampled rows with unequal options",
+    "twins": "two rows that ask for the same and are drawn apart",
+    "seeded_rows": "rows with seeds",
+    "cut_laws": "laws that are cut by top-k, top-p or min-p",
+    "ended_by_eos": "a row ended by an EOS before its limit",
+    "drafted": "the engine says that draft tokens were proposed",
+    "accepted": "the engine says that some were accepted",
+    "rejected": "the engine says that some were rejected",
+    "regime_std": "several draft tokens, usual temperatures",
+    "regime_one": "one draft token in each round",
+    "regime_peaked": "low temperatures: the laws are sharp",
+    "regime_flat": "high temperatures: the draft is close to the target",
+    "regime_ngram": "draft tokens are looked up in the row",
+}
+"""Of cases with sampled rows: these have no penalties, no minima and no settings of the engine."""
 REACHED: dict[str, str] = {}
 AXES: dict[str, str] = {}
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target does "
-    "not, on one tiny Llama and on the axes counted above. Every row was greedy. It does not show: sampling, other "
-    "architectures, low precision, several devices, speed, or draft-side faults that cost acceptance alone."
+    "not, on one tiny Llama and on the axes counted above; of sampled rows, what their evidence excludes. It does not "
+    "show: sampling by an engine that does not declare it, or together with penalties, minima and settings of the "
+    "engine; other architectures, low precision, several devices, speed, or draft-side faults that cost acceptance "
+    "alone."
 )

@@ -34,7 +34,7 @@ class EngineRow:
             raise CaseError("prompt: expected at least one token id, got none")
         most = POSITIONS - len(self.prompt)
         for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
-            _whole(name, getattr(options, name), least, greatest)
+            whole(name, getattr(options, name), least, greatest)
         for name, least in (("repetition_penalty", 0), ("presence_penalty", -ENGINE_PENALTY)):
             penalty = getattr(options, name)
             number = type(penalty) in (int, float) and math.isfinite(penalty)
@@ -82,10 +82,10 @@ class EngineCase:
             raise CaseError(f"prefix_caching: expected true, false or null, got {self.prefix_caching!r}")
         if not isinstance(self.checkpoint, str):
             raise CaseError(f"checkpoint: expected text, got {self.checkpoint!r}")
-        _whole("num_draft_tokens", self.num_draft_tokens, 1, 64)
+        whole("num_draft_tokens", self.num_draft_tokens, 1, 64)
         for name in ("token_budget", "kv_blocks"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1, 10**6)
+                whole(name, getattr(self, name), 1, 10**6)
         if self.drafting not in DRAFTING:
             raise CaseError(f"drafting: expected one of {DRAFTING}, got {self.drafting!r}")
 
@@ -124,13 +124,13 @@ class EngineCase:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without what is at its default; the inverse of `from_dict`."""
-        return {"format": EngineCase.format, **_set(self), "rows": [row.to_dict() for row in self.rows]}
+        return {"format": self.format, **_set(self), "rows": [row.to_dict() for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineCase:
         """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
-        if data.get("format") != EngineCase.format:
-            raise CaseError(f"case: expected format {EngineCase.format!r}, got {data.get('format')!r}")
+        if data.get("format") != cls.format:
+            raise CaseError(f"case: expected format {cls.format!r}, got {data.get('format')!r}")
         values = {name: value for name, value in data.items() if name != "format"}
         _known(values, {field.name for field in fields(cls)}, "case")
         rows = values.get("rows")
@@ -155,7 +155,8 @@ def _row(number: int, data: Mapping[str, Any]) -> EngineRow:
         raise CaseError(f"rows[{number}].{error}") from error
 
 
-def _whole(name: str, number: Any, least: int, most: int) -> None:
+def whole(name: str, number: Any, least: int, most: int) -> None:
+    """`CaseError` where a field is no whole number from ``least`` to ``most``."""
     if type(number) is not int or not least <= number <= most:
         raise CaseError(f"{name}: expected a whole number from {least} to {most}, got {number!r}")
 

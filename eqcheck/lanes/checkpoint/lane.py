@@ -31,6 +31,7 @@ from eqcheck.requirements import unmet
 from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
+from eqcheck.workers.spawned import Judge as Judged
 from eqcheck.workers.spawned import Spawned, environment
 
 REPEATS = 3
@@ -43,11 +44,12 @@ _TELLING = 3  # cases of a group that abduction is asked about first
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 
-def worker(decoder: Decoder, python: str, timeout: float = 60.0) -> Spawned:
+def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> Spawned:
     """What runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
     pair = checkpoint()
     ask = partial(_request, decoder.padding_sides[0])
-    return Spawned(decoder, python, (pair.target, pair.draft), ask, partial(judged, Judge(decoder.dtype)), timeout)
+    judge = judge or partial(judged, Judge(decoder.dtype))
+    return Spawned(decoder, python, (pair.target, pair.draft), ask, judge, timeout)
 
 
 def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from eqcheck.plain import one_line
 from eqcheck.text import reason
 
 _RUN_S = 300.0
-_SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
+SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
 
 SHARED = "_engine.py"
 
@@ -73,6 +73,7 @@ def row(prompt, max_new_tokens, **options):
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
     asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
     vars(asked).update(options)
     return prompt, asked
 
@@ -129,12 +130,26 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     if not scripted(decoder, finding):
         return None
     text = script(decoder, version, finding)
+    done = run(python, {"finding.py": text, SHARED: shared(decoder)})
+    if done is None:
+        return None
+    code, printed = done
+    failure = finding.outcome.explanation
+    failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
+    shown = "WRONG" in printed and failed == ("rows are wrong" not in printed)
+    return text if code == 1 and shown else None
+
+
+def run(python: str, files: dict[str, str]) -> tuple[int, str] | None:
+    """Run the first of some files, which lie in one folder: its exit code and what it printed; None if it never ends.
+
+    It has the time limit of a script.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "finding.py"
-        path.write_text(text)
-        (path.parent / SHARED).write_text(shared(decoder))
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text)
         process = subprocess.Popen(
-            [python, str(path)],
+            [python, next(iter(files))],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -149,10 +164,7 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too
             process.wait()
-    failure = finding.outcome.explanation
-    failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
-    shown = "WRONG" in printed and failed == ("rows are wrong" not in printed)
-    return text if process.returncode == 1 and shown else None
+    return process.returncode, printed
 
 
 def script(decoder: Decoder, version: str, finding: Finding) -> str:
@@ -160,17 +172,17 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     e, case = finding.explanation, finding.case
     what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {reason(e)}"
     return _FINDING.format(
-        title=_in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
-        version=_in_docstring(f"{decoder.name} {version}"),
+        title=in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
+        version=in_docstring(f"{decoder.name} {version}"),
         needs=", ".join(finding.needs) or "no option",
         plain=f" Without speculation the engine is {finding.plain}." if finding.plain else "",
-        explanation=textwrap.fill(_in_docstring(what), 110),
+        explanation=textwrap.fill(in_docstring(what), 110),
         name="<this file>",
-        requirements=_in_docstring(hook(decoder.function, "requirements")),
+        requirements=in_docstring(hook(decoder.function, "requirements")),
         shared=SHARED,
         module=SHARED.removesuffix(".py"),
-        rows="\n".join(_row(row.to_dict()) for row in case.rows),
-        settings={name: getattr(case, name) for name in _SETTINGS},
+        rows="\n".join(row_text(row.to_dict()) for row in case.rows),
+        settings={name: getattr(case, name) for name in SETTINGS},
         expected=json.dumps([truth().row(row) for row in case.rows]),
     )
 
@@ -191,12 +203,13 @@ def shared(decoder: Decoder) -> str:
     return _HEAD.format(version=__version__) + "\n\n\n".join(["\n".join(constants), *parts]) + "\n" + _TAIL
 
 
-def _in_docstring(text: str) -> str:
+def in_docstring(text: str) -> str:
     """Text of an engine, which must not end the docstring: what follows would be run."""
     return one_line(text, 4000).replace("\\", "/").replace('"', "'")
 
 
-def _row(row: dict[str, Any]) -> str:
+def row_text(row: dict[str, Any]) -> str:
+    """A row as a script writes it."""
     limit = row.pop("max_new_tokens")
     options = "".join(f", {name}={value!r}" for name, value in row.items() if name != "prompt")
     return f"    row({row['prompt']}, {limit}{options}),"

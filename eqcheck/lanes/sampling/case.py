@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from random import Random
 from typing import Any, ClassVar
 
 from eqcheck.case import Case
@@ -29,7 +30,8 @@ class SampledCase:
     of the target the first two, of the draft ``scale``, ``draft_support`` and ``mix``. ``regime`` says what they were
     drawn for. ``entropy`` seeds the global generators of torch, numpy and Python before the case is decoded.
     ``promise`` is what the decoder promises of rows with seeds (`eqcheck.options.SEEDS`), which the case is to test;
-    ``order`` is that in which it declares to apply options.
+    ``order`` is that in which it declares to apply options. ``crosses_after`` says of the case of a finding after how
+    many sampled tokens of the audit the evidence was that of a violation; 0 where that is not known.
 
         >>> case = SampledCase(((5, 7), (9,)), (RowOptions(4, temperature=1.0), RowOptions(4)))
         >>> SampledCase.from_dict(case.to_dict()) == case
@@ -58,11 +60,13 @@ class SampledCase:
     entropy: int = 0
     promise: str = "none"
     order: tuple[str, ...] = ORDER
+    crosses_after: int = 0
 
     def __post_init__(self) -> None:
         _whole("vocab_size", self.vocab_size, 4, MOST_VOCABULARY)
         _whole("seed", self.seed, 0, 2**62)
         _whole("entropy", self.entropy, 0, 2**64 - 1)
+        _whole("crosses_after", self.crosses_after, 0, 10**9)
         _whole("num_draft_tokens", self.num_draft_tokens, 0, MOST_DRAFT_TOKENS)
         _whole("pad_token_id", self.pad_token_id, 0, self.vocab_size)
         _whole("support", self.support, 0, self.vocab_size)
@@ -121,6 +125,16 @@ class SampledCase:
             padding_side=self.padding_side,
             rows=self.rows,
         )
+
+    def renewed(self, rng: Random) -> SampledCase:
+        """The same request with other chance: another entropy, and another seed wherever there is one."""
+        rows = [replace(row, seed=rng.getrandbits(63)) if row.seed is not None else row for row in self.rows]
+        return replace(self, rows=tuple(rows), entropy=rng.getrandbits(48))
+
+    def of(self, rows: Sequence[int]) -> SampledCase:
+        """The case with these of its rows, in this order."""
+        picked = tuple(self.prompts[row] for row in rows), tuple(self.rows[row] for row in rows)
+        return replace(self, prompts=picked[0], rows=picked[1])
 
     def greedy(self) -> Case:
         """The same request with greedy rows, as the transparent lane decodes it."""

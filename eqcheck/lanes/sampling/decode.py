@@ -93,7 +93,7 @@ def _row(case: SampledCase, number: int, outputs: tuple[tuple[int, ...], ...], d
     first_row = p if as_first == options else laws(case, TARGET, number, tokens, digests, as_first)
     earlier = [i for i in range(number) if twins(case, i, number)]
     skip = np.zeros(len(tokens), np.bool_)  # in float64 and on a grid, no rounding moves a cut
-    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None, first_row)
+    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None, first_row=first_row)
 
 
 def twins(case: SampledCase, first: int, second: int) -> bool:

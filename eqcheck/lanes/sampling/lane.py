@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from random import SystemRandom
+from typing import Any
 
 import torch
 
@@ -15,13 +17,12 @@ from eqcheck.findings import Audit, Evidence, Finding, Options
 from eqcheck.lanes.sampling.case import REGIMES, SampledCase
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
+from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE, OF_CHANCE, SampledOutcome, try_case
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
-from eqcheck.sampling.exclusion import Exclusion
-from eqcheck.sampling.row import SampledRow
-from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
-from eqcheck.verdict import Explanation
+from eqcheck.sampling.naming import Named
+from eqcheck.sampling.wealth import DOUBT, VIOLATION
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, TryCase, set_up
 from eqcheck.workers.pool import Workers
@@ -31,6 +32,7 @@ TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twice as many as to see
 ENOUGH = 500  # tokens of a regime, below which it says little
 REPEATS = 3
+AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
 
 
@@ -38,18 +40,26 @@ class SamplingLane:
     """One audit of sampled rows; see `eqcheck.campaign.lane.Lane`."""
 
     running: Runner
+    result: Audit
+    source: Any
+    regimes: tuple[str, ...] = REGIMES
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options
+        self.gathered = Gathered()
+        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
+        self.drawn, self.seen_at = False, 0  # the number of tokens after which the law was seen to be wrong
+        self.begin()
+
+    def begin(self) -> None:
+        """Say what is audited, and where cases come from."""
+        decoder, options = self.decoder, self.options
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         self.result = Audit(decoder, options, "sampling", families, decoder.families)
         rows = 1 if "batch-1" in decoder.requires else min(8, options.bounds.rows)
         claimed = tuple(family for family in families if family in decoder.families) or families
         takes = decoder.padding_sides, decoder.capabilities, rows, decoder.seeds, decoder.option_order
         self.source = SampledCases(options.seed, claimed, *takes)
-        self.wealth, self.heaviest, self._counted = Wealth(), (0.0, -1), 0
-        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
-        self.drawn = False
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -69,26 +79,25 @@ class SamplingLane:
         with set_up(self.decoder, self.result.warnings) as generate:
             yield InProcess(generate, task, self.limits.timeout)
 
-    def cases(self) -> Iterator[SampledCase]:
+    def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
-        enough = TOKENS
         for case in self.source.cases():
             self._count()
-            if enough == TOKENS and self.wealth.verdict() == "violation":
-                enough = min(TOKENS, max(TO_NAME, 2 * self.wealth.tokens))
-            if self.wealth.tokens >= enough:
+            if self.enough():
                 return
             yield case
 
+    def enough(self) -> bool:
+        """Whether there are tokens enough, for a violation or without one."""
+        wealth = self.gathered.wealth
+        if not self.seen_at and wealth.verdict() == "violation":
+            self.seen_at = wealth.tokens
+        return wealth.tokens >= (min(TOKENS, max(TO_NAME, 2 * self.seen_at)) if self.seen_at else TOKENS)
+
     def _count(self) -> None:
         """Let the bets earn on what was decoded since, in the order in which it was drawn."""
-        outcomes = self.result.outcomes
-        for number, outcome in enumerate(outcomes[self._counted :], self._counted):
-            if rows := _rows(outcome):
-                before = self.wealth.log_evidence
-                self.wealth.add(rows, outcome.case.regime)
-                self.heaviest = max(self.heaviest, (self.wealth.log_evidence - before, number))
-        self._counted = len(outcomes)
+        for outcome in self.result.outcomes[len(self.gathered.outcomes) :]:
+            self.gathered.add(outcome)
 
     def asks(self, case: object) -> bool:
         return isinstance(case, SampledCase) and case.family in self.source.families
@@ -111,7 +120,7 @@ class SamplingLane:
         return self.result.claims(outcome.case), outcome.symptom
 
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        return [sorted(group, key=lambda one: len(one.case.prompts)) for group in groups]
+        return [sorted(group, key=lambda one: len(one.case.rows)) for group in groups]
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         return []
@@ -123,7 +132,7 @@ class SamplingLane:
                 return number
         return None
 
-    def replay(self, case: SampledCase) -> Outcome:
+    def replay(self, case: Any) -> Outcome:
         return self.running.try_case(case)
 
     def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
@@ -162,17 +171,35 @@ class SamplingLane:
     def still(self, stored: str, outcome: Outcome) -> bool:
         return outcome.symptom == stored
 
-    def again(self, case: SampledCase, calls: bool) -> tuple[Outcome, str]:
+    def again(self, case: Any, calls: bool) -> tuple[Outcome, str]:
+        """A case decoded again; one whose law was wrong is drawn until that shows again, or plainly does not."""
         if "temperature" not in self.decoder.capabilities:
             declined = "the decoder does not declare the capability 'temperature'"
             return Outcome(case, "skipped", declined=declined), ""
         with self.drawing():
-            return self.running.try_case(case), ""
+            first = self.running.try_case(case)
+            if first.failed or first.declined or not case.crosses_after:
+                return first, ""
+            most = LONGER * case.crosses_after
+            end = time.monotonic() + AGAIN_S
+            found = drawn_again(case, self.running.try_case, most, end, SystemRandom())
+        if found.violated:
+            return found.explained(self.cause(found)), ""
+        last, wealth = found.outcomes[-1], found.wealth
+        spent = wealth.tokens >= most and wealth.supremum <= NOTHING_SEEN
+        status = last.status if last.failed or last.declined or spent else "inconclusive"
+        seen = {"tokens": wealth.tokens, "evidence": f"{wealth.supremum:.2g}"}
+        return replace(last, status=status, observed={**last.observed, **seen}), ""
+
+    def cause(self, gathered: Gathered) -> Named | None:
+        """Which part of the sampler is wrong; None where nothing leads clearly."""
+        outcomes = [one for one in gathered.outcomes if isinstance(one, SampledOutcome) and one.sampled]
+        return cause(outcomes, gathered.wealth.best())
 
     def conclude(self) -> None:
         """The verdict of the evidence, what names it, and what a clean audit excludes."""
         self._count()
-        wealth, result = self.wealth, self.result
+        gathered, wealth, result = self.gathered, self.gathered.wealth, self.result
         verdict = wealth.verdict()
         result.evidence = Evidence(
             tokens=wealth.tokens,
@@ -180,11 +207,11 @@ class SamplingLane:
             greatest=wealth.supremum,
             threshold=VIOLATION,
             verdict=verdict,
-            excludes=self._excludes() if verdict == "equivalent" else (),
+            excludes=gathered.excludes() if verdict == "equivalent" else (),
             regimes=dict(wealth.counts),
         )
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
-        if wealth.supremum >= VIOLATION or impossible:
+        if gathered.crossed or impossible:
             # A law that is wrong is the cause of what was seen in single cases.
             chance = (*OF_CHANCE, "unattributed")
             kept = [one for one in result.findings if one.explanation.kind not in chance]
@@ -200,52 +227,19 @@ class SamplingLane:
 
     def _finding(self, impossible: list[Finding]) -> Finding:
         """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""
-        sampled = [one for one in self.result.outcomes if isinstance(one, SampledOutcome) and one.sampled]
-        best, crossed = self.wealth.best(), self.wealth.supremum >= VIOLATION
-        found = cause(sampled, best)
-        evidence = f"{self.wealth.supremum:.2g}"
-        clauses = [found.words] if found else []
-        if impossible:
-            clauses.append(impossible[0].explanation.detail)
-        if crossed:
-            clauses.append(
-                f"the evidence against the target's law is {evidence} after {self.wealth.tokens} tokens, which a right "
-                f"decoder exceeds once in {float(evidence):.2g} audits"
-            )
-        if not found and crossed:
-            clauses.append(f"no part of a round leads clearly; of the bets {best[0][0]} earns most")
-        kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
-        facts: dict[str, int | str] = {"evidence": evidence, "tokens": self.wealth.tokens, "bet": best[0][0]}
-        facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
-        outcome = impossible[0].outcome if impossible else self.result.outcomes[self.heaviest[1]]
-        first = impossible[0].explanation if impossible else Explanation("sampling", kind)
-        explanation = replace(first, kind=kind, detail="; ".join(clauses), facts=facts)
-        shown = replace(outcome, status="violation", explanation=explanation)
+        outcome = self.gathered.explained(self.cause(self.gathered))
+        tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
+        shown = replace(outcome, case=replace(outcome.case, crosses_after=tokens))
+        explanation = shown.explanation
+        assert explanation is not None
         count = sum(one.count for one in impossible) or 1
         seen = (explanation.fingerprint, f"sampling/{IMPOSSIBLE}")
         standing = "violation" if self.decoder.lossless is True else "discovery"
         return Finding(shown, explanation, count=count, standing=standing, seen=seen)
 
-    def _excludes(self) -> tuple[str, ...]:
-        """What the audit's tokens exclude, all of them first, then those of each regime."""
-        exclusion = Exclusion()
-        for outcome in self.result.outcomes:
-            exclusion.add(_rows(outcome), outcome.case.regime)
-        found = [one for one in exclusion.excluded() if one.size is not None]
-        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
-
     def _vacuous(self) -> list[str]:
-        few = [name for name in REGIMES if self.wealth.counts.get(name, 0) < ENOUGH]
-        if self.wealth.supremum >= VIOLATION or not few or not self.result.claimed:
+        wealth = self.gathered.wealth
+        few = [name for name in self.regimes if wealth.counts.get(name, 0) < ENOUGH]
+        if self.gathered.crossed or not few or not self.result.claimed:
             return []
         return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
-
-
-def _rows(outcome: Outcome) -> list[SampledRow]:
-    """The sampled rows of a case, in the order in which the bets take them."""
-    if not isinstance(outcome, SampledOutcome):
-        return []
-    numbers = list(outcome.sampled)
-    return [
-        replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None) for row in outcome.sampled.values()
-    ]

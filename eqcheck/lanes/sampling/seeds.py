@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from eqcheck.contract import Generate
-from eqcheck.lanes.sampling.case import PROMISES, SampledCase
+from eqcheck.lanes.sampling.case import PROMISES
 from eqcheck.lanes.sampling.decode import SampledRun, decode
 from eqcheck.verdict import Explanation
 
@@ -20,43 +21,36 @@ def broken(generate: Generate, done: SampledRun, timeout: float | None) -> Expla
     seeded = [row for row, options in enumerate(case.rows) if options.seed is not None and options.temperature]
     if outputs is None or not seeded:
         return None
-    for level, what, other, rows in _trials(case, seeded):
+    for level, what, other, rows in trials(case, seeded):
         tried = decode(generate, other, timeout).run.outputs
         if tried is None:
             continue
         for at, row in enumerate(rows):
             if row in seeded and tried[at] != outputs[row]:
-                return _explanation(case, row, level, what, outputs[row], tried[at])
+                return broken_promise(case, row, level, what, outputs[row], tried[at])
     return None
 
 
-def _trials(case: SampledCase, seeded: list[int]) -> Iterator[tuple[str, str, SampledCase, list[int]]]:
-    """A level, what is changed, the changed case, and which row each of its rows was."""
+def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, list[int]]]:
+    """A level of the promise, what is changed, the changed case, and which row each of its rows was."""
     level = PROMISES.index(case.promise)
     every = list(range(len(case.rows)))
+    case = replace(case, entropy=case.entropy ^ _OTHER)
     if level >= 1:
-        yield "repeatable", "the same request again", replace(case, entropy=case.entropy ^ _OTHER), every
+        yield "repeatable", "the same request again", case, every
     if level >= 2:
-        turned = every[::-1]
-        yield "mates", "the rows in another order", _of(case, turned), turned
-        yield "mates", "the row alone", _of(case, seeded[:1]), seeded[:1]
+        yield "mates", "the rows in another order", case.of(every[::-1]), every[::-1]
+        yield "mates", "the row alone", case.of(seeded[:1]), list(seeded[:1])
     if level >= 3:
         yield "speculation", "another K", replace(case, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
 
 
-def _of(case: SampledCase, rows: list[int]) -> SampledCase:
-    return replace(
-        case,
-        prompts=tuple(case.prompts[row] for row in rows),
-        rows=tuple(case.rows[row] for row in rows),
-        entropy=case.entropy ^ _OTHER,
-    )
-
-
-def _explanation(
-    case: SampledCase, row: int, level: str, what: str, first: tuple[int, ...], other: tuple[int, ...]
+def broken_promise(
+    case: Any, row: int, level: str, what: str, first: tuple[int, ...], other: tuple[int, ...]
 ) -> Explanation:
+    """The promise that a row does not keep: ``first`` is what it emitted, ``other`` what it did after a change."""
     same = zip(first, other, strict=False)
+    seed = getattr(case.rows[row], "options", case.rows[row]).seed
     index = next((i for i, (a, b) in enumerate(same) if a != b), min(len(first), len(other)))
     return Explanation(
         "sampling",
@@ -65,9 +59,9 @@ def _explanation(
         token_index=index,
         observed=other[index] if index < len(other) else None,
         expected=first[index] if index < len(first) else None,
-        detail=f"row {row} has the seed {case.rows[row].seed}, and with {what} it emits other tokens from new token "
+        detail=f"row {row} has the seed {seed}, and with {what} it emits other tokens from new token "
         f"{index} on; the decoder promises seeds={case.promise!r}",
-        facts={"seed": str(case.rows[row].seed), "changed": what, "promise": case.promise},
+        facts={"seed": str(seed), "changed": what, "promise": case.promise},
         expected_row=first,
         observed_row=other,
         wrong_rows=(row,),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from eqcheck.lanes.sampling.about import COUNTERS as SAMPLED
 from eqcheck.sizes import BLOCKS
+
+__all__ = ["AXES", "CLEAN_SHOWS", "COUNTERS", "REACHED", "SAMPLED"]
 
 COUNTERS = {
     "several_rows": "more than one row",

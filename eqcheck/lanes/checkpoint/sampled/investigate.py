@@ -1,0 +1,132 @@
+"""From a wrong law to a finding: the smallest request that shows it when it is drawn again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
+from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
+from eqcheck.outcome import Outcome
+
+LEAST, MOST = 400, 6000  # tokens that a smaller request may take
+SLOWER = 3  # times the tokens of the larger one
+CONTROLS = 6  # requests that are tried with greedy rows
+_CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """A request whose law is seen to be wrong when it is drawn again and again: what was ``gathered`` then.
+
+    ``minimised``: no smaller one was found in time. ``plain`` is what the engine does without speculation.
+    """
+
+    case: SampledEngineCase
+    gathered: Gathered
+    minimised: bool
+    plain: str = ""
+
+
+class Drawing:
+    """Requests drawn again and again, with an engine that is set up; ``until`` is on the monotonic clock."""
+
+    def __init__(self, decode: Callable[[Any], Outcome], until: float) -> None:
+        self.decode, self.until = decode, until
+        self.rng = Random()
+
+    def shows(self, case: SampledEngineCase, most: int) -> Gathered | None:
+        """What was gathered of a request, where its law was seen to be wrong within so many tokens."""
+        found = drawn_again(case, self.decode, most, self.until, self.rng)
+        return found if found.violated else None
+
+    def smallest(self, outcomes: Sequence[Outcome], tokens: int) -> Smallest | None:
+        """The smallest request, of these outcomes (the most telling first), that shows what took ``tokens``."""
+        for outcome in outcomes:
+            most = min(MOST, max(LEAST, SLOWER * tokens))
+            if found := self.shows(outcome.case, most):
+                return self._shrunk(outcome.case, found)
+        return None
+
+    def _shrunk(self, case: SampledEngineCase, gathered: Gathered) -> Smallest:
+        smaller = True
+        tried = {case}
+        while smaller:
+            smaller = False
+            for candidate in candidates(case):
+                if time.monotonic() > self.until:
+                    return Smallest(case, gathered, False)
+                if candidate in tried:
+                    continue
+                tried.add(candidate)
+                most = min(MOST, max(LEAST, SLOWER * gathered.wealth.tokens))
+                if found := self.shows(candidate, most):
+                    case, gathered, smaller = candidate, found, True
+                    break
+        return Smallest(case, gathered, True)
+
+    def plain(self, found: Smallest) -> str:
+        """What the engine does without speculation, drawn for three times the tokens; empty where that is unclear."""
+        most = SLOWER * max(LEAST, found.gathered.wealth.tokens)
+        drawn = drawn_again(replace(found.case, drafting="none"), self.decode, most, time.monotonic() + 60.0, self.rng)
+        if drawn.violated:
+            return "wrong too"
+        clear = drawn.wealth.tokens >= most and drawn.wealth.supremum <= NOTHING_SEEN
+        return "right" if clear else ""
+
+    def greedy(self, outcomes: Sequence[Outcome]) -> Outcome | None:
+        """The first of the same requests with greedy rows that is wrong, too."""
+        tried = (self.decode(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
+        return next((one for one in tried if one.failed), None)
+
+
+def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
+    """Smaller requests, those that promise most first."""
+    numbers = list(range(len(case.rows)))
+    if len(numbers) > 1:
+        for number in case.sampled:
+            yield case.of([number])
+        if len(numbers) > 2:
+            yield case.of([0, numbers[-1]])
+            for number in numbers:
+                yield case.of([n for n in numbers if n != number])
+    every = [row.options for row in case.rows]
+    plain: list[dict[str, Any]] = [{name: off} for name, off in _CUTS.items()]
+    plain += [{"seed": None}, {"eos_token_ids": ()}, {"temperature": 1.0}]
+    for changes in plain:
+        name, value = next(iter(changes.items()))
+        if any(getattr(options, name) != value and options.temperature for options in every):
+            yield _with(case, [replace(o, **changes) if o.temperature else o for o in every])
+    for k in sorted({1, case.num_draft_tokens // 2} - {0, case.num_draft_tokens}):
+        if k < case.num_draft_tokens:
+            yield replace(case, num_draft_tokens=k)
+    for size in (1, 3):
+        if any(len(row.prompt) > size for row in case.rows) and case.drafting == "model":
+            yield replace(case, rows=tuple(replace(row, prompt=row.prompt[:size]) for row in case.rows))
+    limit = max(options.max_new_tokens for options in every)
+    for shorter in sorted({4, limit // 2} - {0, limit}):
+        if shorter < limit:
+            yield _with(case, [replace(o, max_new_tokens=min(shorter, o.max_new_tokens)) for o in every])
+
+
+def needs(case: SampledEngineCase) -> tuple[str, ...]:
+    """The options of a case that are not at their defaults, by name."""
+    found = ["ngram"] if case.drafting == "ngram" else []
+    found += [
+        name.replace("_", "-") for name, off in _CUTS.items() if any(getattr(o, name) != off for o in _asked(case))
+    ]
+    found += ["seeds"] if any(o.seed is not None for o in _asked(case)) else []
+    return tuple(found)
+
+
+def _asked(case: SampledEngineCase) -> list[RowOptions]:
+    return [case.rows[number].options for number in case.sampled]
+
+
+def _with(case: SampledEngineCase, options: Sequence[RowOptions]) -> SampledEngineCase:
+    rows = zip(case.rows, options, strict=True)
+    return replace(case, rows=tuple(replace(row, options=one) for row, one in rows))

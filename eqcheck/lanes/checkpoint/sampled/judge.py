@@ -1,0 +1,158 @@
+"""One sampled case of an engine, judged as far as one case can be: what is certain without any statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eqcheck.errors import OutputError
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE
+from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
+from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
+from eqcheck.lanes.checkpoint.sampled.laws import laws_of
+from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.outcome import Outcome
+from eqcheck.plain import one_line
+from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.verdict import Explanation, Given, check_rows
+
+GREEDY = "greedy-row"
+"""The subject of a wrong greedy row, as long as nobody has looked into it."""
+
+
+@dataclass(frozen=True)
+class SampledEngineOutcome(Outcome):
+    """``sampled`` has each sampled row with its laws, by number, ``raw_drafts`` the draft's without its options."""
+
+    sampled: Mapping[int, SampledRow] = field(default_factory=dict, compare=False, repr=False)
+    raw_drafts: Mapping[int, Floats] = field(default_factory=dict, compare=False, repr=False)
+
+
+def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[str, Any]) -> Outcome:
+    """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
+    try:
+        outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
+    except OutputError as error:
+        detail = one_line(str(error))
+        subject = detail.partition(":")[0].partition("[")[0]
+        return SampledEngineOutcome(
+            case, "violation", explanation=Explanation("crash", "invalid-output", detail=detail, subject=subject)
+        )
+    observed = answer.get("observed") or {}
+    laws = laws_of(case, outputs, dtype)
+    sampled = {number: one.row for number, one in laws.items()}
+    ends = _ends(case, outputs)
+    explanation = ends or _greedy(judge, case, outputs) or _impossible(case, sampled, outputs)
+    status = "violation" if explanation else "equivalent"
+    return SampledEngineOutcome(
+        case,
+        status,
+        exact_match=float(not explanation),
+        prefix_match=float(not explanation),
+        coverage=frozenset(_exercised(case, outputs, observed)),
+        outputs=outputs,
+        explanation=explanation,
+        observed=observed,
+        sampled={} if ends else sampled,
+        raw_drafts={number: one.raw_draft for number, one in laws.items()},
+    )
+
+
+def _ends(case: SampledEngineCase, outputs: Sequence[tuple[int, ...]]) -> Explanation | None:
+    """A sampled row that ends too early, too late, or not at its EOS."""
+    for number in case.sampled:
+        output, options = outputs[number], case.rows[number].options
+        end = next((i + 1 for i, token in enumerate(output) if token in options.eos_token_ids), None)
+        if len(output) > options.max_new_tokens:
+            detail = f"row {number} has {len(output)} new tokens, its limit is {options.max_new_tokens}"
+            return _explanation(case, "bookkeeping", "over-length", number, options.max_new_tokens, output, detail)
+        if end is not None and end < len(output):
+            detail = f"row {number} has {len(output) - end} tokens behind its EOS"
+            return _explanation(case, "bookkeeping", "past-eos", number, end, output, detail)
+        if end is None and len(output) < options.max_new_tokens:
+            detail = f"row {number} ends after {len(output)} of {options.max_new_tokens} tokens, without an EOS"
+            return _explanation(case, "bookkeeping", "premature-stop", number, len(output), output, detail)
+    return None
+
+
+def _greedy(judge: Judge, case: SampledEngineCase, outputs: Sequence[tuple[int, ...]]) -> Explanation | None:
+    """A greedy row among sampled ones that is not what the target emits."""
+    numbers = [number for number in range(len(case.rows)) if number not in case.sampled]
+    if not numbers:
+        return None
+    wrong = [
+        replace(one, row=number)
+        for number, one in zip(numbers, judge.rows(case.of(numbers), [outputs[n] for n in numbers]), strict=True)
+        if one.first is not None
+    ]
+    return _wrong(case, wrong[0]) if wrong else None
+
+
+def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
+    assert seen.first is not None
+    found = _explanation(
+        case,
+        "unattributed",
+        "unattributed",
+        seen.row,
+        seen.first,
+        seen.observed,
+        f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
+    )
+    return replace(found, expected=seen.expected, subject=GREEDY, tied=False)
+
+
+def _impossible(
+    case: SampledEngineCase, sampled: Mapping[int, SampledRow], outputs: Sequence[tuple[int, ...]]
+) -> Explanation | None:
+    for number, row in sampled.items():
+        if row.impossible:
+            index = row.impossible[0]
+            detail = f"new token {index} has the probability 0 under the options of row {number}"
+            return _explanation(case, "sampling", IMPOSSIBLE, number, index, outputs[number], detail)
+    return None
+
+
+def _explanation(
+    case: SampledEngineCase, component: str, kind: str, number: int, index: int, output: tuple[int, ...], detail: str
+) -> Explanation:
+    row = case.rows[number]
+    return Explanation(
+        component,
+        kind,
+        row=number,
+        token_index=index,
+        observed=output[index] if index < len(output) else None,
+        detail=detail,
+        observed_row=output,
+        expected_row=output[:index],
+        wrong_rows=(number,),
+        tied=True,
+        given=Given(row.prompt, PAD, row.options.eos_token_ids, case.num_draft_tokens),
+    )
+
+
+def _exercised(
+    case: SampledEngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]
+) -> Sequence[str]:
+    """What a case exercised, by `eqcheck.lanes.checkpoint.about.SAMPLED`."""
+    options = [case.rows[number].options for number in case.sampled]
+    rows = range(len(case.rows))
+    seen = {
+        "sampled_rows": bool(options),
+        "greedy_among_sampled": 0 < len(options) < len(case.rows),
+        "unequal_options": len({(o.temperature, o.top_k, o.top_p, o.min_p) for o in options}) > 1,
+        "twins": any(twins(case, i, j) for j in rows for i in range(j)),
+        "seeded_rows": any(o.seed is not None for o in options),
+        "cut_laws": any(o.top_k or o.top_p < 1 or o.min_p for o in options),
+        "ended_by_eos": any(
+            output and output[-1] in row.options.eos_token_ids and len(output) < row.options.max_new_tokens
+            for row, output in zip(case.rows, outputs, strict=True)
+        ),
+        "drafted": observed.get("drafted", 0) > 0,
+        "accepted": observed.get("accepted", 0) > 0,
+        "rejected": observed.get("drafted", 0) > observed.get("accepted", 0),
+        f"regime_{case.regime}": True,
+    }
+    return [name for name, is_so in seen.items() if is_so]

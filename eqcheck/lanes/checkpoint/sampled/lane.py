@@ -1,0 +1,232 @@
+"""The lane of engines that sample, on the checkpoints: evidence over all tokens, and a request that shows it alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from eqcheck import declining
+from eqcheck.contract import hook
+from eqcheck.findings import Audit, Finding
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
+from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
+from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
+from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
+from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome, judged
+from eqcheck.lanes.checkpoint.sampled.naming import named
+from eqcheck.lanes.checkpoint.sampled.script import EVIDENCE, checked_script, evidence_file
+from eqcheck.lanes.checkpoint.script import SHARED, shared
+from eqcheck.lanes.sampling.gathered import Gathered
+from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
+from eqcheck.lanes.sampling.seeds import broken_promise, trials
+from eqcheck.outcome import Outcome
+from eqcheck.sampling.naming import Named
+from eqcheck.verdict import Explanation
+from eqcheck.workers.pool import Workers
+from eqcheck.workers.spawned import environment
+
+SECONDS, INVESTIGATING_S = 120.0, 60.0  # of an audit without a budget; at least for a finding
+DRAWING = 0.85  # of a budget
+NAMING, NAMING_LEAST = 4, 3000  # times the tokens of a violation, and tokens, that name it
+PROMISES = 10  # cases with seeds that are decoded again
+# Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
+OF_GREEDY_TOO = ("over-acceptance", "bonus-column", "correction-column")
+_SHOWN = 5  # cases that are tried, until one shows a wrong law by itself
+
+
+class CheckpointSamplingLane(SamplingLane):
+    """One audit of sampled rows on checkpoints; see `eqcheck.campaign.lane.Lane`."""
+
+    def begin(self) -> None:
+        decoder, options = self.decoder, self.options
+        self.python = environment(decoder, options.python)
+        families = (SampledEngineCase.family,)
+        self.result = Audit(decoder, options, "checkpoint-sampling", families, families)
+        rows = 1 if "batch-1" in decoder.requires else min(6, options.bounds.rows)
+        self.source = SampledEngineCases(options.seed, decoder.capabilities, rows, decoder.seeds, decoder.option_order)
+        self.regimes = self.source.regimes
+        self.found: tuple[Smallest | None, Outcome | None] = (None, None)
+        self.begun = time.monotonic()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        judge = partial(_judged, Judge(self.decoder.dtype), self.decoder.dtype)
+        with worker(self.decoder, self.python, self.options.case_timeout, judge) as one:
+            one.open()
+            self.running = Workers([one], batch=1, ahead=True)
+            self.result.version = one.version
+            yield
+
+    def asks(self, case: object) -> bool:
+        return isinstance(case, SampledEngineCase) and case.checkpoint in ("", checkpoint().name)
+
+    def draws_until(self, started: float) -> float | None:
+        if self.drawn:
+            return None
+        self.drawn, self.begun = True, started
+        if self.options.budget:
+            return started + self.options.budget * DRAWING
+        return started + (float("inf") if self.options.cases is not None else SECONDS)
+
+    def enough(self) -> bool:
+        wealth = self.gathered.wealth
+        if wealth.crossed is None:
+            return wealth.tokens >= TOKENS
+        return wealth.tokens >= max(NAMING_LEAST, NAMING * wealth.crossed)
+
+    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
+        """What is certain is seen again when the case is decoded again, though with another answer perhaps."""
+        again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
+        if not any(one.symptom == outcome.symptom for one in again):
+            return None
+        return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
+
+    def _asserted(self, outcome: Outcome) -> Outcome:
+        """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
+        read = outcome.explanation
+        if read is None or read.subject != GREEDY:
+            return outcome
+        greedy = self.running.try_case(outcome.case.greedy())
+        if greedy.failed:
+            return replace(greedy, explanation=explain(greedy, abduced(greedy)), drawn=outcome.drawn)
+        detail = f"{read.detail}; with all rows greedy the request is right"
+        return replace(outcome, explanation=replace(read, detail=detail))
+
+    def cause(self, gathered: Gathered) -> Named | None:
+        outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
+        return named(outcomes)
+
+    def conclude(self) -> None:
+        self._count()
+        violated = self.gathered.violated
+        if not self.result.interrupted and (violated or self.decoder.seeds != "none"):
+            with self.drawing():
+                self._promises()
+                if violated:
+                    self._investigate()
+        super().conclude()
+        result = self.result
+        result.findings = [self._with_script(finding) for finding in result.findings]
+        observed = [outcome.observed for outcome in result.claimed]
+        if result.claimed and not any("drafted" in one for one in observed):
+            result.warnings.append(
+                "the decoder does not say how many draft tokens it proposed: nothing shows that it speculated"
+            )
+        result.warnings += declining.too_many(declining.reasons_of(result.declined), len(result.outcomes))
+
+    def _investigate(self) -> None:
+        """The smallest request that shows the wrong law, and a request that is wrong with greedy rows, too."""
+        left = self.begun + (self.options.budget or 0.0) - time.monotonic()
+        drawing = Drawing(self.running.try_case, time.monotonic() + max(INVESTIGATING_S, left))
+        telling = self.gathered.telling()
+        wrong = drawing.greedy(telling)
+        tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
+        found = drawing.smallest(telling[:_SHOWN], tokens)
+        if found:
+            found = replace(found, plain=drawing.plain(found) if self.decoder.checkpoints else "")
+        self.found = found, wrong
+
+    def _finding(self, impossible: list[Finding]) -> Finding:
+        """The wrong law with the smallest request that shows it, where there is one."""
+        finding = super()._finding(impossible)
+        (found, wrong), audit = self.found, self.gathered.wealth
+        if found is None:
+            explanation = self._weighed(finding.explanation, wrong)
+            shown, case, minimised, plain = finding.outcome, finding.case, False, ""
+        else:
+            tokens = found.gathered.wealth.crossed or found.gathered.wealth.tokens
+            case, minimised, plain = replace(found.case, crosses_after=tokens), found.minimised, found.plain
+            shown = found.gathered.explained(self.cause(self.gathered))
+            assert shown.explanation is not None
+            explanation = self._weighed(shown.explanation, wrong)
+            words = (
+                f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
+                f"was {audit.supremum:.2g} after {audit.tokens} tokens"
+            )
+            explanation = replace(explanation, detail=words)
+        return replace(
+            finding,
+            outcome=replace(shown, case=case, explanation=explanation),
+            explanation=explanation,
+            seen=(explanation.fingerprint, *finding.seen),
+            needs=needs(case),
+            plain=plain,
+            minimised=minimised,
+        )
+
+    def _weighed(self, explanation: Explanation, wrong: Outcome | None) -> Explanation:
+        """The cause, where greedy rows do not speak against it: ``wrong`` is a request that is wrong with them, too."""
+        if wrong is None:
+            return explanation
+        if explanation.kind in OF_GREEDY_TOO:
+            return replace(explanation, detail=f"{explanation.detail}; greedy rows are wrong as well")
+        detail = f"{explanation.detail}; greedy rows are wrong as well, so the cause is not in the sampling alone"
+        return replace(explanation, component="unattributed", kind="unattributed", detail=detail)
+
+    def _with_script(self, finding: Finding) -> Finding:
+        """The finding with its script, if it was seen to show it."""
+        if self.found[0] is None or self.result.interrupted or not getattr(finding.case, "crosses_after", 0):
+            return finding
+        text = checked_script(self.decoder, self.result.version, self.python, finding)
+        if text is None:
+            if hook(self.decoder.function, "script"):
+                self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+            return finding
+        self.result.files |= {SHARED: shared(self.decoder), EVIDENCE: evidence_file()}
+        return replace(finding, script=text)
+
+    def _promises(self) -> None:
+        """Whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
+
+        One difference may be rounding: it moves a draw that lies near a boundary.
+        """
+        broken: dict[str, list[Outcome]] = {}
+        promised = [one for one in self.gathered.outcomes if one.outputs and one.case.promise != "none"]
+        for outcome in promised[:PROMISES]:
+            if seen := self._broken(outcome):
+                broken.setdefault(seen.fingerprint, []).append(replace(outcome, status="violation", explanation=seen))
+        for outcomes in broken.values():
+            if len(outcomes) > 1:
+                self.result.findings.append(replace(self.unsettled(outcomes[0]), count=len(outcomes)))
+
+    def _broken(self, outcome: Outcome) -> Explanation | None:
+        """The first promise that a seeded row of a case does not keep, rounding apart."""
+        case, outputs = outcome.case, outcome.outputs
+        seeded = [number for number in case.sampled if case.rows[number].options.seed is not None]
+        if outputs is None or not seeded:
+            return None
+        for level, what, other, rows in trials(case, seeded):
+            tried = self.running.try_case(other).outputs
+            if tried is None:
+                continue
+            for at, row in enumerate(rows):
+                if row in seeded and tried[at] != outputs[row]:
+                    found = broken_promise(case, row, level, what, outputs[row], tried[at])
+                    if not _near(outcome, row, found):
+                        return found
+        return None
+
+
+def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> Outcome:
+    """A sampled case, or a greedy one."""
+    if isinstance(case, SampledEngineCase):
+        return judged(judge, dtype, case, answer)
+    return greedily_judged(judge, case, answer)
+
+
+def _near(outcome: Outcome, row: int, found: Explanation) -> bool:
+    """Whether two tokens are equally likely, up to rounding: then it may decide between them."""
+    sampled = getattr(outcome, "sampled", {}).get(row)
+    index, tokens = found.token_index, (found.expected, found.observed)
+    if sampled is None or index is None or None in tokens or index >= len(sampled.p):
+        return False
+    one, other = (float(sampled.p[index, token]) for token in tokens)
+    return abs(one - other) <= float(max(sampled.eps)) * max(one, other)

@@ -1,0 +1,114 @@
+"""What sampled cases show together, in an audit or where one case is drawn again and again; and how that is said."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.outcome import Outcome
+from eqcheck.sampling.exclusion import Exclusion
+from eqcheck.sampling.naming import Named
+from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.wealth import VIOLATION, Wealth
+from eqcheck.verdict import Explanation
+
+NOTHING_SEEN = 10.0
+"""A case drawn for ten times the tokens that it took is fixed where the evidence never was more than this."""
+LONGER = 10
+
+
+class Gathered:
+    """The evidence of outcomes, in the order in which their cases were drawn."""
+
+    def __init__(self) -> None:
+        self.wealth, self.outcomes = Wealth(), list[Outcome]()
+        self._gains: list[tuple[float, int]] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Let the bets earn on what was decoded."""
+        self.outcomes.append(outcome)
+        if rows := rows_of(outcome):
+            before = self.wealth.log_evidence
+            self.wealth.add(rows, outcome.case.regime)
+            self._gains.append((before - self.wealth.log_evidence, len(self.outcomes) - 1))
+
+    def telling(self) -> list[Outcome]:
+        """The outcomes that have sampled tokens, those first that add most to the evidence."""
+        return [self.outcomes[number] for _, number in sorted(self._gains)]
+
+    @property
+    def impossible(self) -> Outcome | None:
+        """The first case with a token that has no probability."""
+        kinds = (one for one in self.outcomes if one.explanation and one.explanation.kind == IMPOSSIBLE)
+        return next(kinds, None)
+
+    @property
+    def crossed(self) -> bool:
+        return self.wealth.supremum >= VIOLATION
+
+    @property
+    def violated(self) -> bool:
+        """Whether the law is wrong: the evidence says so, or a token that has no probability."""
+        return self.crossed or self.impossible is not None
+
+    def excludes(self) -> tuple[str, ...]:
+        """What the tokens exclude, all of them first, then those of each regime."""
+        exclusion = Exclusion()
+        for outcome in self.outcomes:
+            exclusion.add(rows_of(outcome), outcome.case.regime)
+        found = [one for one in exclusion.excluded() if one.size is not None]
+        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
+
+    def explained(self, found: Named | None) -> Outcome:
+        """What is wrong with the law, in a case with an impossible token or the one that adds most to the evidence."""
+        best, impossible = self.wealth.best(), self.impossible
+        evidence = f"{self.wealth.supremum:.2g}"
+        first = impossible.explanation if impossible else None
+        clauses = [found.words] if found else []
+        clauses += [first.detail] if first else []
+        if self.crossed:
+            clauses.append(
+                f"the evidence against the target's law is {evidence} after {self.wealth.tokens} tokens, which a right "
+                f"decoder exceeds once in {float(evidence):.2g} audits"
+            )
+        if not found and self.crossed:
+            clauses.append(f"no part of a round leads clearly; of the bets {best[0][0]} earns most")
+        kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
+        facts: dict[str, int | str] = {"evidence": evidence, "tokens": self.wealth.tokens, "bet": best[0][0]}
+        facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
+        outcome = impossible or self.telling()[0]
+        explanation = replace(first or Explanation("sampling", kind), kind=kind, detail="; ".join(clauses), facts=facts)
+        return replace(outcome, status="violation", explanation=explanation)
+
+
+def rows_of(outcome: Outcome) -> list[SampledRow]:
+    """The sampled rows of a case, in the order in which the bets take them."""
+    sampled = getattr(outcome, "sampled", {})
+    numbers = list(sampled)
+    return [replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None) for row in sampled.values()]
+
+
+def drawn_again(
+    case: Any,
+    try_case: Callable[[Any], Outcome],
+    most: int,
+    until: float,
+    rng: Random,
+    gathered: Gathered | None = None,
+) -> Gathered:
+    """A case decoded again and again with other chance, until its law is violated or so many tokens are spent.
+
+    ``until`` is on the monotonic clock. A case that fails for another reason, or is declined, ends it as well.
+    """
+    gathered = gathered or Gathered()
+    while not gathered.violated and gathered.wealth.tokens < most and time.monotonic() < until:
+        outcome = try_case(case.renewed(rng))
+        gathered.add(outcome)
+        if not rows_of(outcome) or (outcome.failed and gathered.impossible is None):
+            break
+    return gathered
