@@ -144,8 +144,9 @@ class Audit:
 
     def join(self, other: Audit) -> None:
         """Count what another lane found of the same decoder with this."""
-        for name in ("outcomes", "replayed", "warnings"):
+        for name in ("outcomes", "replayed"):
             getattr(self, name).extend(getattr(other, name))
+        self.warnings += [warning for warning in other.warnings if warning not in self.warnings]
         mine = {(finding.fingerprint, finding.standing): number for number, finding in enumerate(self.findings)}
         for finding in other.findings:
             number = mine.get((finding.fingerprint, finding.standing))

@@ -22,7 +22,9 @@ CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptio
 
 
 @contextmanager
-def serving(*, token_ids: bool = True, stops: bool = True, error: int = 0) -> Iterator[str]:
+def serving(
+    *, token_ids: bool = True, stops: bool = True, cuts: bool = True, error: int = 0, heard: list[Any] | None = None
+) -> Iterator[str]:
     truth = ModelTruth(checkpoint().models()[0])
 
     class Handler(BaseHTTPRequestHandler):
@@ -43,6 +45,10 @@ def serving(*, token_ids: bool = True, stops: bool = True, error: int = 0) -> It
                 asked.get("presence_penalty", 0.0),
             )
             tokens = truth.row(EngineRow(tuple(asked["prompt"]), options))
+            if asked["temperature"] and not (cuts and asked.get("top_k") == 1):
+                tokens = tokens[::-1]  # whatever was drawn
+            if heard is not None:
+                heard.append(asked)
             choice: dict[str, Any] = {"text": "?", "logprobs": {"tokens": [f"token_id:{token}" for token in tokens]}}
             if not token_ids:
                 choice = {"text": "?", "logprobs": {"tokens": ["a"] * len(tokens)}}
@@ -96,6 +102,31 @@ def test_what_a_server_cannot_do_is_passed_over(monkeypatch: pytest.MonkeyPatch)
         plain = EngineCase(CASE.rows, drafting="none")
         with pytest.raises(Unsupported, match="EQCHECK_PLAIN_URL"):
             _decode(plain)
+
+
+def test_sampling_is_asked_for_as_the_interface_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    rows = (EngineRow((1,), RowOptions(4)), EngineRow((2,), RowOptions(4, temperature=0.7, top_p=0.9, seed=5)))
+    with serving(heard=heard) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        _decode(EngineCase(rows))
+    greedy, sampled = sorted(heard, key=lambda asked: asked["prompt"])
+    assert greedy["temperature"] == 0
+    assert not {"top_p", "top_k", "seed"} & set(greedy)
+    assert (sampled["temperature"], sampled["top_p"], sampled["seed"]) == (0.7, 0.9, 5)
+
+
+def test_a_server_that_passes_over_top_k_is_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = EngineCase((EngineRow((2,), RowOptions(4, temperature=0.7, top_k=3)),))
+    with serving(cuts=False) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(Unsupported, match="top_k"):
+            _decode(case)
+    heard: list[Any] = []
+    with serving(heard=heard) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        _decode(case)
+    assert heard[-1]["top_k"] == 3
 
 
 def test_an_error_of_the_server_is_told_with_its_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ class SamplingLane:
             found = drawn_again(case, self.running.try_case, most, end, SystemRandom())
         if found.violated:
             return found.explained(self.cause(found)), ""
-        last, wealth = found.outcomes[-1], found.wealth
+        last, wealth = (found.outcomes or [first])[-1], found.wealth
         spent = wealth.tokens >= most and wealth.supremum <= NOTHING_SEEN
         status = last.status if last.failed or last.declined or spent else "inconclusive"
         seen = {"tokens": wealth.tokens, "evidence": f"{wealth.supremum:.2g}"}

@@ -15,6 +15,7 @@ from eqcheck.outcome import Outcome
 
 LEAST, MOST = 400, 6000  # tokens that a smaller request may take
 SLOWER = 3  # times the tokens of the larger one
+PLAIN_S = 30.0  # for what the engine does without speculation
 CONTROLS = 6  # requests that are tried with greedy rows
 _CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -72,7 +73,9 @@ class Drawing:
     def plain(self, found: Smallest) -> str:
         """What the engine does without speculation, drawn for three times the tokens; empty where that is unclear."""
         most = SLOWER * max(LEAST, found.gathered.wealth.tokens)
-        drawn = drawn_again(replace(found.case, drafting="none"), self.decode, most, time.monotonic() + 60.0, self.rng)
+        drawn = drawn_again(
+            replace(found.case, drafting="none"), self.decode, most, time.monotonic() + PLAIN_S, self.rng
+        )
         if drawn.violated:
             return "wrong too"
         clear = drawn.wealth.tokens >= most and drawn.wealth.supremum <= NOTHING_SEEN

@@ -33,8 +33,8 @@ from eqcheck.verdict import Explanation
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 
-SECONDS, INVESTIGATING_S = 120.0, 60.0  # of an audit without a budget; at least for a finding
-DRAWING = 0.85  # of a budget
+SECONDS, INVESTIGATING_S = 120.0, 45.0  # of an audit without a budget; at least for a finding
+DRAWING = 0.75  # of a budget
 NAMING, NAMING_LEAST = 4, 3000  # times the tokens of a violation, and tokens, that name it
 PROMISES = 10  # cases with seeds that are decoded again
 # Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
