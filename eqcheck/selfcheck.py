@@ -31,6 +31,7 @@ from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle import judge
+from eqcheck.sampledcheck import SampledResult, named_as_planted, sampled_checks
 from eqcheck.verdict import Explanation
 
 MOST_CASES = 400  # a fault not caught by then is missed
@@ -38,8 +39,9 @@ JUDGED = 6  # cases of each fault whose attribution is scored
 SOUND_CASES = 100
 RARE_MOST, RARE_USUAL, RARE_LATE = 2000, 300, 0.1  # cases; how many rare conjunctions may take more than usual
 COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
+SAMPLED_RIGHT = 0.9  # of the planted faults of sampling that are seen
 T = TypeVar("T")
-_Result = Union["FaultResult", "KnownGoodResult", tuple["RareResult", ...]]
+_Result = Union["FaultResult", "KnownGoodResult", SampledResult, tuple["RareResult", ...]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class SelfCheck:
     faults: tuple[FaultResult, ...]
     known_good: tuple[KnownGoodResult, ...]
     rare: tuple[RareResult, ...] = ()
+    sampled: tuple[SampledResult, ...] = ()
 
     @property
     def left_out(self) -> list[str]:
@@ -103,11 +106,11 @@ class SelfCheck:
     def missed(self) -> list[str]:
         """The faults that were not caught, and the right decoders that were accused."""
         found = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
-        return found + [
-            f"{good.name}: {good.violations} of {good.cases} cases of a right decoder called a violation: {good.first}"
-            for good in self.known_good
-            if good.violations
-        ]
+        for good in self.known_good:
+            if good.violations:
+                accused = f"{good.violations} of {good.cases} cases of a right decoder called a violation"
+                found.append(f"{good.name}: {accused}: {good.first}")
+        return found + [one.failure for one in self.sampled if one.failure]
 
     @property
     def failures(self) -> list[str]:
@@ -124,6 +127,9 @@ class SelfCheck:
                 found.append(
                     f"{what} named as declared in {share:.1%} of the violations, at least {least:.0%} expected"
                 )
+        right, wrong, seen = named_as_planted(self.sampled)
+        if right < SAMPLED_RIGHT * seen:
+            found.append(f"of {seen} faults of sampling {right} are named as planted, and {wrong} by another kind")
         return found
 
     def share(self, what: str, held_back: bool | None = None) -> float:
@@ -143,6 +149,7 @@ class SelfCheck:
             "faults": [asdict(fault) for fault in self.faults],
             "known_good": [asdict(good) for good in self.known_good],
             "rare": [asdict(rare) for rare in self.rare],
+            "sampled": [asdict(one) for one in self.sampled],
             "failures": self.failures,
         }
 
@@ -154,6 +161,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
         for start in range(0, cases, SOUND_CASES):
             work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
+    work += sampled_checks()
     results: list[_Result] = []
     for result in in_processes(work, jobs):
         results.append(result)
@@ -186,7 +194,9 @@ def _gathered(results: list[_Result]) -> SelfCheck:
                 first=before.first or one.first,
             )
     rare = next((one for one in results if isinstance(one, tuple)), ())
-    return SelfCheck(tuple(one for one in results if isinstance(one, FaultResult)), tuple(good.values()), rare)
+    faults = tuple(one for one in results if isinstance(one, FaultResult))
+    sampled = tuple(one for one in results if isinstance(one, SampledResult))
+    return SelfCheck(faults, tuple(good.values()), rare, sampled)
 
 
 def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:

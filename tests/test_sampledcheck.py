@@ -18,7 +18,9 @@ def test_a_fault_is_seen_and_a_right_sampler_is_not_accused() -> None:
     assert not broken.failure
     assert (right.named, right.failure) == (lossy.named, lossy.failure) == ("", "")
     assert "as planted" in table([broken, right])
-    assert named_as_planted([broken, right], held_back=True) == (1, 1)
+    assert named_as_planted([broken, right], held_back=True) == (1, 0, 1)
+    stray, wrong = (replace(broken, named=f"sampling/{kind}") for kind in ("stray-law", "draft-law"))
+    assert named_as_planted([broken, stray, wrong]) == (1, 1, 3)
 
 
 def test_what_is_not_seen_and_who_is_accused_is_a_failure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from eqcheck import selfcheck as module
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.harness import Run
 from eqcheck.oracle import judge
-from eqcheck.selfcheck import check_fault, check_known_good, in_processes, short
+from eqcheck.sampledcheck import SampledResult, check_sampled_fault
+from eqcheck.selfcheck import SelfCheck, check_fault, check_known_good, in_processes, short
 from eqcheck.verdict import Explanation, Verdict
 
 FEW = FAULTS[::60]
@@ -31,6 +33,7 @@ def _forget() -> Iterator[None]:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAULTS", FEW)
     monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
+    monkeypatch.setattr(module, "sampled_checks", lambda: [partial(check_sampled_fault, 0, cases=4)])
 
 
 def blind(run: Run) -> Verdict:
@@ -79,6 +82,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     assert f"{len(FEW)} of {len(FEW)} faults caught" in table
     assert "held back: component" in table
+    assert "sampling, all faults: 1 seen, 1 named as planted, 0 by another kind" in table
     assert cli.main([*arguments, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [fault["id"] for fault in data["faults"]] == [fault.id for fault in FEW]
@@ -100,3 +104,13 @@ def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_known_good_cases_go_on_where_the_last_ended() -> None:
     assert check_known_good("uncached", 3, 2).cases == 2
     assert list(in_processes([int, str], 1)) == [0, ""]
+
+
+def test_wrong_names_of_sampling_are_a_failure() -> None:
+    one = SampledResult("L0", "sampling/residual", False, True, "std", None, 100, "sampling/residual", 1.0)
+    assert not SelfCheck((), (), sampled=(one,)).failures
+    other = replace(one, named="sampling/draft-law")
+    assert SelfCheck((), (), sampled=(one, other)).failures == [
+        "of 2 faults of sampling 1 are named as planted, and 1 by another kind"
+    ]
+    assert "not seen" in SelfCheck((), (), sampled=(one, replace(one, named=""))).failures[0]

@@ -15,6 +15,8 @@ from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, Violati
 from eqcheck.plain import printable
 from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent, sampled
 from eqcheck.report.schema import Report, ReportedViolation
+from eqcheck.sampledcheck import named_as_planted
+from eqcheck.sampledcheck import table as sampled_table
 from eqcheck.selfcheck import SelfCheck
 from eqcheck.text import render
 
@@ -207,4 +209,15 @@ def selfcheck_table(check: SelfCheck) -> str:
     for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
         component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))
         lines.append(f"named as declared, {what}: component {percent(component)}, kind {percent(kind)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sampled_table(check)])
+
+
+def _sampled_table(check: SelfCheck) -> list[str]:
+    """The faults of sampling: after how many tokens each was seen, and what it was named."""
+    if not check.sampled:
+        return []
+    lines = ["", sampled_table(check.sampled), ""]
+    for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
+        right, wrong, seen = named_as_planted(check.sampled, held_back)
+        lines.append(f"sampling, {what}: {seen} seen, {right} named as planted, {wrong} by another kind")
+    return lines

@@ -48,7 +48,8 @@ class SamplingLane:
         self.decoder, self.options = decoder, options
         self.gathered = Gathered()
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
-        self.drawn, self.seen_at = False, 0  # the number of tokens after which the law was seen to be wrong
+        self.drawn = False
+        self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
         self.begin()
 
     def begin(self) -> None:
@@ -88,11 +89,16 @@ class SamplingLane:
             yield case
 
     def enough(self) -> bool:
-        """Whether there are tokens enough, for a violation or without one."""
-        wealth = self.gathered.wealth
-        if not self.seen_at and wealth.verdict() == "violation":
-            self.seen_at = wealth.tokens
-        return wealth.tokens >= (min(TOKENS, max(TO_NAME, 2 * self.seen_at)) if self.seen_at else TOKENS)
+        """Whether there are tokens enough, for a violation with a name or for none."""
+        tokens = self.gathered.wealth.tokens
+        if not self.to_name:
+            if self.gathered.wealth.verdict() != "violation":
+                return tokens >= TOKENS
+            self.to_name = max(TO_NAME, 2 * tokens)
+            self.at_most = min(TOKENS, 3 * self.to_name)
+        if self.to_name <= tokens < self.at_most and not self.cause(self.gathered):
+            self.to_name *= 2
+        return tokens >= min(self.to_name, self.at_most)
 
     def _count(self) -> None:
         """Let the bets earn on what was decoded since, in the order in which it was drawn."""
