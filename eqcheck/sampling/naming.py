@@ -46,9 +46,10 @@ def named(reads: Iterable[Read]) -> Named | None:
     if factor < math.log(NAMED) or wrong_parts(reads, sampler):
         return _of_a_part(reads, [one for _, one in rights], factor)
     rivals = [one for value, one in ordered if best - value < math.log(NAMED)]
-    if any(one.kind != sampler.kind for one in rivals):
+    best_of = {one.kind: one for one in reversed(rivals)}
+    if any(kind != sampler.kind and not wrong_parts(reads, one) for kind, one in best_of.items()):
         return Named("stray-law", "", factor)
-    clear = all(one.words == sampler.words for one in rivals)
+    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind)
     return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
 
 
@@ -79,8 +80,7 @@ def likelihood(sums: Sums, sampler: Sampler) -> float:
 def wrong_parts(reads: list[Read], sampler: Sampler) -> dict[str, float]:
     """The parts of a round that do not follow the sampler, each with the logarithm of the evidence that they do not."""
     found = {}
-    if sampler.known_in_first_columns:
-        reads = [read.first_columns() for read in reads]
+    reads = sampler.tells(reads)
     for part in PARTS:
         if (name := getattr(sampler, part)) and (evidence := misfit(reads, part, name)) >= math.log(NAMED):
             found[part] = evidence

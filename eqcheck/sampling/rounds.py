@@ -40,7 +40,7 @@ class Read:
     ``role [n]`` is as in `eqcheck.attribution.sampling.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
     ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by variant: ``""`` is right.
     ``before`` is the target's law one place earlier, ``behind`` the one behind the draft token. ``beside`` has
-    the draft's laws of other rows and columns of the round.
+    the draft's laws of other rows and columns of the round, zeros where they are not known.
     """
 
     role: NDArray[np.str_]
@@ -67,6 +67,16 @@ class Read:
     def first_columns(self) -> Read:
         """The tokens at the first draft token of a round, or without one."""
         return self._only(self.column == 0)
+
+    def beside_known(self, name: str) -> Read:
+        """The tokens where this law of another row or column is known."""
+        return self._only(self.beside[name].sum(-1) > 0)
+
+    @property
+    def drafts(self) -> dict[str, Floats]:
+        """The draft's laws ``[n, V]`` that may be compared with the target's; its own where another is not known."""
+        others = {name: np.where(law.sum(-1, keepdims=True) > 0, law, self.q[""]) for name, law in self.beside.items()}
+        return {**self.q, **others}
 
     def _only(self, where: Bools) -> Read:
         return Read(*(_each(getattr(self, one.name), lambda array: array[where]) for one in fields(self)))
@@ -160,7 +170,7 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
     n = np.arange(len(read.draft))
     d = np.where(read.draft >= 0, read.draft, 0)
     p = {variant: law[n, d] for variant, law in read.p.items()}
-    q = {variant: law[n, d] for variant, law in (*read.q.items(), *read.beside.items())}
+    q = {variant: law[n, d] for variant, law in read.drafts.items()}
 
     def ratio(of: Floats, to: Floats) -> Floats:
         return np.divide(of, to, out=np.where(of > 0, 1.0, 0.0), where=to > 0)
@@ -228,7 +238,7 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
     def residual(p: Floats, q: Floats) -> Floats:
         return without(_normal(np.maximum(p - q, 0), p))
 
-    q = {**read.q, **read.beside}
+    q = read.drafts
     for variant, own in read.p.items():
         yield (MATCH, variant, "", ""), without(own)
         for base in BASES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from eqcheck.sampling.rounds import BASES, FACTORS, FIRST, MATCH, POWERS, REJECTION, SHARP, Name
+from eqcheck.sampling.rounds import BASES, FACTORS, FIRST, MATCH, POWERS, REJECTION, SHARP, Name, Read
 
 _WITHOUT = {
     "temperature": "without the row's temperature",
@@ -53,11 +53,17 @@ class Sampler(NamedTuple):
 
     @property
     def known_in_first_columns(self) -> bool:
-        """Whether only these tell: else a corrected token may look accepted, or another row's draft is not known."""
+        """Whether only these tell: behind them, a corrected token may look accepted."""
         rule = self.accept[3]
         less = rule in ("never", "inverted", "one-minus") or "times-0" in rule
-        others = any(law[2].startswith("q-") for law in (self.accept, self.correction))
-        return less or others or rule.startswith(("again", "first-"))
+        return less or rule.startswith(("again", "first-"))
+
+    def tells(self, reads: list[Read]) -> list[Read]:
+        """The tokens that tell whether it is this sampler."""
+        if self.known_in_first_columns:
+            return [read.first_columns() for read in reads]
+        beside = next((law[2] for law in (self.accept, self.correction) if law[2] in BESIDE), "")
+        return [read.beside_known(beside) for read in reads] if beside else reads
 
 
 def right_samplers() -> Iterator[Sampler]:
@@ -148,10 +154,11 @@ def _wrong_rule(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
     yield accepting("over-acceptance", "the first draft token of a round is always accepted", "first-column")
     yield accepting("over-acceptance", "draft tokens behind the first of a round are always accepted", "later-columns")
     yield accepting("over-acceptance", "draft tokens are accepted that the target never emits", "impossible")
-    yield accepting("over-acceptance", "the ratio is inverted", "inverted")
     yield accepting("over-acceptance", "draft tokens are accepted where they are to be refused", "one-minus")
     yield accepting("under-acceptance", "no draft token is accepted", "never")
-    for factor in FACTORS:
+    if scheme == REJECTION:  # matching has no ratio
+        yield accepting("over-acceptance", "the ratio is inverted", "inverted")
+    for factor in FACTORS if scheme == REJECTION else ():
         kind = "over-acceptance" if factor > 1 else "under-acceptance"
         yield accepting(kind, f"the ratio is about {factor:.2g} times what is right", f"times-{factor:g}")
         if factor < 1:

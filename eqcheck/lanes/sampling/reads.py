@@ -106,37 +106,45 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
 
 
 def _beside(outcome: SampledOutcome, number: int, q: Floats, behind: Floats, rounds: Rounds) -> dict[str, Floats]:
-    """The draft's laws ``[n, V]`` of other rows and columns of each token's round; its own where there is none."""
-    found = {name: q.copy() for name in BESIDE}
-    alike = len(outcome.sampled) == len(outcome.case.rows)  # no greedy row has a place between them
-    i = 0
+    """The draft's laws ``[n, V]`` of other rows and columns of each token's round; zeros where they are not known."""
+    found = {name: np.zeros_like(q) for name in BESIDE}
+    found["q-column-before"], found["q-next-column"] = q.copy(), q.copy()
+    count_rows, i = len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
-        rows = [row for row in rounds if count < len(rounds[row])]
-        place = rows.index(number)
-        others = {
-            "q-next-row": rounds[rows[(place + 1) % len(rows)]][count],
-            "q-row-before": rounds[rows[place - 1]][count],
-            "q-first-row": rounds[rows[0]][count],
-        }
         drafts = sum(mark.draft >= 0 for mark in marks) + marks[-1].more  # settled before any of them was accepted
+        others = {
+            "q-next-row": _row_of(rounds, number, count, 1, count_rows),
+            "q-row-before": _row_of(rounds, number, count, -1, count_rows),
+            "q-first-row": _row_of(rounds, -1, count, 1, count_rows),
+            "q-round-before": rounds[number][count - 1] if count else [],
+        }
         for column, mark in enumerate(marks):
-            for name, other in others.items() if alike else ():
-                found[name][i] = _at(outcome, other, mark.column, q[i])
+            for name, other in others.items():
+                found[name][i] = _at(outcome, other, mark.column)
             if mark.more:
                 found["q-next-column"][i] = behind[i]
             elif column + 1 < drafts:
                 found["q-next-column"][i] = q[i + 1]
             if mark.column and column:
                 found["q-column-before"][i] = q[i - 1]
-            if count:
-                found["q-round-before"][i] = _at(outcome, rounds[number][count - 1], mark.column, q[i])
             i += 1
     return found
 
 
-def _at(outcome: SampledOutcome, marks: list[Mark], column: int, otherwise: Floats) -> Floats:
-    """The draft's law ``[V]`` that a row has in this column of a round."""
+def _row_of(rounds: Rounds, number: int, count: int, step: int, rows: int) -> list[Mark]:
+    """What the next row that is decoded had in a round; nothing where a row comes first that was not read."""
+    for away in range(1, rows):
+        row = (number + step * away) % rows
+        if row not in rounds:
+            return []
+        if count < len(rounds[row]):
+            return rounds[row][count]
+    return []
+
+
+def _at(outcome: SampledOutcome, marks: list[Mark], column: int) -> Floats:
+    """The draft's law ``[V]`` that a row has in this column of a round; zeros where it has none."""
     for mark in marks:
         if mark.column == column and (q := outcome.sampled[mark.row].q) is not None:
             return np.asarray(q[mark.at])
-    return otherwise
+    return np.zeros(outcome.case.vocab_size)
