@@ -29,6 +29,7 @@ _SAY = {
     "residual-unused": "residual",
     "drawn-again": "residual",
     "argmax": "target-option",
+    "first-row-options": "target-option",
     "first-argmax": "first-token",
     "first-raw": "first-token",
     **{f"power-{power}": "target-option" for power in POWERS},
@@ -159,6 +160,7 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
     ratio = _ratio(p, q)
     residual = _residual(p, q)
     everything = np.ones_like(p)
+    known = row.likeliest.shape[1] > 0  # what stands behind draft tokens
     crossed = _crossed(p, q)
     for words, chance in (
         ("every draft token is accepted", everything),
@@ -169,10 +171,9 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         yield ("over-acceptance", words), _put(row, q, chance, residual)
         if chance is everything:
             continue  # nothing is corrected
-        yield (
-            ("over-acceptance", f"{words}, and corrections are drawn from the column behind"),
-            _put(row, q, chance, _behind(row, q * (1 - chance))),
-        )
+        if known:
+            behind = _put(row, q, chance, _behind(row, q * (1 - chance)))
+            yield ("over-acceptance", f"{words}, and corrections are drawn from the column behind"), behind
         yield ("over-acceptance", f"{words}, and corrections are drawn from the target's law"), _put(row, q, chance, p)
     free = _put(row, q, ratio, residual)._replace(unverified=True)
     yield ("over-acceptance", "the first draft token of a round is accepted unverified"), free
@@ -187,8 +188,10 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         ("corrections are drawn from the absolute difference", _normal(abs(p - q), p)),
     ):
         yield ("residual", words), _put(row, q, ratio, law)
-    for words, law in (("before", _before(p)), ("behind", _behind(row, q * (1 - ratio)))):
-        yield ("correction-column", f"corrections are drawn from the column {words}"), _put(row, q, ratio, law)
+    yield ("correction-column", "corrections are drawn from the column before"), _put(row, q, ratio, _before(p))
+    if known:
+        behind = _put(row, q, ratio, _behind(row, q * (1 - ratio)))
+        yield ("correction-column", "corrections are drawn from the column behind"), behind
     for how, law in {"as if rows were greedy": _best(p), **row.misused_p}.items():
         wrong = _put(row, q, _ratio(law, q), _residual(law, q))
         corrected = _put(row, q, ratio, _residual(law, q))
@@ -264,9 +267,7 @@ def _ratio(p: Floats, q: Floats) -> Floats:
 
 
 def _behind(row: Seen, refused: Floats) -> Floats:
-    """The target's law behind a refused draft token, each weighed by how often it is refused; p where none is known."""
-    if not row.likeliest.shape[1]:
-        return row.p
+    """The target's law behind a refused draft token, each weighed by how often it is refused."""
     weights = np.take_along_axis(np.maximum(refused, 0.0), row.likeliest, -1)
     weights = _normal(weights, np.full_like(weights, 1 / weights.shape[1]))
     return np.asarray(np.einsum("nm,nmv->nv", weights, row.behind))

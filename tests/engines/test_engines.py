@@ -22,11 +22,13 @@ from eqcheck.findings import Options
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
+from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane
+from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.workers.spawned import environment
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm")
-SCRIPTS = sorted(path for name in ENGINES for path in (ROOT / "reports" / name).glob("*.py"))
+SCRIPTS = sorted(path for name in ENGINES for path in (ROOT / "reports" / name).glob("[!_]*.py"))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -48,6 +50,32 @@ def test_the_default_settings_speculate_and_are_right_where_no_minimum_is_asked(
     assert found.coverage["accepted"] > 30
     assert found.coverage["rejected"] > 30
     assert found.facts["ties"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "drafting"), [("openvino_genai", "none"), ("openvino_genai", "ngram"), ("vllm", "none")]
+)
+def test_sampled_rows_follow_the_law_without_a_draft_model(name: str, drafting: str) -> None:
+    lane = CheckpointSamplingLane(registry.load(name), Options(cases=30, seed=21))
+    gathered = Gathered()
+    drawn = (case for case in lane.source.cases() if drafting == "none" or case.drafting == drafting)
+    with lane.drawing():
+        for case in islice(drawn, 30):
+            gathered.add(lane.running.try_case(replace(case, drafting=drafting)))
+    assert not any(outcome.failed for outcome in gathered.outcomes)
+    assert gathered.wealth.tokens > 1200
+    assert gathered.wealth.verdict() == "equivalent"
+    assert gathered.wealth.supremum < 1000
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_sampling_with_a_draft_model_is_seen_to_leave_the_law(name: str) -> None:
+    lane = CheckpointSamplingLane(registry.load(name), Options(cases=12, seed=3))
+    gathered = Gathered()
+    with lane.drawing():
+        for case in islice(lane.source.cases(), 12):
+            gathered.add(lane.running.try_case(case))
+    assert gathered.violated
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")

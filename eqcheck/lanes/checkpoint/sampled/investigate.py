@@ -71,8 +71,8 @@ class Drawing:
         return Smallest(case, gathered, True)
 
     def plain(self, found: Smallest) -> str:
-        """What the engine does without speculation, drawn for three times the tokens; empty where that is unclear."""
-        most = SLOWER * max(LEAST, found.gathered.wealth.tokens)
+        """What the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
+        most = 2 * max(LEAST // 2, found.gathered.wealth.tokens)
         drawn = drawn_again(
             replace(found.case, drafting="none"), self.decode, most, time.monotonic() + PLAIN_S, self.rng
         )

@@ -112,8 +112,11 @@ class CheckpointSamplingLane(SamplingLane):
                 self._promises()
                 if violated:
                     self._investigate()
-        super().conclude()
         result = self.result
+        greedy = [one for one in result.findings if one.explanation.subject == GREEDY]
+        super().conclude()
+        # A greedy row has no law that could explain it.
+        result.findings += [one for one in greedy if one not in result.findings]
         result.findings = [self._with_script(finding) for finding in result.findings]
         observed = [outcome.observed for outcome in result.claimed]
         if result.claimed and not any("drafted" in one for one in observed):

@@ -75,6 +75,7 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
             case.order,
             first,
             looked_up,
+            rows[0].options,
         )
     return found
 
@@ -95,6 +96,7 @@ def _laws(
     order: Sequence[str],
     twin: int | None,
     looked_up: Floats | None,
+    of_first: RowOptions,
 ) -> Laws:
     options, uncut = row.options, replace(row.options, **_UNCUT)  # type: ignore[arg-type]
     target, rounded, draft = (penalised(one, options, row.prompt, text) for one in scores)
@@ -108,7 +110,8 @@ def _laws(
     change = np.where(skip, 0.0, change)  # there the cut may have moved
     eps = FACTOR * np.maximum(change, max(EXACT, float(np.median(change)) if len(change) else 0.0))
     tokens = np.array(text, np.int64)
-    return Laws(SampledRow(tokens, p.numpy(), q, raw, skip, options.seed, twin, eps), raw_draft)
+    first_row = law(target, of_first, order, measured=False).probabilities.numpy()
+    return Laws(SampledRow(tokens, p.numpy(), q, raw, skip, options.seed, twin, eps, first_row), raw_draft)
 
 
 def _looked_up(row: EngineRow, text: Sequence[int]) -> Floats:

@@ -95,7 +95,8 @@ def _first_of(row: SampledRow, count: int) -> SampledRow:
     """The row with its first so many tokens."""
     assert row.q is not None
     parts = {name: getattr(row, name)[:count] for name in ("tokens", "p", "q", "raw", "skip")}
-    return replace(row, eps=np.broadcast_to(row.eps, len(row.tokens))[:count], **parts)
+    eps = np.broadcast_to(row.eps, len(row.tokens))[:count]
+    return replace(row, eps=eps, first_row=None, bonus=None, **parts)
 
 
 def _misused(right: Floats, raw: Floats, case: SampledEngineCase, number: int) -> dict[str, Floats]:
