@@ -1,0 +1,210 @@
+"""What a sampler is named from its rounds: each way to be wrong is told from the others, and nothing is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqcheck.sampling.fit import misfit
+from eqcheck.sampling.naming import NAMED, named
+from eqcheck.sampling.rounds import MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
+from eqcheck.sampling.row import Floats
+from eqcheck.sampling.suspects import BESIDE, VARIANTS, right_samplers, wrong_samplers
+
+V, TOKENS = 12, 900
+RIGHT = (REJECTION, "", "", "")
+Draw = Callable[[np.random.Generator, Floats, Floats], tuple[str, int, int]]
+
+
+def pick(rng: np.random.Generator, weights: Floats) -> int:
+    return int(rng.choice(len(weights), p=weights / weights.sum()))
+
+
+def rejection(
+    rng: np.random.Generator,
+    p: Floats,
+    q: Floats,
+    *,
+    draft: Callable[[Floats], Floats] = lambda q: q,
+    accept: Callable[[float], float] = lambda ratio: ratio,
+    left: Callable[[Floats, Floats], Floats] = lambda p, q: np.maximum(p - q, 0),
+) -> tuple[str, int, int]:
+    """What a round with one draft token emits there: its role, the token, and the draft token."""
+    d = pick(rng, draft(q))
+    if rng.random() < accept(p[d] / q[d]):
+        return "accepted", d, d
+    token = pick(rng, left(p, q))
+    return ("accepted" if token == d else "corrected"), token, d
+
+
+def matching(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
+    d, token = int(q.argmax()), pick(rng, p)
+    return ("accepted" if token == d else "corrected"), token, d
+
+
+def read(draw: Draw, bonus: Callable[[Floats], Floats] = lambda p: p, seed: int = 0, count: int = TOKENS) -> Read:
+    """So many tokens behind one draft token each, and half as many bonus tokens."""
+    rng = np.random.default_rng(seed)
+    p, q, warm = (rng.dirichlet(np.ones(V), count + count // 2) for _ in range(3))
+    drawn = [draw(rng, p[i], q[i]) for i in range(count)]
+    drawn += [("bonus", pick(rng, bonus(p[i])), -1) for i in range(count, len(p))]
+    role, token, drafted = (np.array(column) for column in zip(*drawn, strict=True))
+    of_p: dict[str, Floats] = {"": p, **dict.fromkeys(VARIANTS, p), "temperature": warm}
+    of_q: dict[str, Floats] = {"": q, **dict.fromkeys(VARIANTS, q)}
+    beside = {name: rng.dirichlet(np.ones(V), len(p)) for name in BESIDE}
+    no = np.zeros(len(p), bool)
+    before, behind = np.roll(p, 1, axis=0), np.roll(p, -1, axis=0)
+    return Read(role, ~no, token, drafted, 1 * (role == "bonus"), no, of_p, of_q, before, behind, beside)
+
+
+def best(law: Floats) -> Floats:
+    return np.asarray(np.eye(len(law))[law.argmax()])
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "a halved coin": ("over-acceptance", {"accept": lambda ratio: 2 * ratio}),
+    "every draft": ("over-acceptance", {"accept": lambda ratio: 1.0}),
+    "a tenth off": ("under-acceptance", {"accept": lambda ratio: 0.7 * min(1.0, ratio)}),
+    "the residual's likeliest": ("residual", {"left": lambda p, q: best(p - q)}),
+    "corrections from p": ("residual", {"left": lambda p, q: p}),
+    "the absolute difference": ("residual", {"left": lambda p, q: abs(p - q)}),
+    "a greedy draft": ("draft-law", {"draft": best}),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_sampler_is_named(name: str, seed: int) -> None:
+    kind, changes = WRONG[name]
+    found = named([read(lambda rng, p, q: rejection(rng, p, q, **changes), seed=seed)])
+    assert found is not None
+    assert found.kind == kind
+    assert found.log_factor >= np.log(NAMED)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("draw", [rejection, matching])
+def test_nothing_is_said_of_a_right_sampler(draw: Draw, seed: int) -> None:
+    assert named([read(draw, seed=seed)]) is None
+
+
+def test_a_wrong_bonus_is_named() -> None:
+    found = named([read(rejection, bonus=lambda p: p**2)])
+    assert found is not None
+    assert (found.kind, found.words) == ("bonus-law", "a bonus is drawn at 0.5 times the temperature")
+    column = read(rejection)
+    column.token[TOKENS:] = [pick(np.random.default_rng(i), law) for i, law in enumerate(column.before[TOKENS:])]
+    found = named([column])
+    assert found is not None
+    assert found.kind == "bonus-column"
+
+
+def test_what_no_sampler_of_the_list_does_has_no_name() -> None:
+    """Draft tokens are accepted by what the row was before, and corrected by halves from two wrong laws."""
+
+    def odd(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
+        d = pick(rng, q)
+        if rng.random() < (0.9 if d % 3 else 0.1):
+            return "accepted", d, d
+        strange = np.asarray(np.arange(V) * np.maximum(p - q, 1e-3))
+        law: Floats = strange if rng.random() < 0.5 else np.maximum(q - p, 0)
+        law[d] = 0.0
+        return "corrected", pick(rng, law), d
+
+    found = named([read(odd)])
+    assert found is not None
+    assert found.kind == "stray-law"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_that_has_the_targets_own_noise_is_not_taken_for_the_fault(seed: int) -> None:
+    """A draft that races with the noise of the target is accepted more often than any ratio says; only bonuses lie."""
+
+    def coupled(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
+        times = rng.exponential(size=V)
+        d, token = int((times / q).argmin()), int((times / p).argmin())
+        return ("accepted" if token == d else "corrected"), token, d
+
+    found = named([read(coupled, bonus=best, seed=seed)])
+    assert found is None or found.kind in ("stray-law", "bonus-law")
+
+
+def test_the_words_say_no_more_than_the_kind_where_two_are_alike() -> None:
+    """Here the laws without a temperature and without any option are the same: it cannot be told which was left out."""
+    one = read(rejection)
+    both = {**one.p, "options": one.p["temperature"]}
+    rng = np.random.default_rng(1)
+    warm = one.p["temperature"]
+    drawn = [rejection(rng, warm[i], one.q[""][i]) for i in range(TOKENS)]
+    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
+    told = named([one])
+    alike = named([Read(**{**vars(one), "p": both})])
+    assert told is not None
+    assert alike is not None
+    assert (told.kind, alike.kind) == ("target-option", "target-option")
+    assert "without the row's temperature" in told.words
+    assert "without" not in alike.words
+
+
+@pytest.mark.parametrize("part", ["draft", "accept", "correction", "bonus"])
+def test_the_right_laws_fit_and_wrong_ones_do_not(part: str) -> None:
+    reads = list(together([read(rejection)]))
+    name = RIGHT if part in ("accept", "correction") else ("",)
+    assert misfit(reads, part, name) < np.log(NAMED)
+    wrong = [read(lambda rng, p, q: rejection(rng, p, q, accept=lambda r: 0.5 * r, left=lambda p, q: p**2, draft=best))]
+    wrong[0].token[TOKENS:] = 0
+    assert misfit(wrong, part, name) > np.log(NAMED)
+
+
+def test_the_right_laws_seldom_misfit() -> None:
+    """Evidence of 10 against what is right comes once in ten at most."""
+    over = [
+        misfit([read(rejection, seed=seed, count=200)], part, RIGHT if part in ("accept", "correction") else ("",))
+        > np.log(10)
+        for seed in range(40)
+        for part in ("draft", "accept", "correction", "bonus")
+    ]
+    assert np.mean(over) <= 0.1
+
+
+def test_noise_that_is_used_again_has_the_law_that_it_makes() -> None:
+    """The corrections that one coin, or one race, makes for draft and correction, drawn and computed."""
+    rng = np.random.default_rng(3)
+    p, q = rng.dirichlet(np.ones(4), 2)
+    raced, coined = np.zeros((4, 4)), np.zeros((4, 4))
+    for _ in range(40_000):
+        times = rng.exponential(size=4)
+        d, coin = int((times / q).argmin()), rng.random()
+        left = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
+        if coin * q[d] >= p[d]:
+            coined[d, int((coin < left.cumsum()).argmax())] += 1
+            raced[d, int(np.where(left > 0, times / np.maximum(left, 1e-12), np.inf).argmin())] += 1
+    d = int(raced.sum(1).argmax())
+    one = read(rejection, count=1)
+    law = {"": p[None], **dict.fromkeys(VARIANTS, p[None])}
+    drafts = {"": q[None], **dict.fromkeys(VARIANTS, q[None])}
+    told = {**vars(one), "p": law, "q": drafts, "beside": {}, "draft": np.array([d]), "token": np.array([0])}
+    told |= {"role": one.role[:1], "before": p[None], "behind": p[None], "first": one.first[:1]}
+    found = dict(corrections(Read(**{**told, "column": np.array([0]), "drafted": np.array([True])})))
+    for rule, counts in (("coin", coined), ("race", raced)):
+        assert found[REJECTION, "", "", rule][0] == pytest.approx(counts[d] / counts[d].sum(), abs=0.02)
+
+
+def test_every_name_of_a_sampler_is_one_that_is_computed() -> None:
+    sums = likelihoods([read(rejection, count=30)])
+    for sampler in (*right_samplers(), *wrong_samplers()):
+        for part in PARTS[:4]:
+            name = getattr(sampler, part)
+            assert not name or name in sums[part], (part, name)
+
+
+def test_chances_are_chances() -> None:
+    one = read(matching, count=50)
+    for part in PARTS[:4]:
+        for name, chance in chances(one.of(part), part):
+            assert ((chance > 0) & (chance <= 1)).all(), name
+    laws = dict(corrections(one.of("correction")))
+    assert laws[MATCH, "", "", ""].sum(-1) == pytest.approx(np.ones(len(one.of("correction"))))
