@@ -109,8 +109,8 @@ def test_what_no_sampler_of_the_list_does_has_no_name() -> None:
         d = pick(rng, q)
         if rng.random() < (0.9 if d % 3 else 0.1):
             return "accepted", d, d
-        strange = np.asarray(np.arange(V) * np.maximum(p - q, 1e-3))
-        law: Floats = strange if rng.random() < 0.5 else np.maximum(q - p, 0)
+        strange: Floats = np.linspace(0.0, 1.0, V) * np.maximum(p - q, 1e-3)
+        law = strange if rng.random() < 0.5 else np.maximum(q - p, 0)
         law[d] = 0.0
         return "corrected", pick(rng, law), d
 
