@@ -229,6 +229,7 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert not fixed.failed
     assert fixed.observed["tokens"] >= 600
     assert lane.gathered.wealth.crossed
+    assert lane.gathered.wealth.by_regime()["std"] > np.log(1e6)
 
 
 @pytest.mark.usefixtures("short")

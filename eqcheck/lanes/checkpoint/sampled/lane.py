@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.naming import Named
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 
@@ -53,6 +54,7 @@ class CheckpointSamplingLane(SamplingLane):
         rows = 1 if "batch-1" in decoder.requires else min(6, options.bounds.rows)
         self.source = SampledEngineCases(options.seed, decoder.capabilities, rows, decoder.seeds, decoder.option_order)
         self.regimes = self.source.regimes
+        self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
         self.begun = time.monotonic()
 
@@ -101,8 +103,12 @@ class CheckpointSamplingLane(SamplingLane):
         return replace(outcome, explanation=replace(read, detail=detail))
 
     def cause(self, gathered: Gathered) -> Named | None:
-        outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
-        return named(outcomes)
+        """As in the other lane; it takes seconds, and is asked for more than once of the same tokens."""
+        tokens = gathered.wealth.tokens
+        if self._named is None or self._named[:2] != (gathered, tokens):
+            outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
+            self._named = gathered, tokens, named(outcomes)
+        return self._named[2]
 
     def conclude(self) -> None:
         self._count()
@@ -152,8 +158,11 @@ class CheckpointSamplingLane(SamplingLane):
             explanation = self._weighed(shown.explanation, wrong)
             words = (
                 f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
-                f"was {audit.supremum:.2g} after {audit.tokens} tokens"
+                f"was {audit.supremum:.2g} after {audit.tokens} tokens{self._where()}"
             )
+            if impossible:
+                cases = many(sum(one.count for one in impossible), "case")
+                words += f"; in {cases} of it a token was emitted that has no probability under the options of its row"
             explanation = replace(explanation, detail=words)
         return replace(
             finding,
@@ -164,6 +173,12 @@ class CheckpointSamplingLane(SamplingLane):
             plain=plain,
             minimised=minimised,
         )
+
+    def _where(self) -> str:
+        """The evidence by regime."""
+        logs = self.gathered.wealth.by_regime()
+        said = [f"{name} 1e{log / math.log(10):.0f}" for name, log in logs.items()]
+        return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
 
     def _weighed(self, explanation: Explanation, wrong: Outcome | None) -> Explanation:
         """The cause, where greedy rows do not speak against it: ``wrong`` is a request that is wrong with them, too."""
