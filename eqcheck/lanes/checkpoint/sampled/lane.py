@@ -35,7 +35,7 @@ from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 
 SECONDS, INVESTIGATING_S = 120.0, 45.0  # of an audit without a budget; at least for a finding
-DRAWING = 0.75  # of a budget
+DRAWING, LOOKING = 0.75, 0.85  # of a budget: then cases are no longer drawn, and promises not looked into
 NAMING, NAMING_LEAST = 4, 3000  # times the tokens of a violation, and tokens, that name it
 PROMISES = 10  # cases with seeds that are decoded again
 # Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
@@ -57,6 +57,10 @@ class CheckpointSamplingLane(SamplingLane):
         self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
         self.begun = time.monotonic()
+
+    def new_gathered(self) -> Gathered:
+        """Evidence to be gathered; every row has its own bound on rounding."""
+        return Gathered()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -208,7 +212,10 @@ class CheckpointSamplingLane(SamplingLane):
         """
         broken: dict[str, list[Outcome]] = {}
         promised = [one for one in self.gathered.outcomes if one.outputs and one.case.promise != "none"]
+        end = self.begun + self.options.budget * LOOKING if self.options.budget else float("inf")
         for outcome in promised[:PROMISES]:
+            if time.monotonic() > end:
+                break
             if seen := self._broken(outcome):
                 broken.setdefault(seen.fingerprint, []).append(replace(outcome, status="violation", explanation=seen))
         for outcomes in broken.values():
