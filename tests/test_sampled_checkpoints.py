@@ -26,12 +26,13 @@ from eqcheck.errors import CaseError
 from eqcheck.findings import Audit, Options
 from eqcheck.lanes.checkpoint.case import EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import Judge
+from eqcheck.lanes.checkpoint.judge import Judge, truth
 from eqcheck.lanes.checkpoint.sampled.case import REGIMES, SampledEngineCase
 from eqcheck.lanes.checkpoint.sampled.drawing import BLOCK, SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.judge import judged
 from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane, _judged
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
+from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
 from eqcheck.outcome import Outcome
 from eqcheck.report.build import write
 from eqcheck.sampling.wealth import Wealth
@@ -229,6 +230,7 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert not fixed.failed
     assert fixed.observed["tokens"] >= 600
     assert lane.gathered.wealth.crossed
+    assert lane.gathered.wealth.by_regime()["std"] > np.log(1e6)
 
 
 @pytest.mark.usefixtures("short")
@@ -281,3 +283,21 @@ def test_the_released_library_draws_from_the_law_and_its_entropy_repeats_it() ->
         )
     assert first == again
     assert first != other
+
+
+def test_a_wrong_greedy_row_is_said_to_be_expected_as_the_target_emits_it() -> None:
+    greedy = EngineRow((5, 7), RowOptions(4))
+    case = SampledEngineCase((sampled_row().rows[0], greedy))
+    right_row = truth().row(greedy)
+    wrong = [*right_row[:2], (right_row[2] + 1) % 256, 0]
+    outcome = judged(Judge("float32"), "float32", case, {"outputs": [[1] * 20, wrong]})
+    assert outcome.explanation is not None
+    assert outcome.fingerprint == "unattributed/unattributed:greedy-row"
+    assert (outcome.explanation.row, outcome.explanation.token_index) == (1, 2)
+    assert list(outcome.explanation.expected_row) == right_row
+    assert judged(Judge("float32"), "float32", case, {"outputs": [[1] * 20, right_row]}).explanation is None
+
+
+def test_a_decoder_that_rounds_to_float32_is_allowed_for_it_on_transparent_models_too() -> None:
+    single = replace(right("rejection"), dtype="float32")
+    assert [SamplingLane(one, Options()).gathered.eps for one in (right("rejection"), single)] == [0.0, SINGLE]

@@ -172,6 +172,10 @@ class Wealth:
         own = self._own()
         return [(PORTFOLIO[i], float(own[i])) for i in np.argsort(-own, kind="stable")]
 
+    def by_regime(self) -> dict[str, float]:
+        """The natural logarithm of the evidence from the tokens of each regime alone."""
+        return {name: float(_log_mean(logs[None])[0]) for name, logs in self._regimes.items()}
+
     def _own(self) -> Floats:
         """The logarithm of what each alternative is worth, over all tokens, bonus tokens and those of each regime."""
         shares = _shares(len(self._regimes))

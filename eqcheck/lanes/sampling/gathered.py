@@ -23,9 +23,10 @@ LONGER = 10
 
 
 class Gathered:
-    """The evidence of outcomes, in the order in which their cases were drawn."""
+    """The evidence of outcomes, in the order in which their cases were drawn; ``eps`` bounds what rounding changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, eps: float = 0.0) -> None:
+        self.eps = eps
         self.wealth, self.outcomes = Wealth(), list[Outcome]()
         self._gains: list[tuple[float, int]] = []
 
@@ -34,7 +35,7 @@ class Gathered:
         self.outcomes.append(outcome)
         if rows := rows_of(outcome):
             before = self.wealth.log_evidence
-            self.wealth.add(rows, outcome.case.regime)
+            self.wealth.add(rows, outcome.case.regime, self.eps)
             self._gains.append((before - self.wealth.log_evidence, len(self.outcomes) - 1))
 
     def telling(self) -> list[Outcome]:
@@ -60,7 +61,7 @@ class Gathered:
         """What the tokens exclude, all of them first, then those of each regime."""
         exclusion = Exclusion()
         for outcome in self.outcomes:
-            exclusion.add(rows_of(outcome), outcome.case.regime)
+            exclusion.add(rows_of(outcome), outcome.case.regime, self.eps)
         found = [one for one in exclusion.excluded() if one.size is not None]
         return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
 

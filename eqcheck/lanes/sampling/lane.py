@@ -30,6 +30,7 @@ from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twice as many as to see
+SINGLE = 1e-5  # what probabilities of float32 are off by at most, relatively, where 64 scores are exact
 ENOUGH = 500  # tokens of a regime, below which it says little
 REPEATS = 3
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
@@ -46,11 +47,15 @@ class SamplingLane:
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options
-        self.gathered = Gathered()
+        self.gathered = self.new_gathered()
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.drawn = False
         self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
         self.begin()
+
+    def new_gathered(self) -> Gathered:
+        """Evidence to be gathered. The target's scores are exact, what a decoder makes of them need not be."""
+        return Gathered(0.0 if self.decoder.dtype == "float64" else SINGLE)
 
     def begin(self) -> None:
         """Say what is audited, and where cases come from."""
@@ -188,7 +193,7 @@ class SamplingLane:
                 return first, ""
             most = LONGER * case.crosses_after
             end = time.monotonic() + AGAIN_S
-            found = drawn_again(case, self.running.try_case, most, end, SystemRandom())
+            found = drawn_again(case, self.running.try_case, most, end, SystemRandom(), self.new_gathered())
         if found.violated:
             return found.explained(self.cause(found)), ""
         last, wealth = (found.outcomes or [first])[-1], found.wealth

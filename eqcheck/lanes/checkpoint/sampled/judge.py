@@ -8,7 +8,7 @@ from typing import Any
 
 from eqcheck.errors import OutputError
 from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE
-from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
+from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement, truth
 from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
@@ -100,7 +100,9 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         seen.observed,
         f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
     )
-    return replace(found, expected=seen.expected, subject=GREEDY, tied=False)
+    row = tuple(truth().row(case.rows[seen.row], seen.observed[: seen.first])) if seen.expected is not None else ()
+    row = row or seen.observed[: seen.first]  # it should have ended there
+    return replace(found, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)
 
 
 def _impossible(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,12 +30,12 @@ from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.naming import Named
-from eqcheck.verdict import Explanation
+from eqcheck.verdict import Explanation, many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 
 SECONDS, INVESTIGATING_S = 120.0, 45.0  # of an audit without a budget; at least for a finding
-DRAWING = 0.75  # of a budget
+DRAWING, LOOKING = 0.75, 0.85  # of a budget: then cases are no longer drawn, and promises not looked into
 NAMING, NAMING_LEAST = 4, 3000  # times the tokens of a violation, and tokens, that name it
 PROMISES = 10  # cases with seeds that are decoded again
 # Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
@@ -53,8 +54,13 @@ class CheckpointSamplingLane(SamplingLane):
         rows = 1 if "batch-1" in decoder.requires else min(6, options.bounds.rows)
         self.source = SampledEngineCases(options.seed, decoder.capabilities, rows, decoder.seeds, decoder.option_order)
         self.regimes = self.source.regimes
+        self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
         self.begun = time.monotonic()
+
+    def new_gathered(self) -> Gathered:
+        """Evidence to be gathered; every row has its own bound on rounding."""
+        return Gathered()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -101,8 +107,12 @@ class CheckpointSamplingLane(SamplingLane):
         return replace(outcome, explanation=replace(read, detail=detail))
 
     def cause(self, gathered: Gathered) -> Named | None:
-        outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
-        return named(outcomes)
+        """As in the other lane; it takes seconds, and is asked for more than once of the same tokens."""
+        tokens = gathered.wealth.tokens
+        if self._named is None or self._named[:2] != (gathered, tokens):
+            outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
+            self._named = gathered, tokens, named(outcomes)
+        return self._named[2]
 
     def conclude(self) -> None:
         self._count()
@@ -152,8 +162,11 @@ class CheckpointSamplingLane(SamplingLane):
             explanation = self._weighed(shown.explanation, wrong)
             words = (
                 f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
-                f"was {audit.supremum:.2g} after {audit.tokens} tokens"
+                f"was {audit.supremum:.2g} after {audit.tokens} tokens{self._where()}"
             )
+            if impossible:
+                cases = many(sum(one.count for one in impossible), "case")
+                words += f"; in {cases} of it a token was emitted that has no probability under the options of its row"
             explanation = replace(explanation, detail=words)
         return replace(
             finding,
@@ -164,6 +177,12 @@ class CheckpointSamplingLane(SamplingLane):
             plain=plain,
             minimised=minimised,
         )
+
+    def _where(self) -> str:
+        """The evidence by regime."""
+        logs = self.gathered.wealth.by_regime()
+        said = [f"{name} 1e{log / math.log(10):.0f}" for name, log in logs.items()]
+        return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
 
     def _weighed(self, explanation: Explanation, wrong: Outcome | None) -> Explanation:
         """The cause, where greedy rows do not speak against it: ``wrong`` is a request that is wrong with them, too."""
@@ -193,7 +212,10 @@ class CheckpointSamplingLane(SamplingLane):
         """
         broken: dict[str, list[Outcome]] = {}
         promised = [one for one in self.gathered.outcomes if one.outputs and one.case.promise != "none"]
+        end = self.begun + self.options.budget * LOOKING if self.options.budget else float("inf")
         for outcome in promised[:PROMISES]:
+            if time.monotonic() > end:
+                break
             if seen := self._broken(outcome):
                 broken.setdefault(seen.fingerprint, []).append(replace(outcome, status="violation", explanation=seen))
         for outcomes in broken.values():
