@@ -139,6 +139,10 @@ def test_a_position_is_skipped_for_what_comes_before_it_and_the_law_is_that_of_t
         if number == 0:  # before a later row stand all tokens of this one
             assert one.skip[:7].tolist() == other.skip.tolist()
         assert (np.asarray(one.eps) > 0).all()
+    changed = laws_of(case, [[*row[:7], *((token + 1) % 256 for token in row[7:])] for row in numbers], "float32")
+    one, other = whole[0].row, changed[0].row
+    assert np.asarray(one.eps)[:8].tolist() == np.asarray(other.eps)[:8].tolist()
+    assert one.skip[:8].tolist() == other.skip[:8].tolist()
 
 
 def test_what_float32_changes_is_well_within_the_bound() -> None:

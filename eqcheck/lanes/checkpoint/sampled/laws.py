@@ -108,7 +108,8 @@ def _laws(
     likely = p > RARE
     change = torch.where(likely, near / p.clamp(min=RARE) - 1, 0.0).abs().amax(-1).numpy()
     change = np.where(skip, 0.0, change)  # there the cut may have moved
-    eps = FACTOR * np.maximum(change, max(EXACT, float(np.median(change)) if len(change) else 0.0))
+    usual = np.array([np.median(change[: at + 1]) for at in range(len(change))])  # of what came before, for a proof
+    eps = FACTOR * np.maximum(np.maximum(change, usual), EXACT)
     tokens = np.array(text, np.int64)
     first_row = law(target, of_first, order, measured=False).probabilities.numpy()
     return Laws(SampledRow(tokens, p.numpy(), q, raw, skip, options.seed, twin, eps, first_row), raw_draft)
