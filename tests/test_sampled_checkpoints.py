@@ -229,7 +229,7 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert stored.case == case
     again, _ = LocalLane(planted(name), Options()).again(case, False)
     assert again.failed
-    assert str(again.fingerprint).startswith("sampling/")
+    assert again.fingerprint in ("sampling/stray-law", "sampling/impossible-token")  # too few tokens for a name
     fixed, _ = LocalLane(right("rejection"), Options()).again(replace(case, crosses_after=60), False)
     assert not fixed.failed
     assert fixed.observed["tokens"] >= 600

@@ -109,6 +109,8 @@ class CheckpointSamplingLane(SamplingLane):
     def cause(self, gathered: Gathered) -> Named | None:
         """As in the other lane; it takes seconds, and is asked for more than once of the same tokens."""
         tokens = gathered.wealth.tokens
+        if tokens < NAMING_LEAST / 2:  # few tokens refute little: what is replayed is seen again, not named again
+            return None
         if self._named is None or self._named[:2] != (gathered, tokens):
             outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
             self._named = gathered, tokens, named(outcomes)
