@@ -350,7 +350,25 @@ def adapting(engine: type[RoundEngine], contrary: bool = False) -> type[RoundEng
     return Adapting
 
 
+class DoneRowsStay(Uncached):
+    """A static batch: a row that is done stays as it was before its last round, and is fed again until all are done."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.done: dict[int, list[int]] = {}
+
+    def retire(self, counts: Sequence[int], going: Sequence[int]) -> None:
+        for place, (i, before) in enumerate(zip(self.active, self.before, strict=True)):
+            if place not in going:
+                self.done[i] = self.rows[i]
+                self.rows[i] = self.rows[i][:before]
+        if len(self.done) == len(self.rows):
+            self.rows = [self.done[i] for i in range(len(self.rows))]
+            self.active = []
+
+
 RIGHT: list[type[RoundEngine]] = [
+    DoneRowsStay,
     LookedUp,
     LookedUpNowAndThen,
     LookedUpForSome,

@@ -259,6 +259,8 @@ def _why_idle(turn: _Turn, known: int, waits: bool, proposals: Proposals) -> str
     before, first = turn.before, turn.part.first - turn.start
     if before is None or not before.drafted or turn.committed >= known or first + 2 > known:
         return "policy"
+    if turn.known >= turn.needed and turn.committed <= before.committed:
+        return "policy"  # a row that is done, and stays in its batch as it was
     if waits and any(other.then is None for other in before.others):
         return "policy"  # whether rows wait for what a row accepts behind its end is not known
     fed = int(before.part.call.tokens[before.part.call_row, before.part.column])
