@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -222,6 +223,11 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     case = finding.case
     assert len(case.rows) == 1
     assert 0 < case.crosses_after < 6000
+    assert finding.needs[:1] == ("temperature",)
+    assert re.search(
+        r"in the audit the evidence reached \S+ within \d+ tokens \(at the end, by regime: std 1e\d+",
+        finding.explanation.detail,
+    )
     assert ("greedy rows are wrong as well" in finding.explanation.detail) == (name == "bonus-from-last-draft")
     report = write(result, tmp_path)
     assert fingerprint in [violation.fingerprint for violation in report.violations]
@@ -256,6 +262,7 @@ def test_a_seed_that_is_ignored_is_named_where_two_cases_show_it() -> None:
     (ignored,) = audited(replace(planted("seed-ignored"), seeds="repeatable"), 16)[1].violations
     assert ignored.fingerprint == "sampling/seed-ignored"
     assert ignored.count > 1
+    assert not ignored.minimised
 
 
 def test_who_samples_on_checkpoints_is_audited_in_both_lanes() -> None:

@@ -117,8 +117,9 @@ def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
 
 
 def needs(case: SampledEngineCase) -> tuple[str, ...]:
-    """The options of a case that are not at their defaults, by name."""
+    """The options of a case that are not at their defaults, by name; at its default no row is sampled."""
     found = ["ngram"] if case.drafting == "ngram" else []
+    found += ["temperature"] if case.sampled else []
     found += [
         name.replace("_", "-") for name, off in _CUTS.items() if any(getattr(o, name) != off for o in _asked(case))
     ]

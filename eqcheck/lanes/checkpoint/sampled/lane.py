@@ -95,6 +95,10 @@ class CheckpointSamplingLane(SamplingLane):
             return None
         return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
 
+    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
+        """What one case shows is seen again as it is; only a wrong law is made small."""
+        return replace(super().unsettled(outcome, why), minimised=False)
+
     def _asserted(self, outcome: Outcome) -> Outcome:
         """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
         read = outcome.explanation
@@ -164,7 +168,7 @@ class CheckpointSamplingLane(SamplingLane):
             explanation = self._weighed(shown.explanation, wrong)
             words = (
                 f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
-                f"was {audit.supremum:.2g} after {audit.tokens} tokens{self._where()}"
+                f"reached {audit.supremum:.2g} within {audit.tokens} tokens{self._where()}"
             )
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
@@ -181,10 +185,10 @@ class CheckpointSamplingLane(SamplingLane):
         )
 
     def _where(self) -> str:
-        """The evidence by regime."""
+        """The evidence by regime, at the end."""
         logs = self.gathered.wealth.by_regime()
-        said = [f"{name} 1e{log / math.log(10):.0f}" for name, log in logs.items()]
-        return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
+        said = [f"{name} 1e{round(log / math.log(10))}" for name, log in logs.items()]
+        return f" (at the end, by regime: {', '.join(said)})" if len(said) > 1 else ""
 
     def _weighed(self, explanation: Explanation, wrong: Outcome | None) -> Explanation:
         """The cause, where greedy rows do not speak against it: ``wrong`` is a request that is wrong with them, too."""

@@ -38,7 +38,7 @@ ROWS = [
 ]
 SETTINGS = {settings}
 ORDER = {order}
-MOST = {most}  # tokens: ten times as many as the evidence took when this was written
+MOST = {most}  # tokens: ten times as many as the evidence took when this was written, or more
 
 if __name__ == "__main__":
     main(ROWS, SETTINGS, ORDER, MOST)
