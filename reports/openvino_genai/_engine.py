@@ -16,6 +16,7 @@ def row(prompt, max_new_tokens, **options):
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
     asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
     vars(asked).update(options)
     return prompt, asked
 
@@ -195,11 +196,19 @@ def exported(folder: str) -> str:
 
 def generation_config(row: "RowOptions", request: "Request") -> Any:
     """What one row asks for."""
+    import random
+
     import openvino_genai
 
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = row.max_new_tokens
-    config.do_sample = False
+    config.do_sample = row.temperature > 0
+    if config.do_sample:
+        config.temperature = row.temperature
+        config.top_k = row.top_k or 2**31
+        config.top_p = row.top_p
+        config.min_p = row.min_p
+        config.rng_seed = random.getrandbits(31) if row.seed is None else row.seed
     config.repetition_penalty = row.repetition_penalty
     config.presence_penalty = row.presence_penalty
     config.ignore_eos = not row.eos_token_ids

@@ -16,6 +16,7 @@ def row(prompt, max_new_tokens, **options):
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
     asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
     vars(asked).update(options)
     return prompt, asked
 
@@ -200,7 +201,10 @@ def sampling(row: "RowOptions") -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
-        temperature=0.0,
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=row.top_p,
+        seed=row.seed,
         max_tokens=row.max_new_tokens,
         min_tokens=row.min_new_tokens,
         stop_token_ids=list(row.eos_token_ids),
@@ -212,6 +216,11 @@ def sampling(row: "RowOptions") -> Any:
 
 def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
     """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import random
+
+    import torch
+
+    torch.manual_seed(random.getrandbits(48))
     engine, observed = llm.llm_engine, {} if observed is None else observed
     waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
