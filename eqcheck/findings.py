@@ -163,6 +163,14 @@ class Audit:
         self.evidence = other.evidence
         self.files |= other.files
 
+    def explained_by(self, outcome: Outcome) -> int | None:
+        """The number of the finding that has this symptom, of claimed cases or of others as this one is."""
+        claimed = self.claims(outcome.case)
+        for number, finding in enumerate(self.findings):
+            if outcome.symptom in finding.seen and self.claims(finding.case) == claimed:
+                return number
+        return None
+
     def of(self, standing: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.standing == standing]
 

@@ -11,7 +11,7 @@ import pytest
 from eqcheck.errors import UsageError
 from eqcheck.sampling import bets as bets_module
 from eqcheck.sampling.bets import ALTERNATIVES, HIGHEST, ORDERS, SHARES, TILTS, bets, laws
-from eqcheck.sampling.pairs import LAGS, PAIRS, pair_bets
+from eqcheck.sampling.pairs import LAGS, PAIRS, SHARED, pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 
 Bet = Callable[[SampledRow, Sequence[SampledRow]], Floats]
@@ -364,6 +364,20 @@ def test_rows_of_one_seed_are_not_held_against_each_other() -> None:
     shared = [number for number, name in enumerate(PAIRS) if name.startswith(("twin", "shared"))]
     assert not pair_bets(same, [row])[:, shared].any()
     assert (pair_bets(other, [row])[:, shared].sum(0) > np.log(1e6)).any()
+
+
+def test_rows_that_are_greedy_share_no_random_numbers() -> None:
+    rng = np.random.default_rng(0)
+    cases = []
+    for _ in range(20):
+        p, q, raw = contexts(rng, 20)
+        first = SampledRow(p.argmax(-1), p, q, raw, np.zeros(20, bool))
+        cases.append([first, replace(first, twin=0)])
+    assert sum(pair_bets(twin, [row]).sum(0)[PAIRS.index("twin-equal:0.3")] for row, twin in cases) > np.log(1e6)
+    for begins in SHARED:
+        assert shared(cases, begins) < np.log(10)
+    drawn = [replace(row, tokens=draw(row.p, rng.random(20))) for row, _ in cases]
+    assert shared([[row, replace(row, twin=0)] for row in drawn], "twin-equal") > np.log(1e6)
 
 
 def test_twins_are_not_held_against_each_other_once_they_differ() -> None:

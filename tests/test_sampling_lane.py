@@ -153,6 +153,20 @@ def test_a_seed_used_for_all_rows_is_shared_noise() -> None:
     assert finding.fingerprint in ("sampling/shared-noise", "sampling/reused-noise")
 
 
+def test_rows_that_are_greedy_beside_a_greedy_one_share_no_random_numbers() -> None:
+    """Twins of such a batch are alike, and yet that is not what is wrong."""
+
+    class Beside(Sampler):
+        def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
+            if not all(row.temperature for row in request.rows):
+                request = replace(request, rows=tuple(replace(row, temperature=0.0) for row in request.rows))
+            return super().__call__(target, draft, request)
+
+    (finding,) = audited(registered("beside", Beside), 60).violations
+    assert finding.fingerprint == "sampling/target-option"
+    assert "as if a row beside a greedy one were greedy" in finding.explanation.detail
+
+
 def test_a_greedy_answer_is_said_to_be_the_argmax() -> None:
     greedy = registered("greedy", target_law=lambda self, scores, row: law(scores, RowOptions(1)).probabilities)
     (finding,) = audited(greedy, 60).violations

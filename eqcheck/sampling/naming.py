@@ -18,6 +18,7 @@ from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
 from eqcheck.sampling.suspects import Sampler, right_samplers, wrong_samplers
 
 NAMED = 1e3
+PLAIN, QUIET = 1e6, 10.0  # evidence against one part, and against the others, where no known error explains it
 
 
 class Named(NamedTuple):
@@ -55,14 +56,16 @@ def named(reads: Iterable[Read]) -> Named | None:
 
 def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:
     """What is wrong where a right sampler explains all parts of the rounds but one, and no wrong one explains all."""
-    misfits = [wrong_parts(reads, right) for right in rights]
-    found = min(misfits, key=lambda parts: (len(parts), sum(parts.values())))
-    if not found:
+    misfits = [wrong_parts(reads, right, QUIET) for right in rights]
+    found = min(
+        misfits, key=lambda parts: (sum(value >= math.log(NAMED) for value in parts.values()), sum(parts.values()))
+    )
+    (part, evidence), *others = sorted(found.items(), key=lambda one: -one[1]) or [("", 0.0)]
+    if evidence < math.log(NAMED):
         return None
-    part, *others = found
-    if others or part not in _OF_PARTS:
-        return Named("stray-law", "", max(factor, *found.values()))
-    return Named(*_OF_PARTS[part], max(factor, found[part]))
+    if others or part not in _OF_PARTS or evidence < math.log(PLAIN):
+        return Named("stray-law", "", max(factor, evidence))
+    return Named(*_OF_PARTS[part], max(factor, evidence))
 
 
 def likelihood(sums: Sums, sampler: Sampler) -> float:
@@ -77,11 +80,11 @@ def likelihood(sums: Sums, sampler: Sampler) -> float:
     return total
 
 
-def wrong_parts(reads: list[Read], sampler: Sampler) -> dict[str, float]:
-    """The parts of a round that do not follow the sampler, each with the logarithm of the evidence that they do not."""
+def wrong_parts(reads: list[Read], sampler: Sampler, least: float = NAMED) -> dict[str, float]:
+    """The parts of a round that do not follow the sampler, each with the logarithm of the evidence (at ``least``)."""
     found = {}
     reads = sampler.tells(reads)
     for part in PARTS:
-        if (name := getattr(sampler, part)) and (evidence := misfit(reads, part, name)) >= math.log(NAMED):
+        if (name := getattr(sampler, part)) and (evidence := misfit(reads, part, name)) >= math.log(least):
             found[part] = evidence
     return found

@@ -7,7 +7,7 @@ Rows of two calls can be one case, those of the first call before those of the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,13 @@ _NAMED = tuple((f"{bet}:{share}", bet, share) for bet, shares in _SHARES.items()
 PAIRS: tuple[str, ...] = tuple(name for name, *_ in _NAMED)
 """Names of the alternatives: what is shared, and the share of the law that says so."""
 
+SHARED = {
+    "twin-equal": ("shared-noise", "twin rows emit the same tokens"),
+    "shared": ("shared-noise", "rows share random numbers"),
+    "own": ("reused-noise", "a row uses random numbers again"),
+}
+"""The kind and the words of alternatives, by how their names begin."""
+
 
 class _Pair(NamedTuple):
     """Positions ``[m]`` of a row, and the tokens they are held against: token and probability, law, interval."""
@@ -41,15 +48,16 @@ class _Pair(NamedTuple):
     by_p: Floats
 
 
-def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
+def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = (), telling: bool = False) -> Floats:
     """``log(r(x)/p(x))`` of every emitted token ``[n]`` under every alternative of `PAIRS`: ``[n, P]``.
 
     ``earlier`` are the rows of the same case before this one. Rows to which the request gave one seed may be equal:
-    they are not held against each other.
+    they are not held against each other. Where ``telling``, no token is held against one that was the likeliest of its
+    law: rows that take the likeliest are alike, too, and share no random number.
     """
-    own = _Own(row)
-    ratios = {"twin-equal": _twin(row, earlier)}
-    others = [_with(own, other) for other in earlier if other.seed is None or other.seed != row.seed]
+    own = _Own(row, telling)
+    ratios = {"twin-equal": _twin(row, earlier, telling)}
+    others = [_with(own, _Own(other, telling)) for other in earlier if other.seed is None or other.seed != row.seed]
     for name in ("shared-uniform", "shared-uniform-by-p", "shared-race"):
         ratios[name] = _mean(own, others, name)
     for lag in LAGS:
@@ -59,20 +67,30 @@ def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
     return logs([mixed(ratios[bet], share) for _, bet, share in _NAMED], row.cells)
 
 
+def shared(cases: Iterable[Sequence[SampledRow]], begins: str) -> float:
+    """The logarithm of what the best alternative that begins so earns, where rows that are greedy earn nothing."""
+    total = np.zeros(len(PAIRS))
+    for rows in cases:
+        for number, row in enumerate(rows):
+            total += pair_bets(row, rows[:number], telling=True).sum(0)
+    return max(float(gain) for name, gain in zip(PAIRS, total, strict=True) if name.startswith(begins))
+
+
 class _Own:
     """A row with its intervals in both orders."""
 
-    def __init__(self, row: SampledRow) -> None:
+    def __init__(self, row: SampledRow, telling: bool) -> None:
         self.row, self.cells = row, row.cells
         self.by_id, self.by_p = below(row.cells, "id"), below(row.cells, "p")
         # What fell among the rare tokens says nothing exact about a random number.
         self.usable: Bools = row.cells.live & (row.cells.x == row.tokens)
+        if telling:
+            self.usable &= row.cells.at < row.cells.p.max(-1)
 
 
-def _with(own: _Own, other: SampledRow) -> _Pair:
+def _with(own: _Own, theirs: _Own) -> _Pair:
     """The tokens of another row that have the same number in the output."""
-    shared = min(len(own.row.tokens), len(other.tokens))
-    theirs = _Own(other)
+    shared = min(len(own.row.tokens), len(theirs.row.tokens))
     where = np.flatnonzero(theirs.usable[:shared])
     return _pair(theirs, where, where)
 
@@ -125,14 +143,14 @@ def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:
     return np.where(same, equal / safe, (1 - equal) / (1 - safe)), defined
 
 
-def _twin(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
+def _twin(row: SampledRow, earlier: Sequence[SampledRow], telling: bool) -> Floats:
     """The ratio of the law that repeats the twin's token, as long as all tokens before were the same."""
     ratio = np.ones(len(row.tokens))
     if row.twin is None or (row.seed is not None and row.seed == earlier[row.twin].seed):
         return ratio
     for t, token in _while_equal(row, earlier[row.twin]):
         likely = row.cells.p[t, token]
-        if likely > 0:
+        if likely > 0 and not (telling and likely == row.cells.p[t].max()):
             ratio[t] = 1 / likely if row.tokens[t] == token else 0.0
     return ratio
 

@@ -247,7 +247,11 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
             yield (REJECTION, variant, variant, ""), residual(own, q[variant])
     for variant, other in q.items():
         if variant not in BASES:
-            yield (REJECTION, "", variant, ""), residual(read.p[""], other)
+            law = residual(read.p[""], other)
+            if variant.endswith(("column", "column-before")):  # the last has none behind it: there, it may be anything
+                known = read.beside[variant].sum(-1, keepdims=True) > 0
+                law = np.where(known, law, (law + without(read.p[""])) / 2)
+            yield (REJECTION, "", variant, ""), law
     for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
         left = without(read.p[""]) if scheme == MATCH else residual(read.p[""], q[base])
         for variant in FIRST:

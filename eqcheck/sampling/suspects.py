@@ -24,6 +24,7 @@ _WITHOUT = {
     "order": "with the temperature applied behind the cuts",
     "order-first": "with the temperature applied before the cuts",
     "top-k-greedy": "as if a row with a top-k were greedy",
+    "greedy-beside": "as if a row beside a greedy one were greedy",
     "first-row": "with the options of the first row",
     "first-row-temperature": "with the temperature of the first row",
     "next-row": "with the options of the next row",

@@ -86,7 +86,7 @@ def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, 
 
 def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tuple[str, ...]]]:
     """The options and their order that each variant takes for a row."""
-    own, count = case.rows[number], len(case.rows)
+    own, count, greedy = case.rows[number], len(case.rows), any(not row.temperature for row in case.rows)
     others = {"first-row": 0, "next-row": (number + 1) % count, "row-before": (number - 1) % count}
     options: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": 1.0},
@@ -98,6 +98,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
         "options": UNCUT,
         "greedy": {"temperature": 0.0},
         "top-k-greedy": {"temperature": 1e-5 if own.top_k else own.temperature},
+        "greedy-beside": {"temperature": 1e-5 if greedy else own.temperature},
         "first-row-temperature": {"temperature": case.rows[0].temperature},
         **{name: {one: getattr(case.rows[row], one) for one in _OWN} for name, row in others.items()},
     }
@@ -108,7 +109,6 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
 def _beside(outcome: SampledOutcome, number: int, q: Floats, behind: Floats, rounds: Rounds) -> dict[str, Floats]:
     """The draft's laws ``[n, V]`` of other rows and columns of each token's round; zeros where they are not known."""
     found = {name: np.zeros_like(q) for name in BESIDE}
-    found["q-column-before"], found["q-next-column"] = q.copy(), q.copy()
     count_rows, i = len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
         drafts = sum(mark.draft >= 0 for mark in marks) + marks[-1].more  # settled before any of them was accepted

@@ -122,11 +122,7 @@ class TransparentLane:
         return []
 
     def counted(self, outcome: Outcome) -> int | None:
-        claimed = self.result.claims(outcome.case)
-        for number, finding in enumerate(self.result.findings):
-            if outcome.symptom in finding.seen and self.result.claims(finding.case) == claimed:
-                return number
-        return None
+        return self.result.explained_by(outcome)
 
     def replay(self, case: Case) -> Outcome:
         outcome = self.running.try_case(case)

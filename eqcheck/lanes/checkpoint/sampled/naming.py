@@ -17,14 +17,11 @@ from eqcheck.law import law
 from eqcheck.sampling import blackbox
 from eqcheck.sampling.bets import ALTERNATIVES, bets
 from eqcheck.sampling.naming import NAMED, Named
-from eqcheck.sampling.pairs import PAIRS, pair_bets
+from eqcheck.sampling.pairs import PAIRS, SHARED, pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 
 MOST = 3000  # tokens that are looked at
 _LIKELIEST = 24  # draft tokens behind which the target is asked
-# Random numbers that are shared leave every row's own law right: bets alone show them.
-SHARED = {"twin-equal": "shared-noise", "shared": "shared-noise", "own": "reused-noise"}
-WORDS = {"shared-noise": "rows share random numbers", "reused-noise": "a row uses random numbers again"}
 
 
 def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
@@ -32,15 +29,16 @@ def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     looked_at = list(_looked_at(outcomes))
     rows = [row for outcome in looked_at for row in _seen(outcome)]
     ranked, earned = blackbox.ranked(rows), _earned(looked_at)
-    of_pairs = tuple(SHARED)
     first = max(earned, key=lambda name: earned[name])
-    if not first.startswith(of_pairs):
+    begins = next((begins for begins in SHARED if first.startswith(begins)), "")
+    if not begins:
         return blackbox.named(rows, ranked, earned)
-    kind = next(kind for name, kind in SHARED.items() if first.startswith(name))
-    same = tuple(name for name, other in SHARED.items() if other == kind)
+    # Random numbers that are shared leave every row's own law right: bets alone show them.
+    kind, words = SHARED[begins]
+    same = tuple(other for other, (its, _) in SHARED.items() if its == kind)
     rivals = [gain for name, gain in earned.items() if not name.startswith(same)] + [gain for gain, _ in ranked]
-    clear = earned[first] - max(rivals) >= np.log(NAMED)
-    return Named(kind, WORDS[kind], earned[first]) if clear else None
+    least = min(earned[first] - max(rivals), shared(map(rows_of, looked_at), begins))
+    return Named(kind, words, earned[first]) if least >= np.log(NAMED) else None
 
 
 def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngineOutcome]:
