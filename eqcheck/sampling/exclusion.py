@@ -27,6 +27,7 @@ from eqcheck.errors import UsageError
 from eqcheck.sampling.bets import HIGHEST, POWERS, SHARES, WHOLE, laws, mixed
 from eqcheck.sampling.row import Floats, SampledRow, fresh
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
+from eqcheck.sampling.words import LAWS as WORDS
 
 MISSED = 0.01
 """A fault of the size that is excluded would have been missed with at most this probability."""
@@ -35,16 +36,7 @@ SIZES = 1 / np.array([1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 3
 """Shares of tokens that are drawn wrongly, the greatest first."""
 CHANGES = (1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02)
 """Relative changes of the temperature, the greatest first."""
-_MIXED = {
-    "draft": "drawn from the draft",
-    "residual": "drawn from the residual",
-    "residual-unused": "of rounds whose corrections are drawn from the target's law, not from the residual",
-    "drawn-again": "that are drawn again where they are not equal to the draft token",
-    "draft-argmax": "that are the draft's most likely ones",
-    "argmax": "that are the target's most likely ones",
-    "uniform": "that are any of the vocabulary",
-    "prefix-before": "drawn from the law of the prefix before",
-}
+_MIXED = ("draft", "residual", "residual-unused", "drawn-again", "draft-argmax", "argmax", "uniform", "prefix-before")
 _WARMER, _COLDER = "temperature-higher", "temperature-lower"
 _LAWS = (*_MIXED, _WARMER, _COLDER)
 
@@ -75,9 +67,9 @@ class Excluded:
         where = f"{self.regime or 'all regimes'}: {self.tokens} tokens exclude"
         if self.law in _MIXED:
             if self.size is None:
-                return f"{where} no share of tokens {_MIXED[self.law]}."
+                return f"{where} no share of tokens {WORDS[self.law]}."
             share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)} or more"
-            return f"{where} {share} {_MIXED[self.law]}."
+            return f"{where} {share} {WORDS[self.law]}."
         way = "higher" if self.law == _WARMER else "lower"
         if self.size is None:
             return f"{where} no temperature {way} than asked for."

@@ -15,6 +15,7 @@ from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.naming import Named
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import VIOLATION, Wealth
+from eqcheck.sampling.words import in_words
 from eqcheck.verdict import Explanation
 
 NOTHING_SEEN = 10.0
@@ -78,7 +79,7 @@ class Gathered:
                 f"decoder exceeds once in {float(evidence):.2g} audits"
             )
         if not found and self.crossed:
-            clauses.append(f"no part of a round leads clearly; of the bets {best[0][0]} earns most")
+            clauses.append(f"no part of a round leads clearly; the bet that earns most is on {in_words(best[0][0])}")
         kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
         facts: dict[str, int | str] = {"evidence": evidence, "tokens": self.wealth.tokens, "bet": best[0][0]}
         facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}

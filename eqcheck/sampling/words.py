@@ -1,0 +1,43 @@
+"""What the alternatives of the portfolio bet on, in words."""
+
+from __future__ import annotations
+
+LAWS = {
+    "draft": "drawn from the draft",
+    "residual": "drawn from the residual",
+    "residual-unused": "of rounds whose corrections are drawn from the target's law, not from the residual",
+    "drawn-again": "that are drawn again where they are not equal to the draft token",
+    "draft-argmax": "that are the draft's most likely ones",
+    "argmax": "that are the target's most likely ones",
+    "uniform": "that are any of the vocabulary",
+    "prefix-before": "drawn from the law of the prefix before",
+    "other-rows": "drawn from the laws of other rows",
+    "row-before": "drawn from the law of the row before",
+    "first-row-options": "drawn with the options of the first row",
+    "first-argmax": "at the start of a row that are the target's most likely ones",
+    "first-raw": "at the start of a row that are drawn without its options",
+    "power": "drawn at another temperature",
+    "raw": "drawn without the row's cuts",
+    "twin-equal": "that a twin row has, too",
+    "shared-uniform": "drawn with the random numbers of other rows",
+    "shared-race": "drawn with the random numbers of other rows",
+    "own-uniform": "drawn with earlier random numbers of the row",
+    "own-race": "drawn with earlier random numbers of the row",
+    "pit-id": "with ids that are too high, too low, too near or too far apart",
+    "pit-p": "that are too likely, too unlikely, too often in between or not",
+    "pit-p/q": "that the draft overrates, or underrates, too often",
+}
+"""The laws by name, without the number that some have: what follows *tokens*."""
+
+
+def in_words(alternative: str) -> str:
+    """What an alternative of the portfolio bets on.
+
+    >>> in_words("draft:0.1"), in_words("power-0.7:0.99"), in_words("pit-p/q-2:-0.5")
+    ('tokens drawn from the draft', 'tokens drawn at another temperature', 'tokens that the draft overrates, or \
+underrates, too often')
+    """
+    law = alternative.partition(":")[0]
+    while law not in LAWS:
+        law = law.rpartition("-")[0]
+    return f"tokens {LAWS[law]}"
