@@ -115,17 +115,12 @@ def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "every-draft-accepted": ("over-acceptance", {"accepts": lambda self, p, q, token: True}),
     "halved-coin": (
         "over-acceptance",
         {"accepts": lambda self, p, q, token: bool(torch.rand((), dtype=torch.float64) / 2 * q[token] < p[token])},
     ),
     "residual-unused": ("residual", {"correction": lambda self, p, q, column: self.pick(p[column])}),
-    "residual-argmax": ("residual", {"correction": lambda self, p, q, column: int((p[column] - q[column]).argmax())}),
-    "residual-abs": ("residual", {"correction": lambda self, p, q, column: self.pick((p[column] - q[column]).abs())}),
     "column-behind": ("correction-column", {"correction": lambda self, p, q, column: self.pick(p[column + 1])}),
-    "bonus-argmax": ("bonus-law", {"bonus": lambda self, p: int(p[-1].argmax())}),
-    "bonus-before": ("bonus-column", {"bonus": lambda self, p: self.pick(p[max(len(p) - 2, 0)])}),
     "greedy-draft": ("draft-law", {"propose": lambda self, q: int(q.argmax())}),
     "hot": (
         "target-option",
@@ -203,11 +198,11 @@ def seeded(self: Sampler, target: Any, draft: Any, prompt: list[int], row: RowOp
 
 
 def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
-    kept = audited(registered("kept", row=seeded, seeds="repeatable"), 30)
+    kept = audited(registered("kept", row=seeded, seeds="repeatable"), 12)
     assert not kept.violations
-    (ignored,) = audited(registered("ignored", seeds="repeatable"), 30).violations
+    (ignored,) = audited(registered("ignored", seeds="repeatable"), 12).violations
     assert ignored.fingerprint == "sampling/seed-ignored"
-    (depends,) = audited(registered("depends", row=seeded, seeds="speculation"), 40).violations
+    (depends,) = audited(registered("depends", row=seeded, seeds="speculation"), 16).violations
     assert depends.fingerprint == "sampling/batch-dependent:speculation"
 
 

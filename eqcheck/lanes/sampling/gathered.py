@@ -75,8 +75,8 @@ class Gathered:
         clauses += [first.detail] if first else []
         if self.crossed:
             clauses.append(
-                f"the evidence against the target's law is {evidence} after {self.wealth.tokens} tokens, which a right "
-                f"decoder exceeds once in {float(evidence):.2g} audits"
+                f"the evidence against the target's law reached {evidence} within {self.wealth.tokens} tokens: with a "
+                f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
             )
         if not found and self.crossed:
             clauses.append(f"no part of a round leads clearly; the bet that earns most is on {in_words(best[0][0])}")
