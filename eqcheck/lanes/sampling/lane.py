@@ -100,7 +100,8 @@ class SamplingLane:
             if self.gathered.wealth.verdict() != "violation":
                 return tokens >= TOKENS
             self.to_name = max(TO_NAME, 2 * tokens)
-            self.at_most = min(TOKENS, 3 * self.to_name)
+            # Where only a token without probability shows it, it is rare.
+            self.at_most = min(TOKENS, 3 * self.to_name) if self.gathered.wealth.crossed else TOKENS
         if self.to_name <= tokens < self.at_most and not self.cause(self.gathered):
             self.to_name *= 2
         return tokens >= min(self.to_name, self.at_most)
