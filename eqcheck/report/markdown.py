@@ -46,13 +46,18 @@ def _head(report: Report) -> list[str]:
         *(f"{name} {number}" for name, number in report.versions.items()),
     ]
     equal = report.equivalence
+    of_sampled = (
+        " A case with sampled rows counts as equal where no row alone is certain to be wrong."
+        if sampled(report)
+        else ""
+    )
     lines = [
         f"# {inline(f'{decoder.name} {decoder.version}'.strip())}: {report.verdict}",
         "",
         inline(f"{', '.join(ran)}. {decoder.origin}".rstrip()),
         "",
         f"Exact match {percent(equal.exact_match)}, prefix match {percent(equal.prefix_match)} "
-        "(means over rows: rows equal in full; leading equal tokens as a share of the row).",
+        f"(means over rows: rows equal in full; leading equal tokens as a share of the row).{of_sampled}",
         "",
     ]
     if report.lane == "checkpoint":
