@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Clock, Timed
 from eqcheck.bench.report import tables, write
 from eqcheck.bench.run import Scale, bench
+from eqcheck.bench.sampled import WAYS, cost
 from eqcheck.bench.workload import Workload
 from eqcheck.contract import Decoder
 from eqcheck.pair import Pair
@@ -180,6 +182,74 @@ def test_latency_counts_the_wait_for_a_place(workload: Workload) -> None:
         assert max(seconds) > 2 * min(seconds), "all came at once: nobody waited for a place"
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_rows_sampled_at_the_lowest_temperature_have_the_rounds_of_greedy_ones(
+    name: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So their throughputs differ by what sampling costs, and by nothing else; and all laws are computed."""
+    sampling = __import__("importlib").import_module("eqcheck.reference_impls.serving.sampling")
+    law, laws = sampling.law, 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal laws
+        laws += 1
+        found = law(*args, **kwargs)
+        assert set(found.probabilities.flatten().tolist()) == {0.0, 1.0}
+        return found
+
+    monkeypatch.setattr(sampling, "law", counted)
+    keys = ("tokens", "verify_calls", "draft_calls", "accepted_share", "realignments", "prefill_calls")
+    expected, outputs = timed(name, workload, 0.6).measure(workload.prompts)
+    assert not laws
+    for way in WAYS.values():
+        laws = 0
+        row, same = timed(name, workload, 0.6).measure([one._replace(sampling=way) for one in workload.prompts])
+        assert same == outputs
+        assert [row[key] for key in keys] == [expected[key] for key in keys]
+        assert laws > row["verify_calls"]
+
+
+def test_a_slow_sampler_has_a_low_ratio(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = __import__("importlib").import_module("eqcheck.reference_impls.serving.sampling")
+    law = sampling.law
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.02)
+        return law(*args, **kwargs)
+
+    monkeypatch.setattr(sampling, "law", slow)
+    for first in (False, True):
+        way = WAYS["temperature alone"]
+        ratio = cost(workload, workload.prompts, lambda: timed("ragged", workload, None), way, sampled_first=first)
+        assert isinstance(ratio, float)
+        assert ratio < 0.7
+
+
+def test_a_wrong_sampler_has_no_ratio(small: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of, for each way of sampling in which it is wrong; the other ways and greedy rows are right."""
+    sampling = __import__("importlib").import_module("eqcheck.reference_impls.serving.sampling")
+    blocks = sampling.Rejection.blocks
+
+    def wrong(self: Any, *args: Any) -> list[list[int]]:
+        found: list[list[int]] = blocks(self, *args)
+        return found if self.rows[0].options.top_p == 1 else [[*row[:-1], (row[-1] + 1) % 67] for row in found]
+
+    monkeypatch.setattr(sampling.Rejection, "blocks", wrong)
+    plan = replace(small, batches=(2,), acceptances=(None,), lengths=("uniform",), arrival_prompts=2)
+    found = bench([*map(registry.load, ("ragged", "transformers"))], plan, lambda _: None)
+    assert {row["engine"] for row in found.sampled} == {"ragged"}, "the library has no engine with a stream"
+    rows = {row["options"]: row for row in found.sampled}
+    assert rows.pop("temperature alone")["verified"]
+    assert len(rows) == len(WAYS) - 1
+    assert all((row["ratio"], row["turns_ratio"], row["verified"]) == (None, [], False) for row in rows.values())
+    text = tables(found)
+    assert re.search(r"ragged +uniform +\S+ \(\S+\) +failed +failed\n", text)
+    for way in rows:
+        assert re.search(
+            rf"ragged emits wrong tokens \(prompt .+\) when uniform prompts are sampled with {way}\.", text
+        )
+
+
 def _last_token_wrong(target: Any, draft: Any, request: Any) -> Any:
     rows = registry.load("eqspec").function(target, draft, request)
     return [[*row[:-1], (row[-1] + 1) % 67] if len(rows) > 1 else row for row in rows]
@@ -234,9 +304,14 @@ def test_bench(small: Scale, tmp_path: Path) -> None:
     assert ("transformers", 2, "mixed", 0.7) not in rows
     assert ("greedy", 2, "mixed", None) in rows
     assert {row["engine"] for row in stored["arrivals"]} == {"eqspec", "ragged"}
+    assert {(row["engine"], row["lengths"], row["options"]) for row in stored["sampled"]} == {
+        (name, lengths, way) for name in ("eqspec", "ragged") for lengths in small.lengths for way in WAYS
+    }
+    assert all(row["verified"] and row["ratio"] > 0 and len(row["turns_ratio"]) == 2 for row in stored["sampled"])
     assert len(rows["ragged", 2, "mixed", None]["turns_tokens_per_second"]) == small.focus_repeats
     assert all(row["verified"] and 0 < row["p50_s"] <= row["p99_s"] for row in stored["arrivals"])
     text = tables(found)
+    assert re.search(r"ragged +mixed( +\d\.\d\dx \(\d\.\d\d-\d\.\d\d\)){3}\n", text), "a column per way of sampling"
     assert "wrong" in text
     assert text.count("Speed over that of eqspec") == 2
     assert re.search(r"ragged +\d\.\d\dx +\d\.\d\dx \(\d\.\d\d-\d\.\d\d\)", text), "one turn, and the range of two"

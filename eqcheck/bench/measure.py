@@ -1,4 +1,4 @@
-"""One engine on one workload, timed: throughput, where the time goes, memory."""
+"""One engine on one workload, timed and verified: throughput, where the time goes, memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from eqcheck.bench.workload import Job
+from eqcheck.bench.workload import Job, Workload
 from eqcheck.contract import Decoder, Generate, Request
 
 Rows = list[list[int]]
+
+
+class Failure(NamedTuple):
+    """Why a decoder's speed is not shown: it is ``wrong``, or there was an ``error``."""
+
+    kind: str
+    message: str
 
 
 class Clock:
@@ -117,6 +124,21 @@ class Timed:
         else:
             found["realign_share"] = None  # part of "other": only an engine can tell
         return found, outputs
+
+
+def judged(
+    workload: Workload,
+    prompts: Sequence[Job],
+    make: Callable[[], Any],
+    measure: Callable[[Any, Sequence[Job]], tuple[Any, Any]],
+) -> Any:
+    """What is measured of what ``make`` makes, if that does not fail and its outputs are right; else a `Failure`."""
+    try:
+        found, outputs = measure(make(), prompts)
+    except Exception as error:
+        return Failure("error", f"raised {type(error).__name__} ({error})")
+    wrong = workload.wrong(outputs, prompts)
+    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else found
 
 
 class Memory:

@@ -30,7 +30,7 @@ def write(found: Results, folder: Path) -> list[str]:
 
 
 def tables(found: Results, style: str = "simple") -> str:
-    """Throughput by batch size, where the time goes, latency under arrivals, notes."""
+    """Throughput by batch size, where the time goes, latency under arrivals, what sampling costs, notes."""
     parts = []
     for lengths in found.plan.lengths:
         for acceptance in found.plan.acceptances:
@@ -57,6 +57,10 @@ def tables(found: Results, style: str = "simple") -> str:
         title = "Seconds from arrival to last token under Poisson arrivals, acceptance real, median of "
         title += f"{found.plan.repeats} turns"
         parts.append(_table(title, [_latency(row) for row in found.arrivals], style))
+    if found.sampled:
+        title = f"Throughput of sampled rows over that of greedy ones at batch {batch}, acceptance real: "
+        title += "median (least to greatest) of turns; sampled at a temperature that leaves the tokens as they are"
+        parts.append(_table(title, _cost_of_sampling(found.sampled), style))
     parts += [f"Note: {note}." for note in found.notes]
     return "\n\n".join(parts)
 
@@ -103,12 +107,26 @@ def _over_baseline(rows: Sequence[Row], plan: Scale) -> list[Row]:
         line = {}
         for batch in plan.batches:
             turns = zip(speeds.get((name, batch), ()), speeds.get((BASELINE, batch), ()), strict=False)
-            ratios = sorted(mine / theirs for mine, theirs in turns)
-            spread = f" ({ratios[0]:.2f}-{ratios[-1]:.2f})" if len(ratios) > 1 else ""
-            line[f"batch {batch}"] = f"{statistics.median(ratios):.2f}x{spread}" if ratios else "-"
+            line[f"batch {batch}"] = _middle([mine / theirs for mine, theirs in turns]) or "-"
         if set(line.values()) != {"-"}:
             found.append({"engine": name, **line})
     return found
+
+
+def _middle(ratios: Sequence[float]) -> str:
+    """The median and the range; empty where there is nothing."""
+    if len(ratios) < 2:
+        return "".join(f"{ratio:.2f}x" for ratio in ratios)
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def _cost_of_sampling(rows: Sequence[Row]) -> list[Row]:
+    """A line per engine and kind of prompts, a column per way of sampling."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        line = found.setdefault((row["engine"], row["lengths"]), {key: row[key] for key in ("engine", "lengths")})
+        line[row["options"]] = _middle(row["turns_ratio"]) or "failed"
+    return list(found.values())
 
 
 def _anatomy(row: Row) -> Row:

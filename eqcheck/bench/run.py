@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ import transformers
 
 from eqcheck import __version__, pair
 from eqcheck.bench.arrivals import latencies
-from eqcheck.bench.measure import Timed
-from eqcheck.bench.workload import LENGTHS, Job, Workload, greedy
+from eqcheck.bench.measure import Failure, Timed, judged
+from eqcheck.bench.sampled import WAYS, cost
+from eqcheck.bench.workload import LENGTHS, Workload, greedy
 from eqcheck.contract import Decoder, Generate
 from eqcheck.pair.train import corpus
 
@@ -69,13 +70,6 @@ QUICK = Scale(
 )
 
 
-class Failure(NamedTuple):
-    """Why a decoder's speed is not shown: it is ``wrong``, or there was an ``error``."""
-
-    kind: str
-    message: str
-
-
 @dataclass
 class _Measured:
     """A decoder that is set up, and whether its failure has been noted."""
@@ -91,12 +85,13 @@ Listen = Callable[[str], None]
 
 @dataclass
 class Results:
-    """What was measured: a row per engine and configuration, and the latencies under arrivals."""
+    """What was measured: a row per engine and configuration, the latencies under arrivals, what sampling costs."""
 
     plan: Scale
     machine: dict[str, Any]
     results: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[dict[str, Any]] = field(default_factory=list)
+    sampled: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -124,6 +119,7 @@ class Results:
             "plan": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.plan).items()},
             "results": self.results,
             "arrivals": self.arrivals,
+            "sampled": self.sampled,
             "notes": self.notes,
             "interrupted": self.interrupted,
         }
@@ -147,6 +143,7 @@ def bench(decoders: Sequence[Decoder], plan: Scale, listen: Listen) -> Results:
                     _measure(found, engines, workload, acceptance, listen)
                     if acceptance is None:
                         _arrivals(found, engines, workload, listen)
+                        _sampled(found, engines, workload, listen)
                 if workload.ties:
                     found.note(f"{workload.ties} outputs differ in a near-tie only ({lengths} prompts)")
         except KeyboardInterrupt:
@@ -174,7 +171,7 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
                 models = (workload.pair.target, draft)
                 make = partial(Timed, engine.decoder, engine.generate, *models, plan.num_draft_tokens, batch)
                 with engine.decoder.inside():
-                    row = _judged(workload, some, make, Timed.measure)
+                    row = judged(workload, some, make, Timed.measure)
                 if isinstance(row, Failure):
                     found.reject(engine, {"engine": name, **config}, row)
                     failed.add(name)
@@ -193,35 +190,24 @@ def _measure(found: Results, engines: Engines, workload: Workload, acceptance: f
             found.results.append({"engine": name, **config, **middle, **turns})
 
 
-def _judged(
-    workload: Workload,
-    prompts: Sequence[Job],
-    make: Callable[[], Any],
-    measure: Callable[[Any, Sequence[Job]], tuple[Any, Any]],
-) -> Any:
-    """What is measured of what ``make`` makes, if that does not fail and its outputs are right; else a `Failure`."""
-    try:
-        found, outputs = measure(make(), prompts)
-    except Exception as error:
-        return Failure("error", f"raised {type(error).__name__} ({error})")
-    wrong = workload.wrong(outputs, prompts)
-    return Failure("wrong", f"emits wrong tokens ({wrong})") if wrong else found
-
-
 def _speed(row: dict[str, Any]) -> float:
     return float(row["tokens_per_second"])
 
 
-def _arrivals(found: Results, engines: Engines, workload: Workload, listen: Listen) -> None:
-    """Engines that take prompts as they come, at one rate: a share of what the slowest of them gets through."""
-    plan = found.plan
-    speeds = {
+def _serving(found: Results, engines: Engines, workload: Workload) -> dict[str, float]:
+    """How fast those that are engines and emitted the right tokens were at the batch size that is looked at closely."""
+    return {
         row["engine"]: row["tokens_per_second"]
         for row in found.results
         if row["verified"]
-        and (row["batch"], row["lengths"], row["acceptance"]) == (plan.focus, workload.lengths, None)
+        and (row["batch"], row["lengths"], row["acceptance"]) == (found.plan.focus, workload.lengths, None)
         and engines[row["engine"]].decoder.engine is not None
     }
+
+
+def _arrivals(found: Results, engines: Engines, workload: Workload, listen: Listen) -> None:
+    """Engines that take prompts as they come, at one rate: a share of what the slowest of them gets through."""
+    plan, speeds = found.plan, _serving(found, engines, workload)
     if not speeds:
         return
     rate = LOAD * min(speeds.values()) / plan.max_new_tokens
@@ -233,7 +219,7 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
             settings = {"num_draft_tokens": plan.num_draft_tokens, "batch_size": plan.focus}
             make = partial(engines[name].decoder.engine, workload.pair.target, workload.pair.draft, **settings)
             with engines[name].decoder.inside():
-                seconds = _judged(workload, prompts, make, partial(latencies, rate=rate))
+                seconds = judged(workload, prompts, make, partial(latencies, rate=rate))
             if isinstance(seconds, Failure):
                 found.note(f"{name} {seconds.message} when {workload.lengths} prompts arrive one by one")
                 del runs[name]
@@ -254,6 +240,40 @@ def _arrivals(found: Results, engines: Engines, workload: Workload, listen: List
                 "verified": name in runs,
             }
         )
+
+
+def _sampled(found: Results, engines: Engines, workload: Workload, listen: Listen) -> None:
+    """What sampling costs the engines that sample, in each way, turn by turn."""
+    plan = found.plan
+    able = [n for n in _serving(found, engines, workload) if "temperature" in engines[n].decoder.capabilities]
+    runs: dict[tuple[str, str], list[float]] = {(name, way): [] for name in able for way in WAYS}
+    for turn in range(plan.focus_repeats):
+        for name, way in list(runs):
+            listen(f"{workload.lengths} prompts, sampled with {way}, {turn + 1}: {name}")
+            engine = engines[name]
+            models = (workload.pair.target, workload.pair.draft)
+            make = partial(Timed, engine.decoder, engine.generate, *models, plan.num_draft_tokens, plan.focus)
+            with engine.decoder.inside():
+                ratio = cost(workload, workload.prompts[: plan.prompts], make, WAYS[way], sampled_first=turn % 2 > 0)
+            if isinstance(ratio, Failure):
+                found.note(f"{name} {ratio.message} when {workload.lengths} prompts are sampled with {way}")
+                del runs[name, way]
+            else:
+                runs[name, way].append(ratio)
+    for name in able:
+        for way in WAYS:
+            ratios = runs.get((name, way), [])
+            found.sampled.append(
+                {
+                    "engine": name,
+                    "lengths": workload.lengths,
+                    "batch": plan.focus,
+                    "options": way,
+                    "turns_ratio": [round(ratio, 4) for ratio in ratios],
+                    "ratio": round(statistics.median(ratios), 4) if ratios else None,
+                    "verified": bool(ratios),
+                }
+            )
 
 
 def machine(device: torch.device) -> dict[str, Any]:
