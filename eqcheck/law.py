@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from eqcheck.options import ORDER, RowOptions
@@ -53,7 +52,7 @@ class Asked:
 
     All are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows: ``warm`` is what scores are
     divided by, ``values`` where a sorted row is cut by top-k, what top-p leaves out, the logarithm of min-p. ``off``
-    says where an option is off; where it is off for all rows it is not ``used``.
+    says where an option is off; where it is off for all rows it is not ``used``, where for some, it is ``partly`` so.
     """
 
     def __init__(self, rows: Sequence[RowOptions], like: torch.Tensor) -> None:
@@ -62,7 +61,9 @@ class Asked:
         given = dict(zip(ORDER, numbers.reshape(len(ORDER), -1, *(1,) * (like.dim() - 1)), strict=True))
         self.off = {name: value == _OFF[name] for name, value in given.items()}
         columns = zip(*table, strict=True)
-        self.used = {name for name, column in zip(ORDER, columns, strict=True) if any(x != _OFF[name] for x in column)}
+        on = {name: [x != _OFF[name] for x in column] for name, column in zip(ORDER, columns, strict=True)}
+        self.used = {name for name, rows_on in on.items() if any(rows_on)}
+        self.partly = {name for name in self.used if not all(on[name])}
         self.some_greedy = any(not row.temperature for row in rows)
         self.warm = given["temperature"].masked_fill(self.off["temperature"], 1.0)
         vocabulary = like.shape[-1]
@@ -89,7 +90,7 @@ def law(
     rows = [options] * len(scores) if isinstance(options, RowOptions) else options
     asked = rows if isinstance(rows, Asked) else Asked(rows, scores)
     greedy = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0) if asked.some_greedy else None
-    margin, scale = scores.new_full((*scores.shape[:-1], 1), math.inf), torch.ones_like(asked.warm)
+    margin, scale = scores.new_full(scores.shape[:-1], math.inf), None
     ordered = least = None  # the scores of each row, sorted, and the lowest that is not cut
     for step in order:
         if step == "temperature":
@@ -99,21 +100,23 @@ def law(
         elif step in asked.used:
             if ordered is None or least is None:
                 ordered = _ascending(scores)
-            else:
+            elif measured or step == "top-p":  # of the others' cuts the greatest holds, whatever was cut before
                 ordered = ordered.masked_fill(ordered < least, -math.inf)
             found = _LEAST[step](ordered, asked.values[step])
             if measured:
-                room = _room(step, ordered, found, asked.values[step]) * scale
-                margin = torch.minimum(margin, room.masked_fill(asked.off[step], math.inf))
-            found = found.masked_fill(asked.off[step], -math.inf)
+                room = _room(step, ordered, found, asked.values[step])
+                room = room if scale is None else room * scale
+                margin = torch.minimum(margin, room.masked_fill(asked.off[step], math.inf)[..., 0])
+            if step in asked.partly:
+                found = found.masked_fill(asked.off[step], -math.inf)
             least = found if least is None else torch.maximum(least, found)
     if least is not None:
         scores = scores.masked_fill(scores < least, -math.inf)
     p = scores.softmax(-1)
     if greedy is not None:
         p = torch.where(asked.off["temperature"], greedy, p)
-        margin = margin.masked_fill(asked.off["temperature"], math.inf)
-    return Law(p, margin[..., 0])
+        margin = margin.masked_fill(asked.off["temperature"][..., 0], math.inf)
+    return Law(p, margin)
 
 
 def _top_k(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -123,8 +126,8 @@ def _top_k(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 def _top_p(ordered: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """The score of the least likely token that is needed to leave out no more than this; ties with it stay."""
-    at = (ordered.softmax(-1).cumsum(-1) <= rest).sum(-1, keepdim=True)
-    return ordered.gather(-1, at.clamp(max=ordered.shape[-1] - 1))
+    at = (ordered.softmax(-1).cumsum(-1)[..., :-1] <= rest).sum(-1, keepdim=True)  # the likeliest is never left out
+    return ordered.gather(-1, at)
 
 
 def _min_p(ordered: torch.Tensor, log_share: torch.Tensor) -> torch.Tensor:
@@ -158,4 +161,8 @@ def _room(step: str, ordered: torch.Tensor, least: torch.Tensor, value: torch.Te
 
 def _ascending(scores: torch.Tensor) -> torch.Tensor:
     """Each row sorted; numpy is many times as fast as torch, which sorts places as well."""
-    return torch.from_numpy(np.sort(scores.numpy())) if scores.device.type == "cpu" else scores.sort(-1).values
+    if scores.device.type != "cpu":
+        return scores.sort(-1).values
+    ordered = scores.clone()
+    ordered.numpy().sort()
+    return ordered

@@ -66,11 +66,18 @@ class Greedy:
 class Sampled(Greedy):
     """What both ways of sampling share: the laws of all rows at once."""
 
+    def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
+        super().__init__(rows, budgets, device)
+        self.options = tuple(row.options for row in rows)
+        self.asked: dict[int, Asked] = {}  # by the number of the scores' dimensions
+
     def laws(self, logits: torch.Tensor) -> torch.Tensor:
         """The rows' laws, of the shape of the logits: ``[rows, vocab]`` or ``[rows, k + 1, vocab]``."""
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        options = tuple(row.options for row in self.rows)
-        asked = _asked(options, scores.dim(), scores.shape[-1], scores.dtype, scores.device)
+        asked = self.asked.get(scores.dim())
+        if asked is None:
+            asked = _asked(self.options, scores.dim(), scores.shape[-1], scores.dtype, scores.device)
+            self.asked[scores.dim()] = asked
         return law(scores, asked, measured=False).probabilities
 
 
@@ -93,7 +100,7 @@ class Rejection(Sampled):
             if row.options.seed is not None and row.options.temperature:
                 row.random = row.random or np.random.Generator(np.random.Philox(key=row.options.seed))
                 uniform[:, i, : budget + 1] = torch.from_numpy(row.random.random((3, budget + 1)))
-        self.draft, self.coin, self.final = uniform  # [rows, k + 1] each
+        self.draft, self.coin, self.final = uniform[0].to(device), *uniform[1:]  # [rows, k + 1] each
         self.q: list[torch.Tensor] = []  # [rows, vocab] each
 
     def propose(self, logits: torch.Tensor) -> torch.Tensor:
@@ -112,7 +119,7 @@ class Rejection(Sampled):
         rejected = [n if n < k else -1 for n, k in zip(counts, self.budgets, strict=True)]
         rows = list(range(len(counts)))
         p, q = p[rows, counts], q[rows, rejected]
-        uniform = torch.tensor([final[i][n] for i, n in enumerate(counts)], dtype=torch.float64)
+        uniform = torch.tensor([final[i][n] for i, n in enumerate(counts)], dtype=torch.float64, device=p.device)
         last = drawn(self.left(p, q), uniform).tolist()
         if p.shape[-1] in last:  # nothing is left, by rounding only: then p and q are equal
             last = [b if a == p.shape[-1] else a for a, b in zip(last, drawn(p, uniform).tolist(), strict=True)]
@@ -167,7 +174,7 @@ def drawn(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     Of a row without weight it is ``vocab``, which is no token.
     """
     below = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(below, below[:, -1:] * uniform.to(below.device)[:, None], right=True)[:, 0]
+    return torch.searchsorted(below, below[:, -1:] * uniform[:, None], right=True)[:, 0]
 
 
 def clock(seed: int, place: int, vocabulary: int) -> npt.NDArray[np.float64]:
