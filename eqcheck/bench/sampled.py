@@ -29,7 +29,7 @@ def cost(
 
     Who is first should change from turn to turn, so that a machine that becomes slower favours nobody.
     """
-    speeds = {}
+    speeds: dict[bool, float] = {}
     for sampled in (sampled_first, not sampled_first):
         some = [one._replace(sampling=way) for one in prompts] if sampled else prompts
         row = judged(workload, some, make, Timed.measure)
