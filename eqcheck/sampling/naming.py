@@ -2,8 +2,8 @@
 
 A round draws a draft token, accepts it or not, corrects it, or adds a bonus. Where it is known what became of each
 draft token, each of these has a law of its own (`eqcheck.sampling.rounds`), and a fault shows there 10 to 300 times as
-soon as in the tokens alone. A kind is named only where it is
-`NAMED` times as likely as all that is right and as every other kind, and where nothing else is amiss.
+soon as in the tokens alone. A kind is named only where it is `CLEAR` times as likely as all that is right and `NAMED`
+times as likely as every other kind, and where nothing else is amiss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
 from eqcheck.sampling.suspects import Sampler, right_samplers, wrong_samplers
 
 NAMED = 1e3
+CLEAR = 1e5  # many samplers are tried, and the likeliest of them is looked at
 PLAIN, QUIET = 1e6, 10.0  # evidence against one part, and against the others, where no known error explains it
+
+WITHIN_THE_LAW = ("under-acceptance", "draft-law", "wrong-draft-row", "shared-noise", "reused-noise")
+"""Kinds that emit no token without probability: where there is one, they do not explain all."""
 
 
 class Named(NamedTuple):
@@ -44,7 +48,7 @@ def named(reads: Iterable[Read]) -> Named | None:
     null = max(value for value, _ in rights)
     ordered = sorted(((likelihood(sums, one), one) for one in wrong_samplers()), key=lambda found: -found[0])
     (best, sampler), factor = ordered[0], ordered[0][0] - null
-    if factor < math.log(NAMED) or wrong_parts(reads, sampler):
+    if factor < math.log(CLEAR) or wrong_parts(reads, sampler):
         return _of_a_part(reads, [one for _, one in rights], factor)
     rivals = [one for value, one in ordered if best - value < math.log(NAMED)]
     best_of = {one.kind: one for one in reversed(rivals)}

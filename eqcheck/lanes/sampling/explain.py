@@ -8,8 +8,9 @@ import numpy as np
 
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.lanes.sampling.reads import reads
-from eqcheck.sampling.naming import NAMED, Named, named
+from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, named
 from eqcheck.sampling.pairs import SHARED, shared
+from eqcheck.sampling.row import SampledRow
 
 
 def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]]) -> Named | None:
@@ -18,11 +19,19 @@ def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]])
     Shared random numbers leave every row's own law right. So they are named where no law of a round is wrong, and no
     bet on a row alone earned much.
     """
+    rows = [list(outcome.sampled.values()) for outcome in outcomes]
+    found = _cause(outcomes, rows, best)
+    impossible = any(row.impossible for case in rows for row in case)
+    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
+
+
+def _cause(
+    outcomes: Sequence[SampledOutcome], rows: list[list[SampledRow]], best: Sequence[tuple[str, float]]
+) -> Named | None:
     seen = named(read for outcome in outcomes for read in reads(outcome))
     if seen and seen.kind != "stray-law":
         return seen
     (first, gain), *others = best
-    rows = [list(outcome.sampled.values()) for outcome in outcomes]
     for name, (kind, words) in SHARED.items():
         if seen or not first.startswith(name):
             continue

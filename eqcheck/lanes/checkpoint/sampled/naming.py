@@ -16,7 +16,7 @@ from eqcheck.lanes.sampling.gathered import rows_of
 from eqcheck.law import law
 from eqcheck.sampling import blackbox
 from eqcheck.sampling.bets import ALTERNATIVES, bets
-from eqcheck.sampling.naming import NAMED, Named
+from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named
 from eqcheck.sampling.pairs import PAIRS, SHARED, pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 
@@ -27,6 +27,12 @@ _LIKELIEST = 24  # draft tokens behind which the target is asked
 def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     """What is wrong, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
     looked_at = list(_looked_at(outcomes))
+    found = _named(looked_at)
+    impossible = any(row.impossible for outcome in looked_at for row in outcome.sampled.values())
+    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
+
+
+def _named(looked_at: Sequence[SampledEngineOutcome]) -> Named | None:
     rows = [row for outcome in looked_at for row in _seen(outcome)]
     ranked, earned = blackbox.ranked(rows), _earned(looked_at)
     first = max(earned, key=lambda name: earned[name])
