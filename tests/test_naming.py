@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from eqcheck.lanes.sampling import explain
 from eqcheck.sampling.fit import misfit
-from eqcheck.sampling.naming import NAMED, named
+from eqcheck.sampling.naming import NAMED, Named, borne_out, named
 from eqcheck.sampling.rounds import MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
-from eqcheck.sampling.row import Floats
+from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.sampling.suspects import BESIDE, VARIANTS, right_samplers, wrong_samplers
 
 V, TOKENS = 10, 700
@@ -147,6 +149,41 @@ def test_the_words_say_no_more_than_the_kind_where_two_are_alike() -> None:
     assert (told.kind, alike.kind) == ("target-option", "target-option")
     assert "without the row's temperature" in told.words
     assert "without" not in alike.words
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None:
+    """Two odd tokens may come from anything."""
+    one = read(rejection)
+    cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
+    cut /= cut.sum(-1, keepdims=True)
+    rng = np.random.default_rng(1)
+    drawn = [rejection(rng, cut[i], one.q[""][i]) for i in range(TOKENS)]
+    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
+    one.token[TOKENS:] = cut[TOKENS:].argmax(-1)
+    for i in np.flatnonzero((one.role == "corrected") & (cut[np.arange(len(cut)), one.draft] == 0))[
+        : 20 if often else 2
+    ]:
+        one.role[i], one.token[i] = "accepted", one.draft[i]
+    told = Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})
+    (sampler,) = (
+        one
+        for one in wrong_samplers()
+        if one.words == "the target's law is taken without the row's cuts where draft tokens are verified"
+        and one.draft == ("",)
+    )
+    assert borne_out([told], sampler) == often
+
+
+def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "reads", lambda outcome: [])
+    law, no = np.array([[0.0, 1.0]]), np.zeros(1, bool)
+    for kind, within in (("under-acceptance", True), ("residual", False)):
+        monkeypatch.setattr(explain, "named", lambda reads, kind=kind: Named(kind, "", 20.0))
+        for token in (0, 1):
+            row = SampledRow(np.array([token]), law, law, law, no)
+            found = explain.cause([SimpleNamespace(sampled={0: row})], [("draft:0.1", 0.0)])  # type: ignore[list-item]
+            assert (found is None) == (within and token == 0)
 
 
 @pytest.mark.parametrize("part", ["draft", "accept", "correction", "bonus"])

@@ -21,6 +21,8 @@ NAMED = 1e3
 CLEAR = 1e5  # many samplers are tried, and the likeliest of them is looked at
 PLAIN, QUIET = 1e6, 10.0  # evidence against one part, and against the others, where no known error explains it
 
+MANY = 8
+"""Tokens without probability, fewer of which may come from anything."""
 WITHIN_THE_LAW = ("under-acceptance", "draft-law", "wrong-draft-row", "shared-noise", "reused-noise")
 """Kinds that emit no token without probability: where there is one, they do not explain all."""
 
@@ -54,8 +56,19 @@ def named(reads: Iterable[Read]) -> Named | None:
     best_of = {one.kind: one for one in reversed(rivals)}
     if any(kind != sampler.kind and not wrong_parts(reads, one) for kind, one in best_of.items()):
         return Named("stray-law", "", factor)
-    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind)
+    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind) and borne_out(reads, sampler)
     return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
+
+
+def borne_out(reads: list[Read], sampler: Sampler) -> bool:
+    """Whether more than a few tokens without probability speak for a sampler."""
+    possible = [read.possible() for read in reads]
+    odd = sum(map(len, reads)) - sum(map(len, possible))
+    if not odd or odd >= MANY or sampler.accept[3:] == ("impossible",):
+        return True
+    sums = likelihoods(possible)
+    null = max(likelihood(sums, one) for one in right_samplers())
+    return likelihood(sums, sampler) - null >= math.log(NAMED)
 
 
 def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:

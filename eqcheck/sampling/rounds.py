@@ -68,6 +68,10 @@ class Read:
         """The tokens at the first draft token of a round, or without one."""
         return self._only(self.column == 0)
 
+    def possible(self) -> Read:
+        """The tokens that the target may emit."""
+        return self._only(self.p[""][np.arange(len(self)), self.token] > 0)
+
     def beside_known(self, name: str) -> Read:
         """The tokens where this law of another row or column is known."""
         return self._only(self.beside[name].sum(-1) > 0)
