@@ -13,10 +13,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from eqcheck.sampling.rounds import FLOOR, Name, Read, acceptances, bounded, laws
+from eqcheck.sampling.rounds import Name, Read, acceptances, bounded, laws
 from eqcheck.sampling.row import Floats
 
 BINS = 6
+STRAY, WAITING = 1e-3, 10
+"""Tokens that a law forbids may come this often, for a round may be read wrongly; so many count before the first."""
 
 
 def misfit(reads: list[Read], part: str, name: Name) -> float:
@@ -68,12 +70,17 @@ class _Order:
     def __init__(self, by: str) -> None:
         self.by, self.log = by, 0.0
         self.counts = np.full(BINS, 1.0)
+        self.strays, self.seen = 0, 0
 
     def see(self, law: Floats, q: Floats, token: int) -> None:
         own = float(law[token])
+        rate = (self.strays + WAITING * STRAY) / (self.seen + WAITING)
+        self.seen += 1
         if own <= 0:
-            self.log += math.log(1 / FLOOR)  # at most what the floor of a likelihood gives
+            self.log += math.log(rate / STRAY)
+            self.strays += 1
             return
+        self.log += math.log((1 - rate) / (1 - STRAY))
         key = {"id": np.arange(len(law)), "likely": -law, "draft": law / np.maximum(q, 1e-9)}[self.by]
         ahead = (key < key[token]) | ((key == key[token]) & (np.arange(len(law)) < token))
         start = float(law[ahead].sum())

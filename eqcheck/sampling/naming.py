@@ -56,7 +56,9 @@ def named(reads: Iterable[Read]) -> Named | None:
     best_of = {one.kind: one for one in reversed(rivals)}
     if any(kind != sampler.kind and not wrong_parts(reads, one) for kind, one in best_of.items()):
         return Named("stray-law", "", factor)
-    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind) and borne_out(reads, sampler)
+    if not borne_out(reads, sampler):
+        return Named("stray-law", "", factor)
+    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind)
     return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
 
 
@@ -99,9 +101,9 @@ def likelihood(sums: Sums, sampler: Sampler) -> float:
 
 def wrong_parts(reads: list[Read], sampler: Sampler, least: float = NAMED) -> dict[str, float]:
     """The parts of a round that do not follow the sampler, each with the logarithm of the evidence (at ``least``)."""
-    found = {}
-    reads = sampler.tells(reads)
+    found: dict[str, float] = {}
     for part in PARTS:
-        if (name := getattr(sampler, part)) and (evidence := misfit(reads, part, name)) >= math.log(least):
-            found[part] = evidence
+        if name := getattr(sampler, part):
+            evidence = misfit(sampler.tells(reads, part), part, name)
+            found |= {part: evidence} if evidence >= math.log(least) else {}
     return found
