@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -31,7 +32,7 @@ class RowOptions:
     At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
     cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
     most likely one (0.0: no cut); see `eqcheck.law`. At 0.0 it is greedy. ``seed``, where there is one, is below
-    ``2**64``. Raises `UsageError` where one of these five is none that can be meant.
+    ``2**64``. Raises `UsageError` where one of these five, a penalty or a minimum is none that can be meant.
 
     >>> RowOptions(4, temperature=0.7, top_p=1.5)
     Traceback (most recent call last):
@@ -58,6 +59,9 @@ class RowOptions:
             "top_p": _real(p) and 0 < p <= 1,
             "min_p": _real(least) and 0 <= least <= 1,
             "seed": seed is None or (_whole(seed) and 0 <= seed < 2**64),
+            "repetition_penalty": _real(self.repetition_penalty) and 0 < self.repetition_penalty < math.inf,
+            "presence_penalty": _real(self.presence_penalty) and abs(self.presence_penalty) < math.inf,
+            "min_new_tokens": _whole(self.min_new_tokens) and self.min_new_tokens >= 0,
         }
         for name, expected in _EXPECTED.items():
             if not right[name]:
@@ -70,6 +74,9 @@ _EXPECTED = {
     "top_p": "a number above 0 and at most 1 (no cut)",
     "min_p": "a number from 0 (no cut) to 1",
     "seed": "a whole number from 0 to 2**64 - 1, or None",
+    "repetition_penalty": "a number above 0",
+    "presence_penalty": "a finite number",
+    "min_new_tokens": "a whole number from 0",
 }
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from simulated_faults import FAULTS, RIGHT, Fault
 from simulated_samplers import REGIMES, Options, Sampler, World, as_case, decode
 
-from eqcheck.sampling.row import Bools, Floats, SampledRow
+from eqcheck.lanes.sampling.drawing import DRAWN
+from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth
 
-WEIGHTS = {"std": 0.25, "near": 0.2, "near4": 0.2, "far": 0.1, "peaked": 0.1, "few": 0.15}
+WEIGHTS = {name: regime.share for name, regime in DRAWN.items()}
 AUDIT, ROWS, LENGTH = 2500, 5, 25
 UNEQUAL: tuple[Options, ...] = ((1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 20, 1.0), (1.0, 0, 0.9), (0.8, 10, 0.95))
 LIMIT, TRIALS, BATCH = 30_000, 9, 8
@@ -34,8 +35,8 @@ class Course(Wealth):
         self._pit: Floats = np.zeros(int(_PIT.sum()))
         self._seen = 0
 
-    def _earn(self, gains: Floats, regime: str, bonus: Bools) -> None:
-        super()._earn(gains, regime, bonus)
+    def _earn(self, gains: Floats, regime: str) -> None:
+        super()._earn(gains, regime)
         course = self._pit + np.cumsum(gains[:, _PIT], axis=0)
         over = np.flatnonzero(np.exp(np.minimum(course, 700)).mean(-1) >= VIOLATION)
         if len(over) and self.pit_crossed is None:

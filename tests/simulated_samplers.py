@@ -18,12 +18,16 @@ Options = tuple[float, int, float]  # temperature, top-k (0: none), top-p (1: no
 
 @dataclass(frozen=True)
 class Regime:
-    """How laws are drawn: the spread of scores, how alike target and draft are, K, tokens that can come (0: all)."""
+    """How laws are drawn: the spread of scores, how alike target and draft are, K, tokens that can come (0: all).
+
+    Where the draft is ``unaware``, it proposes the others, too.
+    """
 
     spread: float
     alike: float
     drafts: int
     live: int = 0
+    unaware: bool = False
 
 
 REGIMES = {
@@ -33,6 +37,8 @@ REGIMES = {
     "peaked": Regime(5.0, 0.6, 2),
     "far": Regime(2.0, -0.5, 1),
     "few": Regime(1.5, 0.0, 2, live=6),
+    "equal": Regime(1.5, 1.0, 3),
+    "dead": Regime(1.5, 0.8, 2, live=8, unaware=True),
 }
 
 
@@ -62,7 +68,10 @@ class World:
         scores = [one, regime.alike * one + np.sqrt(1 - regime.alike**2) * other]
         if regime.live:
             dead = rng.random((contexts, size)).argsort(-1).argsort(-1) >= regime.live
-            scores = [np.where(dead, -500.0, score) for score in scores]
+            scores = [
+                np.where(dead, -500.0, scores[0]),
+                scores[1] if regime.unaware else np.where(dead, -500.0, scores[1]),
+            ]
         target, draft = (regime.spread * score for score in scores)
         self.contexts, self.drafts, self.options = contexts, regime.drafts, options
         self.p, self.q = (np.stack([law(scores, one) for one in options]) for scores in (target, draft))
@@ -254,9 +263,7 @@ def as_case(
             at[t] = world.following(at[t - 1], line[t - 1])
         one = int(option[number])
         skip = (at % 50 == 0) & skipping
-        rows.append(
-            SampledRow(
-                line, world.p[one, at], world.q[one, at], world.raw[at], skip, None, 0 if twin and number == 1 else None
-            )
-        )
+        laws = world.p[one, at], world.q[one, at], world.raw[at]
+        of_twin = 0 if twin and number == 1 else None
+        rows.append(SampledRow(line, *laws, skip, None, of_twin, first_row=world.p[int(option[0]), at]))
     return rows

@@ -97,7 +97,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (engine({"repetition_penalty": float("nan")}), ("rows[0].repetition_penalty: expected a finite number",)),
     (engine({"repetition_penalty": 1e308}), ("repetition_penalty: expected a number above 0 and up to 100",)),
     (engine({"presence_penalty": -1e308}), ("presence_penalty: expected a number from -100 to 100",)),
-    (engine({"presence_penalty": True}), ("presence_penalty: expected a number",)),
+    (engine({"presence_penalty": True}), ("presence_penalty: expected a finite number",)),
     (engine({"max_new_tokens": True}), ("rows[0].max_new_tokens: expected a whole number",)),
     (engine({"prompt": [True]}), ("prompt: expected token ids",)),
     (engine({"prompt": 5}), ("rows[0].prompt: expected a list of token ids, got 5",)),

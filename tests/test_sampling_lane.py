@@ -17,7 +17,8 @@ from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
 from eqcheck.lanes.sampling.judge import try_case
-from eqcheck.lanes.sampling.lane import SamplingLane
+from eqcheck.lanes.sampling.lane import TOKENS, SamplingLane
+from eqcheck.lanes.sampling.seeds import trials
 from eqcheck.law import law
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import sampled, to_markdown
@@ -163,10 +164,14 @@ def test_rows_that_are_greedy_beside_a_greedy_one_share_no_random_numbers() -> N
 
 
 def test_a_greedy_answer_is_said_to_be_the_argmax() -> None:
-    greedy = registered("greedy", target_law=lambda self, scores, row: law(scores, RowOptions(1)).probabilities)
-    (finding,) = audited(greedy, 60).violations
-    assert finding.explanation.component == "sampling"
-    assert "the answer is the argmax" in finding.explanation.detail
+    def best(self: Sampler, scores: Laws, row: RowOptions) -> Laws:
+        return law(scores, RowOptions(1)).probabilities
+
+    both: dict[str, Any] = {"target_law": best, "draft_law": best}
+    for cases, decoder in ((60, registered("greedy", target_law=best)), (5, registered("greedy", **both))):
+        (finding,) = audited(decoder, cases).violations
+        assert finding.fingerprint == "sampling/target-option"
+        assert "the answer is the argmax" in finding.explanation.detail
 
 
 def test_a_wrong_context_is_the_cause_and_not_the_sampling() -> None:
@@ -204,6 +209,37 @@ def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
     assert ignored.fingerprint == "sampling/seed-ignored"
     (depends,) = audited(registered("depends", row=seeded, seeds="speculation"), 16).violations
     assert depends.fingerprint == "sampling/batch-dependent:speculation"
+
+
+def test_seeds_are_repeated_where_no_row_is_without_one() -> None:
+    """What rows without a seed draw may reach others, where only the same request is promised the same answer."""
+    drawn = SampledCases(0, ("rotary",), ("left",), (*TAKES, "seeds"), promise="repeatable")
+    cases = [case for case, _ in zip(drawn.cases(), range(60), strict=False) if case.promise != "none"]
+    assert cases
+    for case in cases:
+        sampled = [number for number, row in enumerate(case.rows) if row.temperature]
+        assert all(case.rows[number].seed is not None for number in sampled)
+        assert [level for level, *_ in trials(case, sampled)] == ["repeatable"]
+        some = (replace(case.rows[0], seed=None), *case.rows[1:])
+        assert not list(trials(replace(case, rows=some), sampled[1:]))
+        assert list(trials(replace(case, rows=some, promise="mates"), sampled[1:]))
+
+
+@pytest.mark.parametrize(("budget", "on"), [(None, False), (600.0, True)])
+def test_what_is_in_doubt_goes_on_as_long_as_was_asked_for(budget: float | None, on: bool) -> None:
+    lane = SamplingLane(registered("doubtful"), Options(budget=budget))
+    lane.gathered.wealth.tokens = 2 * TOKENS
+    assert lane.enough()
+    lane.gathered.wealth.log_supremum = 10.0
+    lane.gathered.wealth._all += 10.0
+    assert lane.gathered.wealth.verdict() == "inconclusive"
+    assert lane.enough() != on
+
+
+def test_few_tokens_have_no_name() -> None:
+    found = audited(registered("hasty", accepts=lambda self, p, q, token: True), 8).violations
+    (finding,) = (one for one in found if one.explanation.component == "sampling")
+    assert finding.fingerprint == "sampling/impossible-token"
 
 
 def test_a_decoder_that_uses_up_random_numbers_does_not_change_other_cases() -> None:

@@ -192,31 +192,9 @@ def test_the_evidence_is_the_mean_of_what_the_alternatives_earned() -> None:
             gain = np.exp(wealth_module._gains(row, rows[:i], 1e-3).sum(0))
             everything, each[regime] = everything * gain, each[regime] * gain
     weights = {"std": 0.4 / 2, "near": 0.4 / 6}
-    own = everything / 2 + 0.1 + sum(weights[name] * each[name] for name in each) + 0.4 / 3
+    own = everything * 0.6 + sum(weights[name] * each[name] for name in each) + 0.4 / 3
     assert wealth.evidence == pytest.approx(own.mean())
     assert dict(wealth.best()) == pytest.approx(dict(zip(PORTFOLIO, np.log(own), strict=True)))
-
-
-def test_a_wrong_bonus_shows_among_bonus_tokens_long_before_it_shows_among_all() -> None:
-    """One token in twelve is a bonus, and is the likeliest token; all others are right. A right one is not accused."""
-
-    def row(number: int, wrong: bool, told: bool) -> SampledRow:
-        rng = np.random.default_rng(number)
-        p = rng.dirichlet(np.ones(8), 24)
-        tokens = np.array([rng.choice(8, p=law) for law in p])
-        bonus = np.arange(24) % 12 == 11
-        if wrong:
-            tokens[bonus] = p[bonus].argmax(-1)
-        return SampledRow(tokens, p, None, p, np.zeros(24, bool), bonus=bonus if told else None)
-
-    told, untold, right = Wealth(), Wealth(), Wealth()
-    for number in range(60):
-        told.add([row(number, True, True)], "std")
-        untold.add([row(number, True, False)], "std")
-        right.add([row(number, False, True)], "std")
-    assert told.verdict() == "violation"
-    assert untold.verdict() != "violation"
-    assert right.supremum < 100
 
 
 def test_the_supremum_is_seen_between_the_tokens_of_a_case() -> None:

@@ -12,10 +12,14 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from eqcheck.kinds import KINDS
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
+from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.suspects import Sampler, right_samplers, wrong_samplers
+from eqcheck.sampling.wealth import VIOLATION
 
 NAMED = 1e3
 CLEAR = 1e5  # many samplers are tried, and the likeliest of them is looked at
@@ -60,6 +64,18 @@ def named(reads: Iterable[Read]) -> Named | None:
         return Named("stray-law", "", factor)
     clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind)
     return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
+
+
+def argmax(rows: Iterable[SampledRow]) -> Named | None:
+    """Whether every token is the target's likeliest, though that is hardly possible."""
+    factor = 0.0
+    for cells in (row.cells for row in rows):
+        for t in np.flatnonzero(cells.live):
+            if cells.at[t] < cells.p[t].max():
+                return None
+            factor -= math.log(cells.at[t])
+    words = "sampled rows are answered as if they were greedy: the answer is the argmax"
+    return Named("target-option", words, factor) if factor >= math.log(VIOLATION) else None
 
 
 def borne_out(reads: list[Read], sampler: Sampler) -> bool:

@@ -43,8 +43,7 @@ class SampledRow:
     marks positions that are not judged; it may depend on the prefix only, never on the token. ``seed`` is what the
     request gave. ``twin`` is the index, among the rows of the case that are handed in, of an earlier row with the same
     prompt and options. ``eps [n]`` bounds the rounding at each position, see `eqcheck.sampling.wealth`; 0 is exact.
-    ``first_row [n, V]`` is the target's law with the options of the first sampled row. ``bonus`` marks tokens ``[n]``
-    behind draft tokens that were all accepted; it may depend on what came before the token only.
+    ``first_row [n, V]`` is the target's law with the options of the first sampled row.
 
     Raises `UsageError` where shapes do not fit or a law is none.
 
@@ -62,7 +61,6 @@ class SampledRow:
     twin: int | None = None
     eps: Floats | float = 0.0
     first_row: Floats | None = None
-    bonus: Bools | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -73,8 +71,6 @@ class SampledRow:
         eps = np.broadcast_to(self.eps, n)
         if not ((eps >= 0) & (eps < np.inf)).all():
             raise UsageError(f"eps: expected numbers that are not negative, got {self.eps}")
-        if self.bonus is not None and (self.bonus.shape != (n,) or self.bonus.dtype != np.bool_):
-            raise UsageError(f"bonus: expected a flag for each of {n} tokens, got {self.bonus.shape}")
         for name, law in (("p", self.p), ("q", self.q), ("raw", self.raw), ("first_row", self.first_row)):
             if law is not None:
                 self._check(name, law)

@@ -17,7 +17,8 @@ Ville's inequality bounds the probability that such a process ever reaches c by 
 Assumptions, all for whoever calls:
 
 - Cases are added in the order in which they were drawn, not in that in which they finish: short ones finish first. None
-  is left out for a reason that its tokens may have a part in, such as a crash or the time that it took.
+  is left out for a reason that its tokens may have a part in, such as the time that it took. Cases that fail otherwise
+  may be: a right decoder has none. What it declines it declines for the request alone.
 - All rows are handed in, in an order fixed before decoding, with all tokens up to their own end or limit. Where the
   decoder broke off, the length of one row tells something about the others: say ``whole=False``.
 - p and the other laws are those of the prefix before the token.
@@ -25,11 +26,11 @@ Assumptions, all for whoever calls:
   in a request, the first time that it is used in the audit. A seed used again may give the same tokens again, and
   rightly: such rows are not judged here, only impossible tokens in them are seen.
 
-- Which tokens stand behind draft tokens that were all accepted is known before they are drawn.
+No bet looks at how the decoder drafted: how many draft tokens it verified may follow from the very random numbers that
+the next token is drawn with, as where draft and target share them.
 
-**Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, one half is bet on all
-tokens; one tenth on those behind draft tokens that were all accepted, where a wrong bonus shows; the rest on the tokens
-of one regime, ``1/(k (k + 1))`` of it on the k-th regime of which a token was judged.
+**Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, six tenths are bet on all
+tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-th regime of which a token was judged.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ import numpy as np
 from eqcheck.errors import UsageError
 from eqcheck.sampling.bets import ALTERNATIVES, bets
 from eqcheck.sampling.pairs import PAIRS, pair_bets
-from eqcheck.sampling.row import Bools, Floats, SampledRow, fresh
+from eqcheck.sampling.row import Floats, SampledRow, fresh
 
 PORTFOLIO = (*ALTERNATIVES, *PAIRS)
 VIOLATION, DOUBT = 1e6, 1e3
-_OF_BONUS, _OF_REGIMES = 0.1, 0.4
+_OF_REGIMES = 0.4
 _GREATEST = 700.0  # beyond exp of this, floats end
 
 
@@ -77,7 +78,6 @@ class Wealth:
         """The number of tokens after which the evidence first was that of a violation."""
         self._seeds: set[int] = set()
         self._all: Floats = np.zeros(len(PORTFOLIO))
-        self._bonus: Floats = np.zeros(len(PORTFOLIO))
         self._regimes: dict[str, Floats] = {}
 
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0, whole: bool = True) -> None:
@@ -104,14 +104,13 @@ class Wealth:
         else:
             gained = [_gains(replace(row, twin=None), (), eps) for i, row in enumerate(rows) if new[i]]
         gains = np.concatenate(gained or [_NOTHING])
-        bonus = np.concatenate([_bonus(row) for i, row in enumerate(rows) if new[i]] or [np.zeros(0, np.bool_)])
         self._seeds = seeds
         self.repeated_seeds += new.count(False)
         self._count(rows, new, len(gains), regime)
         if len(gains):
             if not whole:
-                gains, bonus = gains.sum(0, keepdims=True), np.zeros(1, np.bool_)
-            self._earn(gains, regime, bonus)
+                gains = gains.sum(0, keepdims=True)
+            self._earn(gains, regime)
 
     def _count(self, rows: Sequence[SampledRow], new: Sequence[bool], live: int, regime: str) -> None:
         for number, row in enumerate(rows):
@@ -126,15 +125,14 @@ class Wealth:
         if live:
             self.counts[regime] = self.counts.get(regime, 0) + live
 
-    def _earn(self, gains: Floats, regime: str, bonus: Bools) -> None:
+    def _earn(self, gains: Floats, regime: str) -> None:
         """Let the alternatives earn ``[tokens, portfolio]``, and remember the most they were worth together."""
         regimes = self._regimes
         regimes.setdefault(regime, np.zeros(len(PORTFOLIO)))
-        course, of_bonus = np.cumsum(gains, axis=0), np.cumsum(gains * bonus[:, None], axis=0)
+        course = np.cumsum(gains, axis=0)
         shares = _shares(len(regimes))
-        parts = [shares[0] + _log_mean(self._all + course), shares[1] + _log_mean(self._bonus + of_bonus)]
-        parts.append(np.full(len(gains), shares[-1]))
-        for share, name in zip(shares[2:-1], regimes, strict=True):
+        parts = [shares[0] + _log_mean(self._all + course), np.full(len(gains), shares[-1])]
+        for share, name in zip(shares[1:-1], regimes, strict=True):
             value = _log_mean(regimes[name] + course) if name == regime else _log_mean(regimes[name][None])
             parts.append(np.broadcast_to(share + value, len(gains)))
         worth = np.logaddexp.reduce(parts)
@@ -143,7 +141,6 @@ class Wealth:
             after = len(gains) - 1 - int((worth >= np.log(VIOLATION)).argmax())
             self.crossed = self.tokens - after
         self._all = self._all + course[-1]
-        self._bonus = self._bonus + of_bonus[-1]
         regimes[regime] = regimes[regime] + course[-1]
 
     @property
@@ -177,10 +174,10 @@ class Wealth:
         return {name: float(_log_mean(logs[None])[0]) for name, logs in self._regimes.items()}
 
     def _own(self) -> Floats:
-        """The logarithm of what each alternative is worth, over all tokens, bonus tokens and those of each regime."""
+        """The logarithm of what each alternative is worth, over all tokens and those of each regime."""
         shares = _shares(len(self._regimes))
-        worth = [shares[0] + self._all, shares[1] + self._bonus, np.full(len(PORTFOLIO), shares[-1])]
-        worth += [share + logs for share, logs in zip(shares[2:-1], self._regimes.values(), strict=True)]
+        worth = [shares[0] + self._all, np.full(len(PORTFOLIO), shares[-1])]
+        worth += [share + logs for share, logs in zip(shares[1:-1], self._regimes.values(), strict=True)]
         return np.asarray(np.logaddexp.reduce(worth))
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +189,6 @@ class Wealth:
             "impossible": [dict(one) for one in self.impossible],
             "seeds": sorted(self._seeds),
             "all": self._all.tolist(),
-            "bonus": self._bonus.tolist(),
             "regimes": {name: logs.tolist() for name, logs in self._regimes.items()},
         }
 
@@ -201,14 +197,13 @@ class Wealth:
         """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on: their weights were others."""
         if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
-        if any(len(logs) != len(PORTFOLIO) for logs in [data["all"], data["bonus"], *data["regimes"].values()]):
+        if any(len(logs) != len(PORTFOLIO) for logs in [data["all"], *data["regimes"].values()]):
             raise UsageError("the wealth of an alternative is missing; begin a new audit")
         wealth = cls()
         for name in _PLAIN:
             setattr(wealth, name, data[name])
         wealth.counts, wealth.impossible = dict(data["counts"]), [dict(one) for one in data["impossible"]]
         wealth._seeds, wealth._all = set(data["seeds"]), np.array(data["all"])
-        wealth._bonus = np.array(data["bonus"])
         wealth._regimes = {name: np.array(logs) for name, logs in data["regimes"].items()}
         return wealth
 
@@ -224,25 +219,19 @@ def _gains(row: SampledRow, earlier: Sequence[SampledRow], eps: float) -> Floats
     return np.asarray(gains[~row.skip])
 
 
-def _bonus(row: SampledRow) -> Bools:
-    """Which of the tokens that are judged stand behind draft tokens that were all accepted."""
-    none = np.zeros(len(row.tokens), np.bool_)
-    return np.asarray((none if row.bonus is None else row.bonus)[~row.skip])
-
-
 def _shares(regimes: int) -> Floats:
-    """Logarithms of the weights of all tokens, of bonus tokens, of the regimes that appeared, of those to come."""
+    """Logarithms of the weights of all tokens, of the regimes that appeared, of those to come."""
     of_regimes = [regime_weight(number) for number in range(1, regimes + 1)]
-    return np.log([regime_weight(0), _OF_BONUS, *of_regimes, _OF_REGIMES / (regimes + 1)])
+    return np.log([regime_weight(0), *of_regimes, _OF_REGIMES / (regimes + 1)])
 
 
 def regime_weight(number: int) -> float:
     """The weight of the tokens of the regime that appeared as this one of all, from 1; 0 stands for all tokens.
 
     >>> [round(regime_weight(number), 3) for number in range(3)]
-    [0.5, 0.2, 0.067]
+    [0.6, 0.2, 0.067]
     """
-    return _OF_REGIMES / (number * (number + 1)) if number else 1 - _OF_BONUS - _OF_REGIMES
+    return _OF_REGIMES / (number * (number + 1)) if number else 1 - _OF_REGIMES
 
 
 def _log_mean(logs: Floats) -> Floats:

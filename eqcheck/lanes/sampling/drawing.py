@@ -78,7 +78,7 @@ class SampledCases:
         if rows > 1:  # twins: the same request twice
             prompts[-1], options[-1] = prompts[0], replace(options[0], seed=self._seed(rng))
             options[0] = replace(options[0], seed=self._seed(rng) if options[-1].seed is not None else None)
-        return SampledCase(
+        case = SampledCase(
             prompts=tuple(prompts),
             rows=tuple(options),
             num_draft_tokens=rng.randint(*regime.k),
@@ -95,6 +95,12 @@ class SampledCases:
             entropy=rng.getrandbits(48),
             order=self.order,
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
+        )
+        if case.promise != "repeatable":
+            return case
+        # What rows without a seed draw, others may depend on.
+        return replace(
+            case, rows=tuple(replace(row, seed=rng.getrandbits(63)) if row.temperature else row for row in case.rows)
         )
 
     def _options(self, rng: Random, row: RowOptions) -> RowOptions:

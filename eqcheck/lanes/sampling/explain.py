@@ -8,7 +8,7 @@ import numpy as np
 
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.lanes.sampling.reads import reads
-from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, named
+from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, argmax, named
 from eqcheck.sampling.pairs import SHARED, shared
 from eqcheck.sampling.row import SampledRow
 
@@ -20,7 +20,7 @@ def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]])
     bet on a row alone earned much.
     """
     rows = [list(outcome.sampled.values()) for outcome in outcomes]
-    found = _cause(outcomes, rows, best)
+    found = argmax(row for case in rows for row in case) or _cause(outcomes, rows, best)
     impossible = any(row.impossible for case in rows for row in case)
     return None if found and impossible and found.kind in WITHIN_THE_LAW else found
 

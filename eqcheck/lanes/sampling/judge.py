@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -63,12 +63,7 @@ def _to_name(done: SampledRun) -> dict[str, object]:
         return {}
     # Rows that begin alike share contexts, and whose a call is may show by what comes later only: these are not read.
     found = marks(done.run, {number for number in done.rows if _alone(done.case, number)})
-    rows = {}
-    for number, row in done.rows.items():
-        bonus = np.zeros(len(row.tokens), np.bool_)
-        bonus[[mark.at for mark in found if mark.row == number and mark.role == "bonus"]] = True
-        rows[number] = replace(row, bonus=bonus)
-    return {"sampled": rows, "marks": found}
+    return {"sampled": done.rows, "marks": found}
 
 
 def _alone(case: SampledCase, number: int) -> bool:

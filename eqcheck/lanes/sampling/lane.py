@@ -21,7 +21,8 @@ from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, draw
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE, OF_CHANCE, SampledOutcome, try_case
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
-from eqcheck.sampling.naming import Named
+from eqcheck.sampling.bets import HIGHEST
+from eqcheck.sampling.naming import Named, argmax
 from eqcheck.sampling.wealth import DOUBT, VIOLATION
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, TryCase, set_up
@@ -30,8 +31,10 @@ from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twice as many as to see
-SINGLE = 1e-5  # what probabilities of float32 are off by at most, relatively, where 64 scores are exact
-ENOUGH = 500  # tokens of a regime, below which it says little
+# What samplers in float32 are off by at most: of 64 tokens each bound of an interval by one step of a uniform number,
+# 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
+SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
+ENOUGH = 200  # tokens of a regime, below which it says little
 REPEATS = 3
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
@@ -55,7 +58,7 @@ class SamplingLane:
 
     def new_gathered(self) -> Gathered:
         """Evidence to be gathered. The target's scores are exact, what a decoder makes of them need not be."""
-        return Gathered(0.0 if self.decoder.dtype == "float64" else SINGLE)
+        return Gathered(SINGLE)
 
     def begin(self) -> None:
         """Say what is audited, and where cases come from."""
@@ -97,8 +100,9 @@ class SamplingLane:
         """Whether there are tokens enough, for a violation with a name or for none."""
         tokens = self.gathered.wealth.tokens
         if not self.to_name:
-            if self.gathered.wealth.verdict() != "violation":
-                return tokens >= TOKENS
+            verdict = self.gathered.wealth.verdict()
+            if verdict != "violation":  # where it is in doubt, a budget is used up
+                return tokens >= TOKENS and not (verdict == "inconclusive" and self.options.budget)
             self.to_name = max(TO_NAME, 2 * tokens)
             # Where only a token without probability shows it, it is rare.
             self.at_most = min(TOKENS, 3 * self.to_name) if self.gathered.wealth.crossed else TOKENS
@@ -200,8 +204,10 @@ class SamplingLane:
         return replace(last, status=status, observed={**last.observed, **seen}), ""
 
     def cause(self, gathered: Gathered) -> Named | None:
-        """Which part of the sampler is wrong; None where nothing leads clearly."""
+        """Which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a name."""
         outcomes = [one for one in gathered.outcomes if isinstance(one, SampledOutcome) and one.sampled]
+        if gathered.wealth.tokens < TO_NAME:
+            return argmax(row for outcome in outcomes for row in outcome.sampled.values())
         return cause(outcomes, gathered.wealth.best())
 
     def conclude(self) -> None:

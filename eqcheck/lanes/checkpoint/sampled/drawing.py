@@ -82,7 +82,7 @@ class SampledEngineCases:
             first = rows[0].options
             seeds = [None, None] if first.seed is None else [rng.getrandbits(31), rng.getrandbits(31)]
             rows[0], rows[-1] = (replace(rows[0], options=replace(first, seed=seed)) for seed in seeds)
-        return SampledEngineCase(
+        case = SampledEngineCase(
             tuple(rows),
             num_draft_tokens=k,
             drafting="ngram" if name == "ngram" else "model",
@@ -92,6 +92,14 @@ class SampledEngineCases:
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
             order=self.order,
         )
+        if case.promise != "repeatable":
+            return case
+        # What rows without a seed draw, others may depend on.
+        options = [
+            replace(row.options, seed=rng.getrandbits(31)) if row.options.temperature else row.options
+            for row in case.rows
+        ]
+        return replace(case, rows=tuple(replace(row, options=one) for row, one in zip(rows, options, strict=True)))
 
     def _eos(self, rng: Random) -> tuple[int, ...]:
         """EOS ids, of which a token of a row is one about once in 30 times."""

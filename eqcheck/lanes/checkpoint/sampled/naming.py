@@ -16,7 +16,7 @@ from eqcheck.lanes.sampling.gathered import rows_of
 from eqcheck.law import law
 from eqcheck.sampling import blackbox
 from eqcheck.sampling.bets import ALTERNATIVES, bets
-from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named
+from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, argmax
 from eqcheck.sampling.pairs import PAIRS, SHARED, pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 
@@ -27,7 +27,7 @@ _LIKELIEST = 24  # draft tokens behind which the target is asked
 def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     """What is wrong, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
     looked_at = list(_looked_at(outcomes))
-    found = _named(looked_at)
+    found = argmax(row for outcome in looked_at for row in outcome.sampled.values()) or _named(looked_at)
     impossible = any(row.impossible for outcome in looked_at for row in outcome.sampled.values())
     return None if found and impossible and found.kind in WITHIN_THE_LAW else found
 
@@ -100,7 +100,7 @@ def _first_of(row: SampledRow, count: int) -> SampledRow:
     assert row.q is not None
     parts = {name: getattr(row, name)[:count] for name in ("tokens", "p", "q", "raw", "skip")}
     eps = np.broadcast_to(row.eps, len(row.tokens))[:count]
-    return replace(row, eps=eps, first_row=None, bonus=None, **parts)
+    return replace(row, eps=eps, first_row=None, **parts)
 
 
 def _misused(right: Floats, raw: Floats, case: SampledEngineCase, number: int) -> dict[str, Floats]:
