@@ -149,6 +149,17 @@ def test_a_seed_used_for_all_rows_is_shared_noise() -> None:
     assert finding.fingerprint in ("sampling/shared-noise", "sampling/reused-noise")
 
 
+def test_requests_that_begin_with_the_same_random_numbers_share_them() -> None:
+    class Reset(Sampler):
+        def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
+            torch.manual_seed(0)
+            return super().__call__(target, draft, request)
+
+    (finding,) = audited(registered("reset", Reset), 30).violations
+    assert finding.fingerprint == "sampling/shared-noise:requests"
+    assert "the same request with fresh random numbers emits the same" in finding.explanation.detail
+
+
 def test_rows_that_are_greedy_beside_a_greedy_one_share_no_random_numbers() -> None:
     """Twins of such a batch are alike, and yet that is not what is wrong."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 LAWS = {
     "draft": "drawn from the draft",
     "residual": "drawn from the residual",
-    "residual-unused": "of rounds whose corrections are drawn from the target's law, not from the residual",
+    "residual-unused": "drawn in rounds that correct from the target's law, not from the residual",
     "drawn-again": "that are drawn again where they are not equal to the draft token",
     "draft-argmax": "that are the draft's most likely ones",
     "argmax": "that are the target's most likely ones",
@@ -23,9 +23,9 @@ LAWS = {
     "shared-race": "drawn with the random numbers of other rows",
     "own-uniform": "drawn with earlier random numbers of the row",
     "own-race": "drawn with earlier random numbers of the row",
-    "pit-id": "with ids that are too high, too low, too near or too far apart",
-    "pit-p": "that are too likely, too unlikely, too often in between or not",
-    "pit-p/q": "that the draft overrates, or underrates, too often",
+    "pit-id": "whose ids lean to one side, or to the middle, or away from it",
+    "pit-p": "that are too often likely, too often unlikely, or too often in between",
+    "pit-p/q": "that the draft overrates too often, or too seldom",
 }
 """The laws by name, without the number that some have: what follows *tokens*."""
 
@@ -33,9 +33,8 @@ LAWS = {
 def in_words(alternative: str) -> str:
     """What an alternative of the portfolio bets on.
 
-    >>> in_words("draft:0.1"), in_words("power-0.7:0.99"), in_words("pit-p/q-2:-0.5")
-    ('tokens drawn from the draft', 'tokens drawn at another temperature', 'tokens that the draft overrates, or \
-underrates, too often')
+    >>> in_words("draft:0.1"), in_words("power-0.7:0.99")
+    ('tokens drawn from the draft', 'tokens drawn at another temperature')
     """
     law = alternative.partition(":")[0]
     while law not in LAWS:

@@ -13,14 +13,19 @@ from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.contract import Generate
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
-from eqcheck.lanes.sampling.seeds import broken
+from eqcheck.lanes.sampling.seeds import broken, repeated
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
 from eqcheck.statements import state
 from eqcheck.verdict import Explanation, Given
 
 IMPOSSIBLE = "impossible-token"
-OF_CHANCE = (IMPOSSIBLE, "seed-ignored", "batch-dependent")  # in every other case that fails, no token is drawn rightly
+OF_CHANCE = (
+    IMPOSSIBLE,
+    "seed-ignored",
+    "batch-dependent",
+    "shared-noise",
+)  # in every other case that fails, no token is drawn rightly
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,10 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
     done = decode(generate, case, timeout)
     run, explanation = done.run, done.run.failure
     if run.outputs is not None:
-        explanation = certain(done) or (broken(generate, done, timeout) if case.promise != "none" else None)
+        explanation = certain(done)
+        if explanation is None and case.promise != "none":
+            explanation = broken(generate, done, timeout)
+        explanation = explanation or repeated(generate, done, timeout)
     status = "skipped" if run.declined else "violation" if explanation else "equivalent"
     return SampledOutcome(
         case,

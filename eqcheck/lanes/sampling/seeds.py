@@ -1,4 +1,4 @@
-"""Whether rows with seeds keep what the decoder promises of them: the same tokens, exactly, where it says so."""
+"""Whether rows with seeds come out again as the decoder promises, and whether rows without one do not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from eqcheck.contract import Generate
 from eqcheck.lanes.sampling.case import PROMISES
 from eqcheck.lanes.sampling.decode import SampledRun, decode
 from eqcheck.verdict import Explanation
 
 _OTHER = 0x5EED  # added to the entropy, so that only what has a seed can be the same
+_AGAIN_IN = 16  # cases, one is decoded again
+_HARDLY = 30.0  # nats: what a right decoder repeats by chance once in 10^13 times
+
+
+def repeated(generate: Generate, done: SampledRun, timeout: float | None) -> Explanation | None:
+    """Whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
+
+    Only some of the cases are decoded again; which, their entropy says.
+    """
+    case, outputs = done.case, done.run.outputs
+    free = {number: row for number, row in done.rows.items() if row.seed is None}
+    likely = [row.p[t, token] for row in free.values() for t, token in enumerate(row.tokens)]
+    if outputs is None or case.entropy % _AGAIN_IN or 0 in likely or -np.log(likely).sum() < _HARDLY:
+        return None
+    again = decode(generate, replace(case, entropy=case.entropy ^ _OTHER), timeout).run.outputs
+    if again is None or any(again[number] != outputs[number] for number in free):
+        return None
+    return Explanation(
+        "sampling",
+        "shared-noise",
+        row=min(free),
+        detail=f"the same request with fresh random numbers emits the same {len(likely)} tokens again in its rows "
+        "without a seed: requests share random numbers",
+        observed_row=outputs[min(free)],
+        wrong_rows=tuple(free),
+        subject="requests",
+        tied=True,
+    )
 
 
 def broken(generate: Generate, done: SampledRun, timeout: float | None) -> Explanation | None:
