@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import eqcheck.lanes.sampling.lane  # noqa: F401 - numpy cannot be imported a second time, in a run within this one
+
 pytest_plugins = ["pytester"]
 
 DECODERS = """
@@ -33,6 +35,7 @@ def alternates(target, draft, request):
     return rows if next(turn) % 2 else [row[:-1] for row in rows]
 """
 LAWS = 10
+ALL_SAMPLED = ("test_sampled_law", "test_rows_are_independent", "test_mates_leave_the_law", "test_seeds")
 
 
 def _failed(pytester: pytest.Pytester, spec: str) -> set[str]:
@@ -57,3 +60,24 @@ def test_determinism_fails_on_a_decoder_that_alternates(pytester: pytest.Pyteste
 def test_only_the_trace_shows_a_decoder_that_asks_nothing(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(mine=DECODERS)
     assert _failed(pytester, f"{path}:asks_nothing") == {"test_every_query_saw_its_row"}
+
+
+SAMPLERS = """
+from eqcheck.catalogue.samplers import SAMPLED_FAULTS
+
+planted = {fault.number: fault.decoder("uncached") for fault in SAMPLED_FAULTS}
+"""
+SAMPLED = {
+    1: {"test_sampled_law"},  # every draft token is accepted, also for a row alone
+    18: {"test_sampled_law", "test_mates_leave_the_law"},  # the options of the first row
+    25: {"test_rows_are_independent"},  # one seed for all rows
+    45: {"test_seeds"},  # a seed that is ignored
+}
+
+
+@pytest.mark.parametrize("number", SAMPLED)
+def test_each_law_of_samplers_fails_on_some(number: int, pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(wrong=f"{SAMPLERS}\nsampler = planted[{number}]")
+    result = pytester.runpytest_inprocess(f"--adapter={path}:sampler", "-k", " or ".join(ALL_SAMPLED))
+    failed = {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")}
+    assert failed == SAMPLED[number]

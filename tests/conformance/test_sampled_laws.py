@@ -1,7 +1,8 @@
-"""The laws of a decoder that samples: its target's law, rows apart from each other, seeds as promised.
+"""The laws of a decoder that samples: its target's law, rows apart from each other and from mates, seeds as promised.
 
-They are judged together, from one audit of at most ten seconds; each says its own part of what was found. They are
-skipped for a decoder that does not declare the capability ``temperature``.
+They are judged together, from one audit of at most ten seconds; each says its own part of what was found. Where a law
+is wrong, rows are decoded alone as well, as long again. Laws are skipped for a decoder that does not declare the
+capability ``temperature``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from eqcheck.findings import Audit, Options
 from eqcheck.lanes.sampling.lane import SamplingLane
 from eqcheck.options import SEEDS
 from eqcheck.pytest_plugin import KNOWN, SEED
+from eqcheck.sizes import WIDE, Bounds
 from eqcheck.text import render
 
 SECONDS = 10.0
@@ -29,14 +31,23 @@ def sampled(decoder: Decoder) -> Audit:
         pytest.skip(f"{decoder.name} does not declare the capability 'temperature'")
     if decoder.lossless is not True:
         pytest.skip(f"{decoder.name} does not claim the target's law: {decoder.lossless}")
-    campaign = Campaign(SamplingLane(decoder, Options(cases=None, budget=SECONDS, seed=SEED)), lambda event: None)
+    return _audited(decoder, WIDE)
+
+
+def _audited(decoder: Decoder, bounds: Bounds) -> Audit:
+    options = Options(cases=None, budget=SECONDS, seed=SEED, bounds=bounds)
+    campaign = Campaign(SamplingLane(decoder, options), lambda event: None)
     campaign.run()
     return campaign.result
 
 
+def of_law(kind: str) -> bool:
+    return kind not in (*BETWEEN_ROWS, *SEEDED)
+
+
 def test_sampled_law(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
     """Every sampled token is drawn from the target's law."""
-    _tell(decoder, sampled, record_property, lambda kind: kind not in (*BETWEEN_ROWS, *SEEDED))
+    _tell(decoder, sampled, record_property, of_law)
     assert sampled.evidence is not None
     if not sampled.evidence.tokens:
         pytest.skip("no sampled token could be judged")
@@ -45,6 +56,17 @@ def test_sampled_law(decoder: Decoder, sampled: Audit, record_property: Callable
 def test_rows_are_independent(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
     """Rows do not share random numbers."""
     _tell(decoder, sampled, record_property, lambda kind: kind in BETWEEN_ROWS)
+
+
+def test_mates_leave_the_law(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
+    """Batch mates do not change a row's law: what is wrong beside others is wrong for a row alone."""
+    if not any(of_law(finding.explanation.kind) for finding in sampled.violations):
+        return
+    alone = _audited(decoder, Bounds(rows=1))
+    assert alone.evidence is not None
+    assert sampled.evidence is not None
+    if not alone.violations and alone.evidence.tokens >= sampled.evidence.tokens:  # fewer would say nothing
+        _tell(decoder, sampled, record_property, of_law)
 
 
 def test_seeds(decoder: Decoder, sampled: Audit, record_property: Callable[[str, str], None]) -> None:
