@@ -25,6 +25,7 @@ class SampledEngineCase(EngineCase):
     it declares to apply options. ``crosses_after`` says of the case of a finding after how many sampled tokens the
     evidence was that of a violation, when the case was drawn again and again; 0 where that is not known.
 
+        >>> from eqcheck.lanes.checkpoint.case import EngineRow
         >>> case = SampledEngineCase((EngineRow((1, 2), RowOptions(4, temperature=1.0)),), num_draft_tokens=3)
         >>> SampledEngineCase.from_dict(case.to_dict()) == case
         True
