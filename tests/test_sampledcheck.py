@@ -10,7 +10,7 @@ from eqcheck.sampledcheck import check_right_sampler, check_sampled_fault, named
 
 def test_a_fault_is_seen_and_a_right_sampler_is_not_accused() -> None:
     number = [fault.name for fault in SAMPLED_FAULTS].index("correction-argmax")
-    broken = check_sampled_fault(number, "realigned", cases=6)
+    broken = check_sampled_fault(number, "realigned", cases=24)
     right = check_right_sampler(list(RIGHT).index("rejection"), "realigned", cases=6)
     lossy = check_right_sampler(list(RIGHT).index("lenient"), "realigned", cases=6)
     assert (broken.id, broken.named) == ("L33-correction-argmax.realigned", "sampling/residual")

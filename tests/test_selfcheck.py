@@ -33,7 +33,7 @@ def _forget() -> Iterator[None]:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAULTS", FEW)
     monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
-    monkeypatch.setattr(module, "sampled_checks", lambda: [partial(check_sampled_fault, 0, cases=4)])
+    monkeypatch.setattr(module, "sampled_checks", lambda: [partial(check_sampled_fault, 0, cases=24)])
 
 
 def blind(run: Run) -> Verdict:
