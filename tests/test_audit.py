@@ -256,7 +256,7 @@ def test_coverage_of_a_decoder_that_never_drafts() -> None:
 def test_coverage_of_a_decoder_that_does_all() -> None:
     result = audit(registry.load("eqspec"), Options(cases=60))
     assert result.verdict == "equivalent"
-    assert ["sampled tokens" in warning for warning in result.warnings] == [True], "60 cases are few for every regime"
+    assert result.warnings == []
     assert all(0 < result.coverage[name] <= 60 for name in ("several_rows", *ESSENTIAL))
 
 

@@ -22,15 +22,15 @@ from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.verdict import Explanation
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("eqspec", "equivalent"), ("hf_pr", "violation")])
+@pytest.mark.parametrize(("name", "verdict", "lanes"), [("eqspec", "equivalent", 2), ("hf_pr", "violation", 1)])
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
-    name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+    name: str, verdict: str, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     torch.set_num_threads(1)
     found = audit(registry.load(name), Options(cases=4, python=sys.executable))
     assert found.verdict == verdict
-    assert len(found.outcomes) == 4
+    assert len(found.outcomes) == 4 * lanes
     assert not found.doubtful
     if found.findings:
         assert found.findings[0].explanation.component == "bookkeeping"
