@@ -318,7 +318,7 @@ SEVERAL = ("test_batch_mates", "test_row_permutation", "test_padding")
 
 def test_laws_pass_over_what_is_declined(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "alone")
-    result.assert_outcomes(passed=7, skipped=6)
+    result.assert_outcomes(passed=7, skipped=7)
     for law in SEVERAL:
         result.stdout.fnmatch_lines(
             [f"{law}*: skipped: no case with * was decoded; * cases passed over: one row at a time (*"]
@@ -328,12 +328,12 @@ def test_laws_pass_over_what_is_declined(pytester: pytest.Pytester) -> None:
 
 def test_laws_keep_to_what_is_required(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "declared")
-    result.assert_outcomes(passed=7, skipped=6)
+    result.assert_outcomes(passed=7, skipped=7)
     result.stdout.fnmatch_lines(
         ["test_padding*: skipped: no case with padding was decoded; * it requires batch-1, equal-lengths (*"]
     )
     result = laws(pytester, "rectangles")
-    result.assert_outcomes(passed=8, skipped=5)
+    result.assert_outcomes(passed=8, skipped=6)
     result.stdout.fnmatch_lines(["test_eos_placement*: skipped: no case with an EOS id *: it requires no-eos (*"])
 
 
@@ -345,13 +345,13 @@ def test_laws_say_what_they_passed_over_in_several_processes(pytester: pytest.Py
 
 def test_laws_test_nothing_where_all_is_declined(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "never")
-    result.assert_outcomes(skipped=13)
+    result.assert_outcomes(skipped=14)
     result.stdout.fnmatch_lines(["test_determinism*: skipped: *: no GPU was found (*"])
     assert result.ret == 5
 
 
 def test_laws_fail_all_the_same(pytester: pytest.Pytester) -> None:
-    laws(pytester, "alone_and_wrong").assert_outcomes(failed=8, passed=1, skipped=4)
+    laws(pytester, "alone_and_wrong").assert_outcomes(failed=8, passed=1, skipped=5)
 
 
 def test_a_users_own_test_is_skipped(pytester: pytest.Pytester) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from eqcheck import selfcheck as module
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.harness import Run
 from eqcheck.oracle import judge
-from eqcheck.sampledcheck import SampledResult, check_sampled_fault
+from eqcheck.sampledcheck import SampledResult
 from eqcheck.selfcheck import SelfCheck, check_fault, check_known_good, in_processes, short
 from eqcheck.verdict import Explanation, Verdict
 
@@ -29,11 +28,14 @@ def _forget() -> Iterator[None]:
     short.cache_clear()
 
 
+SEEN = SampledResult("L0", "sampling/residual", False, True, "std", None, 100, "sampling/residual", 1.0)
+
+
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAULTS", FEW)
     monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
-    monkeypatch.setattr(module, "sampled_checks", lambda: [partial(check_sampled_fault, 0, cases=24)])
+    monkeypatch.setattr(module, "sampled_checks", lambda: [lambda: SEEN])
 
 
 def blind(run: Run) -> Verdict:
@@ -107,10 +109,9 @@ def test_known_good_cases_go_on_where_the_last_ended() -> None:
 
 
 def test_wrong_names_of_sampling_are_a_failure() -> None:
-    one = SampledResult("L0", "sampling/residual", False, True, "std", None, 100, "sampling/residual", 1.0)
-    assert not SelfCheck((), (), sampled=(one,)).failures
-    other = replace(one, named="sampling/draft-law")
-    assert SelfCheck((), (), sampled=(one, other)).failures == [
+    assert not SelfCheck((), (), sampled=(SEEN,)).failures
+    other = replace(SEEN, named="sampling/draft-law")
+    assert SelfCheck((), (), sampled=(SEEN, other)).failures == [
         "of 2 faults of sampling 1 are named as planted, and 1 by another kind"
     ]
-    assert "not seen" in SelfCheck((), (), sampled=(one, replace(one, named=""))).failures[0]
+    assert "not seen" in SelfCheck((), (), sampled=(SEEN, replace(SEEN, named=""))).failures[0]
