@@ -79,12 +79,15 @@ def argmax(rows: Iterable[SampledRow]) -> Named | None:
 
 
 def borne_out(reads: list[Read], sampler: Sampler) -> bool:
-    """Whether more than a few tokens without probability speak for a sampler."""
-    possible = [read.possible() for read in reads]
-    odd = sum(map(len, reads)) - sum(map(len, possible))
-    if not odd or odd >= MANY or sampler.accept[3:] == ("impossible",):
+    """Whether the tokens whose laws are known speak for a sampler, and not only a few without probability."""
+    told = [read.beside_known(sampler.beside) for read in reads] if sampler.beside else reads
+    possible = [read.possible() for read in told]
+    odd = sum(map(len, told)) - sum(map(len, possible))
+    if 0 < odd < MANY and sampler.accept[3:] != ("impossible",):
+        told = possible
+    if told is reads:
         return True
-    sums = likelihoods(possible)
+    sums = likelihoods(told)
     null = max(likelihood(sums, one) for one in right_samplers())
     return likelihood(sums, sampler) - null >= math.log(NAMED)
 

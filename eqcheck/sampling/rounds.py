@@ -74,7 +74,11 @@ class Read:
 
     def beside_known(self, name: str) -> Read:
         """The tokens where this law of another row or column is known."""
-        return self._only(self.beside[name].sum(-1) > 0)
+        return self._only(~self.unknown(name))
+
+    def unknown(self, name: str) -> Bools:
+        """Whether it is not known at a token what law another row or column has: it may be any there."""
+        return np.asarray(self.beside[name].sum(-1) <= 0) if name in self.beside else np.zeros(len(self), bool)
 
     @property
     def drafts(self) -> dict[str, Floats]:
@@ -185,9 +189,10 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
             yield (REJECTION, variant, base, ""), ratio(own, q[base])
         if variant in q and variant not in BASES:
             yield (REJECTION, variant, variant, ""), ratio(own, q[variant])
-    for variant, other in q.items():
-        if variant not in BASES:
-            yield (REJECTION, "", variant, ""), ratio(p[""], other)
+    beside = {variant: np.minimum(ratio(p[""], other), 1.0) for variant, other in q.items() if variant not in BASES}
+    any_of_them = sum(beside.values()) / max(len(beside), 1)
+    for variant, chance in beside.items():
+        yield (REJECTION, "", variant, ""), np.where(read.unknown(variant), any_of_them, chance)
     for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
         right = p[""] if scheme == MATCH else ratio(p[""], q[base])
         left = _normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
@@ -250,13 +255,10 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
             yield (REJECTION, variant, base, ""), residual(own, q[base])
         if variant in q and variant not in BASES:
             yield (REJECTION, variant, variant, ""), residual(own, q[variant])
-    for variant, other in q.items():
-        if variant not in BASES:
-            law = residual(read.p[""], other)
-            if variant.endswith(("column", "column-before")):  # the last has none behind it: there, it may be anything
-                known = read.beside[variant].sum(-1, keepdims=True) > 0
-                law = np.where(known, law, (law + without(read.p[""])) / 2)
-            yield (REJECTION, "", variant, ""), law
+    beside = {variant: residual(read.p[""], other) for variant, other in q.items() if variant not in BASES}
+    any_of_them = sum([*beside.values(), without(read.p[""])]) / (len(beside) + 1)
+    for variant, law in beside.items():
+        yield (REJECTION, "", variant, ""), np.where(read.unknown(variant)[:, None], any_of_them, law)
     for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
         left = without(read.p[""]) if scheme == MATCH else residual(read.p[""], q[base])
         for variant in FIRST:

@@ -59,12 +59,17 @@ class Sampler(NamedTuple):
         less = rule in ("never", "inverted", "one-minus") or "times-0" in rule
         return less or rule.startswith(("again", "first-"))
 
+    @property
+    def beside(self) -> str:
+        """The other row or column whose law of the draft it takes, if any."""
+        return next((law[2] for law in (self.accept, self.correction) if law[2] in BESIDE), "")
+
     def tells(self, reads: list[Read], part: str) -> list[Read]:
         """The tokens that tell whether a part is of this sampler."""
         if self.known_in_first_columns:
             return [read.first_columns() for read in reads]
-        beside = getattr(self, part)[2:3] if part in ("accept", "correction") else ()
-        return [read.beside_known(*beside) for read in reads] if beside and beside[0] in BESIDE else reads
+        takes = part in ("accept", "correction") and getattr(self, part)[2] in BESIDE
+        return [read.beside_known(self.beside) for read in reads] if takes else reads
 
 
 def right_samplers() -> Iterator[Sampler]:
