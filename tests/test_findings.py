@@ -18,6 +18,7 @@ from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.loop import audit
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
+from eqcheck.cli.audit import exit_code
 from eqcheck.contract import CACHE_STATES, Decoder, Request, decoder
 from eqcheck.findings import Audit, Options
 from eqcheck.lanes.transparent.sequences import RERUNS
@@ -199,9 +200,9 @@ def test_a_known_violation_that_is_not_seen_is_stale(tmp_path: Path) -> None:
     (warning,) = [warning for warning in result.warnings if warning.startswith("STALE")]
     assert warning == "STALE: bookkeeping/past-eos is declared as known but not seen in 20 cases; remove it"
     assert written(result, tmp_path)["stale"] == ["bookkeeping/past-eos"]
-    assert cli._exit_code([result], allow_known=True) == 1
-    assert cli._exit_code([audit(made(right, known=KNOWN), Options(cases=20))], allow_known=True) == 1
-    assert cli._exit_code([audit(made(short, known={SHORT: "link"}), Options(cases=20))], allow_known=True) == 0
+    assert exit_code([result], allow_known=True) == 1
+    assert exit_code([audit(made(right, known=KNOWN), Options(cases=20))], allow_known=True) == 1
+    assert exit_code([audit(made(short, known={SHORT: "link"}), Options(cases=20))], allow_known=True) == 0
 
 
 @pytest.mark.usefixtures("few_are_enough")
@@ -210,7 +211,7 @@ def test_too_few_cases_do_not_make_it_stale() -> None:
         result = audit(made(right, known=KNOWN), options)
         assert result.stale == []
         assert any("too few to tell" in warning for warning in result.warnings)
-        assert cli._exit_code([result], allow_known=True) == 0
+        assert exit_code([result], allow_known=True) == 0
 
 
 def test_three_hundred_cases_are_enough() -> None:

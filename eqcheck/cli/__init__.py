@@ -1,0 +1,51 @@
+"""The command ``eqcheck``: a module for each of its commands, which adds it to the parser and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from eqcheck import __version__
+from eqcheck.cli import audit, bench, listing, replay, selfcheck
+from eqcheck.cli.common import EPILOG
+from eqcheck.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
+from eqcheck.plain import printable
+
+COMMANDS = (audit, replay, selfcheck, bench, listing)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        code: int = options.run(options)
+        return code
+    except UsageError as error:
+        print(f"eqcheck: {printable(str(error))}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("eqcheck: interrupted", file=sys.stderr)
+        return INCONCLUSIVE
+    except BrokenPipeError:
+        return INCONCLUSIVE
+    except Exception:
+        traceback.print_exc()
+        print("eqcheck: internal error; this says nothing about the decoder", file=sys.stderr)
+        return INTERNAL
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="eqcheck", description="Audit batch speculative decoders.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"eqcheck {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    return parser

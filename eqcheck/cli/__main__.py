@@ -1,0 +1,5 @@
+import sys
+
+from eqcheck.cli import main
+
+sys.exit(main())

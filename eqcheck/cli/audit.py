@@ -1,0 +1,155 @@
+"""``eqcheck audit``: audit decoders and write reports."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
+from eqcheck.cli.common import EPILOG, broken, say, stdout_to_stderr, writable
+from eqcheck.contract import Decoder
+from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.family import LLAMA
+from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.plain import printable
+from eqcheck.sizes import WIDE
+
+if TYPE_CHECKING:
+    from eqcheck.cli.common import Commands
+    from eqcheck.findings import Audit
+
+_BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
+_FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
+_PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
+_CORPUS = Path(".eqcheck")
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser."""
+    audit = commands.add_parser("audit", help="audit decoders and write reports", epilog=EPILOG)
+    audit.add_argument(
+        "--adapter",
+        action="append",
+        metavar="SPEC",
+        help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder that "
+        "needs nothing else installed",
+    )
+    audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
+    audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
+    audit.add_argument(
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="same seed, same cases drawn (0); the same report too where --no-corpus leaves out what .eqcheck holds",
+    )
+    add_bounds(audit)
+    audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
+    audit.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (1)")
+    audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
+    audit.add_argument(
+        "--case-timeout",
+        type=case_seconds,
+        default=CASE_TIMEOUT,
+        metavar="S",
+        help="a case's limit (60s; at least 1s)",
+    )
+    audit.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
+    audit.add_argument("--python", metavar="PATH", help=_PYTHON)
+    audit.add_argument(
+        "--case-memory",
+        type=size,
+        default=CASE_MEMORY,
+        metavar="2G",
+        help="memory of an isolated case (2G; at least 64M)",
+    )
+    audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
+    audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
+    audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
+    audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
+    audit.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from eqcheck import pair, registry
+    from eqcheck.campaign import apart
+    from eqcheck.campaign.loop import audit
+    from eqcheck.findings import Options
+    from eqcheck.report.build import write
+    from eqcheck.report.schema import to_builtins
+    from eqcheck.report.terminal import progress, summary
+    from eqcheck.selfcheck import short
+    from eqcheck.workers.spawned import environment
+
+    if options.pair:
+        pair.check()
+    # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
+    quiet = stdout_to_stderr if options.json else contextlib.nullcontext
+    with quiet():
+        decoders = apart.load_all(options.adapter or registry.self_contained())
+    engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
+    if engines and bounds_of(options) != WIDE:
+        raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
+    failures = short().failures
+    if failures:
+        return broken(failures)
+    folders = _folders(options.out, decoders)
+    settings = Options(
+        cases=options.cases or (None if options.budget else 300),
+        budget=options.budget,
+        seed=options.seed,
+        jobs=options.jobs,
+        families=options.families,
+        case_timeout=options.case_timeout,
+        isolate=options.isolate,
+        case_memory=options.case_memory,
+        corpus=None if options.no_corpus else _CORPUS,
+        bounds=bounds_of(options),
+        python=options.python or "",
+    )
+    results: list[Audit] = []
+    reports = []
+    with quiet(), progress(quiet=options.json) as listen:
+        for decoder, folder in zip(decoders, folders, strict=True):
+            result = audit(decoder, apart.options(decoder, settings), listen)
+            if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
+                result.real_pair = apart.pair(decoder)
+            results.append(result)
+            reports.append(write(result, folder))
+            if result.interrupted:
+                break
+    if options.json:
+        say(json.dumps({"reports": [to_builtins(report) for report in reports]}))
+    else:
+        say(printable(summary(reports, [str(folder) for folder in folders[: len(reports)]])))
+    return exit_code(results, options.allow_known)
+
+
+def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
+    if any(result.interrupted for result in results):
+        return INCONCLUSIVE
+    if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
+        return VIOLATION
+    for result in results:  # on trained models a known violation shows, too
+        if result.real_pair and result.real_pair.wrong and not (allow_known and result.violations):
+            return VIOLATION
+    if not any(result.claimed for result in results):
+        return NOTHING
+    return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT
+
+
+def _folders(out: Path, decoders: list[Decoder]) -> list[Path]:
+    """One folder per decoder, named after it; `UsageError` when two would share one or it cannot be made."""
+    names = [decoder.name for decoder in decoders]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
+    for name in names:
+        writable(out, name)
+    return [out / name for name in names]

@@ -1,0 +1,62 @@
+"""What several commands share: the exit codes in words, output that never mixes, folders that can be written."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from eqcheck.errors import INTERNAL, UsageError
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+EPILOG = (
+    "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
+    "4 usage, 5 nothing was tested"
+)
+
+
+def say(text: str) -> None:
+    """Print what a command found; on standard error where standard output is a file on a full disk."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails again when it ends
+        print(f"eqcheck: standard output: {error.strerror}\n{text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send to standard error whatever is written to standard output, also below Python."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def broken(failures: list[str]) -> int:
+    """Say what is wrong with the checker itself, so that nothing it says of a decoder is taken for true."""
+    print("eqcheck: the self-check failed; this says nothing about any decoder", file=sys.stderr)
+    for failure in failures:
+        print(f"  {failure}", file=sys.stderr)
+    return INTERNAL
+
+
+def writable(out: Path, name: str) -> None:
+    """Make the folder ``out/name``; `UsageError` when that cannot be done."""
+    try:
+        (out / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot write there: {error}") from error
