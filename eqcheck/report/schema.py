@@ -14,6 +14,7 @@ import msgspec
 
 from eqcheck.findings import Evidence, RealPair
 from eqcheck.plain import cleaned
+from eqcheck.story import Story
 from eqcheck.verdict import Explanation
 
 FORMAT: Final = "eqcheck-report/2"
@@ -96,6 +97,7 @@ class ReportedViolation:
 
     ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
     ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it.
+    ``story`` is what befell the row, where the calls were seen.
     """
 
     fingerprint: str
@@ -115,6 +117,7 @@ class ReportedViolation:
     only: tuple[str, ...]
     traceback: str
     reproduce: str
+    story: Story | None = None
 
 
 @dataclass(frozen=True)

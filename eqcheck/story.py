@@ -1,0 +1,102 @@
+"""What one decode did, as data to be drawn: the calls with their caches, and the rounds of a row.
+
+A trace makes it (`eqcheck.attribution.story`); the trace view and a report's pages draw it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DrawnSlot:
+    """One slot of a row's cache in a call.
+
+    ``holds`` says in words what is stored, from the view of the row (``position 3``, ``rejected draft at position 3``,
+    ``pad``, ``never written``). ``id`` is its token, ``position`` the one that it carries, ``origin`` says which call
+    and column wrote it; None and empty for what no model wrote. ``position_right`` is None where no position is right.
+    """
+
+    holds: str
+    id: int | None
+    position: int | None
+    position_right: bool | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class DrawnQuery:
+    """One query of a row in a call: what it feeds, stands for, sees and answers.
+
+    ``position`` is the one that it carries, ``expected_position`` the one that is right, None where the query stands
+    for no token of the row. ``sees`` and ``should`` have a character for each slot, ``1`` or ``0``: whether it is seen,
+    and whether it should be; ``should`` is empty where that is not known. ``answer`` is the id that it predicts, and
+    ``expected`` the one after its true context, None where not known.
+    """
+
+    column: int
+    stands_for: str
+    id: int
+    position: int
+    expected_position: int | None
+    sees: str
+    should: str
+    answer: int
+    expected: int | None
+
+
+@dataclass(frozen=True)
+class DrawnRow:
+    """One batch row of a call: ``row`` is the request's, None where none is recognised, ``round`` is 0 for none."""
+
+    batch_row: int
+    row: int | None
+    round: int
+    slots: tuple[DrawnSlot, ...]
+    queries: tuple[DrawnQuery, ...]
+
+
+@dataclass(frozen=True)
+class DrawnCall:
+    """One forward of ``target`` or ``draft``. ``given``: it was made before the decoder began.
+
+    ``committed`` are the new tokens that rows have after it and had not before, by row, as strings of the row numbers.
+    ``left_out`` counts batch rows that are not drawn.
+    """
+
+    number: int
+    model: str
+    given: bool
+    rows: tuple[DrawnRow, ...]
+    committed: dict[str, tuple[int, ...]]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class DrawnRound:
+    """One round of a row: the ids drafted, how many were accepted, the correction or bonus, and what was committed.
+
+    ``last`` is ``correction``, ``bonus`` or empty; ``last_id`` is its id. ``call`` is the number of the target's call.
+    """
+
+    number: int
+    call: int
+    drafted: tuple[int, ...]
+    accepted: int
+    last: str
+    last_id: int | None
+    committed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What befell one row: its rounds, and the call in which the first fault lies, None where none is known.
+
+    ``at`` is the number of the batch row of ``call`` that is concerned, and ``column`` that of its query.
+    """
+
+    row: int
+    rounds: tuple[DrawnRound, ...]
+    call: DrawnCall | None = None
+    at: int | None = None
+    column: int | None = None
