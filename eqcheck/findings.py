@@ -12,6 +12,7 @@ from eqcheck.contract import Decoder
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
 from eqcheck.sizes import WIDE, Bounds
+from eqcheck.story import Story
 from eqcheck.verdict import Explanation, merge
 
 STANDINGS = ("violation", "discovery", "inconclusive")
@@ -48,7 +49,7 @@ class Finding:
     without speculation (``right``, ``wrong too``, or nothing where that is not known). ``seen`` are the symptoms under
     which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus.
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
-    finding without eqcheck, where there is such a script.
+    finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
     """
 
     outcome: Outcome
@@ -63,6 +64,7 @@ class Finding:
     axes: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     script: str | None = None
+    story: Story | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from eqcheck.story import Story
 from eqcheck.verdict import Explanation
 
 HANG = "crash/hang"
@@ -35,8 +36,8 @@ class Outcome:
     is True where nothing smaller fails like it.
 
     ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before, ``opinion`` the
-    explanation after a second look, which the first failing case of an audit gets at once; two outcomes that differ in
-    these alone are equal.
+    explanation after a second look, which the first failing case of an audit gets at once, ``story`` what befell the
+    row, which comes with a second look where calls are seen; two outcomes that differ in these alone are equal.
     """
 
     case: Any
@@ -55,6 +56,7 @@ class Outcome:
     seconds: float = field(default=0.0, compare=False)
     history: History | None = field(default=None, compare=False, repr=False)
     opinion: Explanation | None = field(default=None, compare=False, repr=False)
+    story: Story | None = field(default=None, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from eqcheck.verdict import Deviation, Slot
 
 FED_WITH = "fed with this position"
 _UNWRITTEN = Label(-1, -1, "blank")
-_FOREIGN = Label(-1, -1, "draft model")
+_FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 _UNKNOWN = Label(-1, -1, "unknown")
 
 
@@ -46,11 +46,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Context:
-    """The deviations of one query, and the writes whose own queries explain the rest."""
+    """The deviations of one query, and the writes whose own queries explain the rest.
+
+    ``offset`` is what all positions of the row are shifted by, which some families forgive.
+    """
 
     deviations: tuple[Deviation, ...]
     follow: tuple[Write, ...]
     slots: tuple[Slot, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,26 +87,35 @@ class _Query:
 
 
 def read(
-    call: Call, row: int, column: int, label: Label, labels: Labels, stored: Sequence[Ints], family: Family
+    call: Call,
+    row: int,
+    column: int,
+    label: Label,
+    labels: Labels,
+    stored: Sequence[Ints],
+    family: Family,
+    held: Sequence[Entry] | None = None,
 ) -> Context:
     """Compare what a query saw with ``label``: the request and logical position it stood for.
 
-    ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position.
+    ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position; ``held`` are
+    the `entries` of the row, where they are known already.
     """
     request, at = label.request, label.position
     if call.kv[0].shape != call.kv[1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
         return Context((torn,), (), ())
-    entries = _entries(call, row, column, labels, family)
-    own_block = {entry.slot for entry in entries if entry.write[0] == call.number}
-    query = _Query(call, row, column, request, at, family.first_seen(at), family, labels, entries, own_block)
+    found = entries(call, row, labels.of, labels.calls, family) if held is None else held
+    seen = [replace(entry, visible=bool(call.visible[row, column, entry.slot])) for entry in found]
+    own_block = {entry.slot for entry in seen if entry.write[0] == call.number}
+    query = _Query(call, row, column, request, at, family.first_seen(at), family, labels, seen, own_block)
     surplus, right = _seen(query)
     deviations = _as_shift(query, surplus + _unseen(query, right))
     offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     misplaced, follow = _misplaced(query, right, offset, stored[request])
     deviations += misplaced
-    return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)))
+    return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)), offset)
 
 
 def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
@@ -185,7 +198,9 @@ def _misplaced(
 
 def _slots(query: _Query, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
     """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
-    slots = [_slot(entry, query.request, range(query.low, query.at + 1), offset, right) for entry in query.entries]
+    own = [entry for entry in query.entries if query.is_own(entry) and entry.label.position >= query.low]
+    due = {entry.label.position: entry for entry in reversed(own)} | right
+    slots = [_slot(entry, query, due, offset) for entry in query.entries]
     absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     for position in absent:
         token = query.labels.sequence(query.request)[position]
@@ -205,7 +220,8 @@ def displaced(call: Call, row: int, column: int, deviations: Sequence[Deviation]
     return int(seen or 0), int(own[0])
 
 
-def _entries(call: Call, row: int, column: int, labels: Labels, family: Family) -> list[Entry]:
+def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int, Call], family: Family) -> list[Entry]:
+    """The slots of a batch row in a call, none of them visible yet; ``of`` and ``calls`` are of the call's model."""
     found = []
     lower, upper = call.kv
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
@@ -217,24 +233,14 @@ def _entries(call: Call, row: int, column: int, labels: Labels, family: Family) 
         write = NO_WRITE
         if fields[MODEL] in (TARGET, DRAFT):
             write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
-        foreign = _FOREIGN if fields[MODEL] == DRAFT else _UNWRITTEN
-        label = labels.of.get(write, _UNKNOWN) if fields[MODEL] == TARGET else foreign
+        foreign = _FOREIGN[call.role] if fields[MODEL] in (TARGET, DRAFT) else _UNWRITTEN
+        label = of.get(write, _UNKNOWN) if fields[MODEL] == call.role else foreign
         token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
-        if emptied[slot] and write[0] in labels.calls:
-            token = int(labels.calls[write[0]].tokens[write[1:]])
-            place = int(labels.calls[write[0]].positions[write[1:]]) if family.fed else place
-        found.append(
-            Entry(
-                slot,
-                token,
-                place,
-                int(stored[slot]),
-                write,
-                label,
-                disagreement(copies[:, :, :, slot]) if torn[slot] else "",
-                bool(call.visible[row, column, slot]),
-            )
-        )
+        if emptied[slot] and write[0] in calls:
+            token = int(calls[write[0]].tokens[write[1:]])
+            place = int(calls[write[0]].positions[write[1:]]) if family.fed else place
+        why = disagreement(copies[:, :, :, slot]) if torn[slot] else ""
+        found.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
     return found
 
 
@@ -302,7 +308,7 @@ def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int
 
 def holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
-    if label.what in ("pad", "blank", "filler", "unknown", "draft model"):
+    if label.what not in ("token", "draft"):
         return label.what
     what = "" if label.what == "token" else "rejected draft at "
     row = "" if label.request == request else f"row {label.request}, "
@@ -315,17 +321,18 @@ def _place(label: Label) -> dict[str, int]:
     return {"of_row": label.request, "of_position": label.position} if ours else {}
 
 
-def _slot(entry: Entry, request: int, positions: range, offset: int, right: dict[int, Entry]) -> Slot:
-    expected = entry.label.what == "token" and entry.label.request == request and entry.label.position in positions
-    expected = expected and right.get(entry.label.position, entry).slot == entry.slot
+def _slot(entry: Entry, query: _Query, due: Mapping[int, Entry], offset: int) -> Slot:
+    """A slot as a query saw it; ``due`` are the entries that it is to see, by logical position."""
+    expected = query.is_own(entry) and due.get(entry.label.position) is entry
+    label = query.labels.seen_by(entry.label, query.request)
     return Slot(
         index=entry.slot,
-        holds=holds(entry.label, request),
+        holds=holds(label, query.request),
         token=entry.token,
         position=entry.position,
         expected_position=entry.label.position + offset if expected else None,
         visible=entry.visible,
         expected_visible=expected,
         torn=bool(entry.torn),
-        **_place(entry.label),
+        **_place(label),
     )

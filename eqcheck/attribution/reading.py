@@ -13,7 +13,7 @@ from dataclasses import replace
 from eqcheck.attribution.bookkeeping import diagnose
 from eqcheck.attribution.context import FED_WITH, Context, displaced, read
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.record import Label, Write
+from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.family import FAMILY
@@ -159,12 +159,8 @@ class Reader:
             if not label.exact and write[0] <= commit and write[:2] not in recognised
             if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self.sources.predicted(write) == observed
         ]
-        for number, call_row, column in found[:1]:
-            for at in range(column + 1):
-                fed = int(self.labels.calls[number].tokens[call_row, at])
-                place = position - column + at
-                if place >= 0 and fed == self.labels.sequence(row)[place]:
-                    self.labels.of[number, call_row, at] = Label(row, place, "token")
+        for write in found[:1]:
+            self.labels.take(write, row, position)
         return found[:1]
 
     def _committed_by(self, row: int, position: int, observed: int) -> int:

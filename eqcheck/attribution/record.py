@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
@@ -76,6 +76,10 @@ class Record:
         mine, other = self.requests[request].digests[-1], self.requests[label.request].digests[-1]
         return label.position < min(len(mine), len(other)) and bool(mine[label.position] == other[label.position])
 
+    def seen_by(self, label: Label, request: int) -> Label:
+        """The label as this request's, where it is of another that begins with the same tokens."""
+        return replace(label, request=request) if self.same(label, request) else label
+
     def queries(self, request: int, position: int) -> list[tuple[Write, Label]]:
         """Every column that stood for this token of this request, in causal order."""
         return [
@@ -83,6 +87,14 @@ class Record:
             for write, label in self.of.items()
             if label.what == "token" and (label.request, label.position) == (request, position)
         ]
+
+    def take(self, write: Write, request: int, position: int) -> None:
+        """Label a query as one for this place of a request, and the columns before it that fed what is before it."""
+        number, row, column = write
+        for at in range(column + 1):
+            place, fed = position - column + at, int(self.calls[number].tokens[row, at])
+            if place >= 0 and fed == self.sequence(request)[place]:
+                self.of[number, row, at] = Label(request, place, "token")
 
     def round_of(self, request: int, call: int) -> int:
         """The ordinal, from 1, of a call among those that asked for new tokens of the request; 0 for none before it.

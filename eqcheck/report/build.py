@@ -167,6 +167,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         only=shown.only,
         traceback=shown.outcome.traceback,
         reproduce=conditions[0].reproduce,
+        story=shown.story,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from eqcheck.attribution.rounds import draft_losses
+from eqcheck.attribution.story import story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.contract import Generate
@@ -16,7 +17,7 @@ from eqcheck.outcome import Outcome
 
 
 def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
-    """Decode and judge one case; with ``opinion``, try by repair whether its explanation holds."""
+    """Decode and judge one case; with ``opinion``, try by repair whether its explanation holds, and tell its story."""
     start = time.monotonic()
     done = run(generate, case, timeout)
     verdict = judge(done)
@@ -35,4 +36,5 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         tuple(draft_losses(done).items()) if verdict else (),
         done.declined,
         seconds=time.monotonic() - start,
+        story=story_of(done, explanation) if opinion and explanation is not None else None,
     )

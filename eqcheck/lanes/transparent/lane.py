@@ -158,6 +158,7 @@ class TransparentLane:
             replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback)
         )
         finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
+        finding = replace(finding, story=shown.story)
         return [replace(finding, seen=(outcome.symptom,)), *leaks]
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:

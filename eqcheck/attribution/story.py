@@ -1,0 +1,214 @@
+"""What a decode did, as data to be drawn (`eqcheck.story`): every call, and the rounds and the failing call of a row.
+
+A query that stands for a token of its row is held against what attribution expects of it. Nothing is expected of
+others: of pads, of draft tokens that were rejected, or of what a row is fed behind its first wrong token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from eqcheck.attribution.context import Context, Entry, entries, holds, read
+from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.record import Label, Write, self_hidden
+from eqcheck.attribution.turns import Turns
+from eqcheck.family import FAMILY
+from eqcheck.harness import Run
+from eqcheck.hashing import Bools, table_row, truncated
+from eqcheck.story import DrawnCall, DrawnQuery, DrawnRow, DrawnSlot, Story
+from eqcheck.trace import DRAFT, TARGET, Call
+from eqcheck.verdict import Explanation, RowVerdict
+
+ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
+_CELLS = 4000  # of the rows beside the failing one in a story, slots times columns
+_MODELS = {TARGET: "target", DRAFT: "draft"}
+
+
+def drawn(run: Run) -> tuple[DrawnCall, ...]:
+    """Every call of a decode, in order: the first `ROWS` batch rows of each, and of a long row its ends."""
+    scene = _Scene(run)
+    return tuple(scene.call(call, range(min(len(call.tokens), ROWS))) for call in run.trace.calls)
+
+
+def story_of(run: Run, explanation: Explanation) -> Story | None:
+    """What befell the row of an explanation; None where it names no row.
+
+    The call is that of the query whose context was wrong. Where every context was right, it is the call that answered
+    for the first wrong token.
+    """
+    row, index = explanation.row, explanation.token_index
+    if row is None or index is None or run.outputs is None:
+        return None
+    scene, q = _Scene(run), explanation.query
+    rounds = scene.turns.rounds[row]
+    if q is not None:
+        request = explanation.deviations[0].row if explanation.deviations else row
+        at: Write | None = (q.call, q.call_row, q.column)
+        label = scene.labels.of[q.call, q.call_row, q.column]
+        if (label.request, label.position, label.what) != (request, q.logical_position, "token"):
+            scene.labels.take((q.call, q.call_row, q.column), request, q.logical_position)
+    else:
+        number = next((n for (r, n), count in scene.turns.number.items() if (r, count) == (row, explanation.round)), 0)
+        place = len(run.case.prompts[row]) + index - 1
+        asked = [(label.exact, write) for write, label in scene.labels.queries(row, place) if write[0] == number]
+        at = max(asked, default=(False, None))[1]
+    if at is None:
+        return Story(row, rounds)
+    call = scene.labels.calls[at[0]]
+    beside = [d.held_by for d in explanation.deviations if d.held_by is not None]
+    return Story(row, rounds, scene.call(call, _beside(call, at[1], beside), at[1:]), at[1], at[2])
+
+
+def _beside(call: Call, row: int, first: Sequence[int]) -> list[int]:
+    """The batch rows to show with one of them: those that come ``first``, and others as far as they are small."""
+    _, columns, slots = call.visible.shape
+    room = min(ROWS - 1, _CELLS // max(1, slots * min(columns, COLUMNS)))
+    others = dict.fromkeys([*first, *range(len(call.tokens))])
+    return sorted([row, *[other for other in others if other != row][:room]])
+
+
+class _Scene:
+    """A run with its labels, from which its calls are drawn."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.family = run, FAMILY[run.case.family]
+        self.labels = labels_of(run, run.trace)
+        self.turns = Turns(run, self.labels)
+        self._stored = [truncated(digests[0]) for digests in run.truth.digests]
+        self._of = {TARGET: self.labels.of, DRAFT: _draft_labels(run)}
+        self._calls = {role: {call.number: call for call in run.trace.of(role)} for role in (TARGET, DRAFT)}
+        outputs = run.truth.rows if run.outputs is None else run.outputs
+        pairs = enumerate(zip(run.truth.rows, outputs, strict=True))
+        self._wrong = {
+            row: verdict.first for row, (a, b) in pairs if (verdict := RowVerdict(row, a, b)).first is not None
+        }
+
+    def call(self, call: Call, rows: Sequence[int], named: tuple[int, int] = (-1, -1)) -> DrawnCall:
+        """A call with these batch rows; ``named`` are row and column of the query that it is drawn for."""
+        committed = {
+            str(row): one.committed
+            for row, rounds in self.turns.rounds.items()
+            for one in rounds
+            if one.call == call.number and one.committed
+        }
+        return DrawnCall(
+            call.number,
+            _MODELS[call.role],
+            call.number <= self.run.trace.given,
+            tuple(self._row(call, row, named[1] if named[0] == row else None) for row in rows),
+            committed if call.role == TARGET else {},
+            len(call.tokens) - len(rows),
+        )
+
+    def _row(self, call: Call, row: int, named: int | None) -> DrawnRow:
+        of = self._of[call.role]
+        columns = [of.get((call.number, row, column)) for column in range(call.tokens.shape[1])]
+        fed = Counter(label.request for label in columns if label and label.request >= 0)
+        request = fed.most_common(1)[0][0] if fed else -1
+        sizes = sorted({kv.shape[3] for kv in call.kv})
+        held = entries(call, row, of, self._calls[call.role], self.family) if len(sizes) == 1 else []
+        shown = _shown(len(columns), named)
+        last = {one.request: at for at, one in enumerate(columns) if one and self._known(call, row, at, one)}
+        last |= {label.request: named for label in columns[named : named + 1] if label} if named is not None else {}
+        contexts = {at: self._context(call, row, at, columns[at], held) for at in {*shown, *last.values()}}
+        if held:
+            offsets = {r: self._offset(call, row, at, columns[at], contexts[at]) for r, at in last.items()}
+            slots = [self._slot(entry, request, offsets, call.visible[row]) for entry in held]
+        else:
+            torn = f"torn: the layers hold {' and '.join(map(str, sizes))} slots"
+            slots = [DrawnSlot(torn, None, None, None, "")] * call.visible.shape[2]
+        queries = [self._query(call, row, at, columns[at], request, contexts[at]) for at in shown]
+        round_ = self.turns.number.get((request, call.number), 0) if call.role == TARGET else 0
+        return DrawnRow(row, request if fed else None, round_, tuple(slots), tuple(queries))
+
+    def _context(self, call: Call, row: int, column: int, label: Label | None, held: Sequence[Entry]) -> Context | None:
+        """What a query of the target should have seen and did; None where that is not known."""
+        if call.role == DRAFT or not held or label is None or not self._known(call, row, column, label):
+            return None
+        return read(call, row, column, label, self.labels, self._stored, self.family, held)
+
+    def _known(self, call: Call, row: int, column: int, label: Label) -> bool:
+        """Whether it is known what is before a token of a row: behind the first wrong one, that is seen by digest only.
+
+        In the call that answers for the wrong one, drafts behind it may be what is right.
+        """
+        if label.what != "token" or label.position >= len(self._stored[label.request]):
+            return False
+        first = self._wrong.get(label.request)
+        wrong = label.position + 1 if first is None else len(self.run.case.prompts[label.request]) + first
+        if label.exact or label.position < wrong:
+            return True
+        block = ((at, self.labels.of[call.number, row, at]) for at in range(column + 1))
+        behind = [(at, one.position) for at, one in block if one.request == label.request and one.position >= wrong]
+        sequence = self.labels.sequence(label.request)
+        fed_right = all(int(call.tokens[row, at]) == sequence[position] for at, position in behind)
+        return fed_right and call.number <= self.turns.asked(label.request, first or 0)
+
+    def _offset(self, call: Call, row: int, column: int, label: Label | None, context: Context | None) -> int | None:
+        """What the row's positions are shifted by, from the view of a query; None where that is not known."""
+        if label is not None and label.exact and call.role == DRAFT:
+            return 0 if self.family.absolute else int(call.places[row, column]) - label.position
+        return context.offset if context else None
+
+    def _query(
+        self, call: Call, row: int, column: int, label: Label | None, request: int, context: Context | None
+    ) -> DrawnQuery:
+        sees = _bits(call.visible[row, column])
+        position, answer = int(call.places[row, column]), int(call.predictions[row, column])
+        right, should, expected = None, "", None
+        if label is not None and context is not None:
+            right = label.position + context.offset
+            should = _bits([slot.expected_visible for slot in context.slots if slot.index is not None])
+            digest = self.run.truth.digests[label.request][-1, label.position : label.position + 1]
+            expected = int(call.ranked[0][table_row(digest)][0])
+        elif label is not None and label.exact and call.role == DRAFT:
+            right, should = position, sees
+        stands_for = holds(self.labels.seen_by(label, request), request) if label else ""
+        token = int(call.tokens[row, column])
+        return DrawnQuery(column, stands_for, token, position, right, sees, should, answer, expected)
+
+    def _slot(self, entry: Entry, request: int, offsets: Mapping[int, int | None], visible: Bools) -> DrawnSlot:
+        label = self.labels.seen_by(entry.label, request) if request >= 0 else entry.label
+        if label.what == "blank":
+            return DrawnSlot("what no model wrote" if entry.torn else "never written", None, None, None, "")
+        text = f"an entry of the {label.what.split()[0]}" if label.what.endswith(" model") else holds(label, request)
+        # Where tokens are counted in the mask, one that it hides has no place.
+        position = None if self.family.counts_mask and not visible[:, entry.slot].any() else entry.position
+        offset = offsets.get(label.request) if label.what == "token" else None
+        right = None if position is None or offset is None else position == label.position + offset
+        call, row, column = entry.write
+        origin = f"call {call}, batch row {row}, column {column}"
+        return DrawnSlot(f"{text}; {entry.torn}" if entry.torn else text, entry.token, position, right, origin)
+
+
+def _bits(which: Iterable[Any]) -> str:
+    return "".join("1" if one else "0" for one in which)
+
+
+def _shown(count: int, named: int | None) -> list[int]:
+    """The columns of a row to be drawn: of many the first and last ones, and those around the one that is named."""
+    if count <= COLUMNS:
+        return list(range(count))
+    half = COLUMNS // 2
+    near = [] if named is None else range(max(0, named - 2), min(count, named + 3))
+    return sorted({*range(half), *near, *range(count - half, count)})
+
+
+def _draft_labels(run: Run) -> dict[Write, Label]:
+    """The draft's queries that saw exactly a row up to some position, and pads that the mask hides."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for request, digests in enumerate(run.truth.digests):
+        for position, digest in enumerate(digests[-1].tolist()):
+            places[digest].append((request, position))
+    found = {}
+    for call in run.trace.of(DRAFT):
+        for row, digests in enumerate(call.digests.tolist()):
+            pads = self_hidden(call, row)
+            for column, digest in enumerate(digests):
+                if pads[column] and call.tokens[row, column] == run.case.pad_token_id:
+                    found[call.number, row, column] = Label(-1, -1, "pad")
+                for request, position in sorted(places.get(digest, []), key=lambda place: place[0] != row)[:1]:
+                    found[call.number, row, column] = Label(request, position, "token", exact=True)
+    return found
