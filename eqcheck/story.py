@@ -12,9 +12,12 @@ from dataclasses import dataclass
 class DrawnSlot:
     """One slot of a row's cache in a call.
 
-    ``holds`` says in words what is stored, from the view of the row (``position 3``, ``rejected draft at position 3``,
-    ``pad``, ``never written``). ``id`` is its token, ``position`` the one that it carries, ``origin`` says which call
-    and column wrote it; None and empty for what no model wrote. ``position_right`` is None where no position is right.
+    ``holds`` says in words what is stored, from the view of the row: ``position 3``, ``rejected draft at position 3``,
+    ``row 1, position 3``, ``row 1, rejected draft at position 3``, ``pad``, ``filler`` (fills up like a pad, with
+    another id), ``unknown``, ``never written``, ``what no model wrote``, ``an entry of the draft``. Where the copies
+    in K and V, layers and heads disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the
+    one that it carries, ``origin`` says which call and column wrote it; None and empty for what no model wrote.
+    ``position_right`` is None where no position is right, or none is known to be.
     """
 
     holds: str
@@ -28,6 +31,7 @@ class DrawnSlot:
 class DrawnQuery:
     """One query of a row in a call: what it feeds, stands for, sees and answers.
 
+    ``stands_for`` is in the words of `DrawnSlot`, empty where it is not known; of a long row some are left out.
     ``position`` is the one that it carries, ``expected_position`` the one that is right, None where the query stands
     for no token of the row. ``sees`` and ``should`` have a character for each slot, ``1`` or ``0``: whether it is seen,
     and whether it should be; ``should`` is empty where that is not known. ``answer`` is the id that it predicts, and
@@ -76,7 +80,10 @@ class DrawnCall:
 class DrawnRound:
     """One round of a row: the ids drafted, how many were accepted, the correction or bonus, and what was committed.
 
-    ``last`` is ``correction``, ``bonus`` or empty; ``last_id`` is its id. ``call`` is the number of the target's call.
+    ``accepted`` counts the drafts, from the first, that the row has after the round. ``last`` says what the row has
+    behind them: ``correction`` in the place of a draft, ``bonus`` behind all of them, or empty where it has nothing, or
+    nothing was drafted; ``last_id`` is its id. ``committed`` are the new tokens that the row has after the round and
+    had not before. ``call`` is the number of the target's call.
     """
 
     number: int
@@ -92,7 +99,9 @@ class DrawnRound:
 class Story:
     """What befell one row: its rounds, and the call in which the first fault lies, None where none is known.
 
-    ``at`` is the number of the batch row of ``call`` that is concerned, and ``column`` that of its query.
+    Where every context was right, ``call`` is the one that answered for the first wrong token. ``at`` is the number of
+    the batch row of ``call`` that is concerned, and ``column`` that of its query. There are no rounds where rows are
+    asked the same, and nobody sees whose they are.
     """
 
     row: int

@@ -6,8 +6,9 @@ others: of pads, of draft tokens that were rejected, or of what a row is fed beh
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eqcheck.attribution.context import Context, Entry, entries, holds, read
@@ -26,9 +27,12 @@ _CELLS = 4000  # of the rows beside the failing one in a story, slots times colu
 _MODELS = {TARGET: "target", DRAFT: "draft"}
 
 
-def drawn(run: Run) -> tuple[DrawnCall, ...]:
-    """Every call of a decode, in order: the first `ROWS` batch rows of each, and of a long row its ends."""
-    scene = _Scene(run)
+def drawn(run: Run, explanation: Explanation | None = None) -> tuple[DrawnCall, ...]:
+    """Every call of a decode, in order: the first `ROWS` batch rows of each, and of a long row its ends.
+
+    The query that an ``explanation`` names is held against what it should have seen, as reading did.
+    """
+    scene = _Scene(run, explanation)
     return tuple(scene.call(call, range(min(len(call.tokens), ROWS))) for call in run.trace.calls)
 
 
@@ -38,27 +42,25 @@ def story_of(run: Run, explanation: Explanation) -> Story | None:
     The call is that of the query whose context was wrong. Where every context was right, it is the call that answered
     for the first wrong token.
     """
-    row, index = explanation.row, explanation.token_index
-    if row is None or index is None or run.outputs is None:
+    row = explanation.row
+    if row is None or run.outputs is None:
         return None
-    scene, q = _Scene(run), explanation.query
-    rounds = scene.turns.rounds[row]
-    if q is not None:
-        request = explanation.deviations[0].row if explanation.deviations else row
-        at: Write | None = (q.call, q.call_row, q.column)
-        label = scene.labels.of[q.call, q.call_row, q.column]
-        if (label.request, label.position, label.what) != (request, q.logical_position, "token"):
-            scene.labels.take((q.call, q.call_row, q.column), request, q.logical_position)
-    else:
-        number = next((n for (r, n), count in scene.turns.number.items() if (r, count) == (row, explanation.round)), 0)
-        place = len(run.case.prompts[row]) + index - 1
-        asked = [(label.exact, write) for write, label in scene.labels.queries(row, place) if write[0] == number]
-        at = max(asked, default=(False, None))[1]
-    if at is None:
-        return Story(row, rounds)
-    call = scene.labels.calls[at[0]]
+    scene = _Scene(run, explanation)
+    number, batch_row, column = scene.at or _declared(explanation)
+    if batch_row is None:
+        return Story(row, scene.turns.rounds[row])
+    call = scene.labels.calls[number]
     beside = [d.held_by for d in explanation.deviations if d.held_by is not None]
-    return Story(row, rounds, scene.call(call, _beside(call, at[1], beside), at[1:]), at[1], at[2])
+    shown = scene.call(call, _beside(call, batch_row, beside))
+    return Story(row, scene.turns.rounds[row], shown, batch_row, column)
+
+
+def _declared(explanation: Explanation) -> tuple[int, int | None, int | None]:
+    """The call and batch row in which an option was not kept to, where it names them."""
+    facts = explanation.facts
+    if "call" not in facts or "batch_row" not in facts:
+        return 0, None, None
+    return int(facts["call"]), int(facts["batch_row"]), None
 
 
 def _beside(call: Call, row: int, first: Sequence[int]) -> list[int]:
@@ -70,23 +72,47 @@ def _beside(call: Call, row: int, first: Sequence[int]) -> list[int]:
 
 
 class _Scene:
-    """A run with its labels, from which its calls are drawn."""
+    """A run with its labels, from which its calls are drawn; ``at`` is the query that the explanation is about."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, explanation: Explanation | None) -> None:
         self.run, self.family = run, FAMILY[run.case.family]
         self.labels = labels_of(run, run.trace)
-        self.turns = Turns(run, self.labels)
         self._stored = [truncated(digests[0]) for digests in run.truth.digests]
         self._of = {TARGET: self.labels.of, DRAFT: _draft_labels(run)}
         self._calls = {role: {call.number: call for call in run.trace.of(role)} for role in (TARGET, DRAFT)}
         outputs = run.truth.rows if run.outputs is None else run.outputs
-        pairs = enumerate(zip(run.truth.rows, outputs, strict=True))
-        self._wrong = {
-            row: verdict.first for row, (a, b) in pairs if (verdict := RowVerdict(row, a, b)).first is not None
-        }
+        verdicts = [RowVerdict(row, *pair) for row, pair in enumerate(zip(run.truth.rows, outputs, strict=True))]
+        self._wrong = {verdict.row: verdict.first for verdict in verdicts if verdict.first is not None}
+        self._blamed = self._query_of(explanation) if explanation else None
+        self._fed_with: int | None = None  # by how much the row's positions are shifted, where the blamed one is wrong
+        if explanation and explanation.query and explanation.kind == "query-position":
+            right = explanation.deviations[0].expected
+            self._fed_with = None if right is None else right - explanation.query.logical_position
+        self.turns = Turns(run, self.labels, self._blamed)
+        self.at = self._blamed or (self._answer_to(explanation) if explanation else None)
 
-    def call(self, call: Call, rows: Sequence[int], named: tuple[int, int] = (-1, -1)) -> DrawnCall:
-        """A call with these batch rows; ``named`` are row and column of the query that it is drawn for."""
+    def _query_of(self, explanation: Explanation) -> Write | None:
+        """The query whose context is wrong, labelled as reading did."""
+        q, row = explanation.query, explanation.deviations[0].row if explanation.deviations else explanation.row
+        if q is None or row is None:
+            return None
+        at = (q.call, q.call_row, q.column)
+        label = self.labels.of[at]
+        if (label.request, label.position, label.what) != (row, q.logical_position, "token"):
+            self.labels.take(at, row, q.logical_position)
+        return at
+
+    def _answer_to(self, explanation: Explanation) -> Write | None:
+        """The query of the explanation's round that answered for the first wrong token."""
+        row, index, place = explanation.row, explanation.token_index, explanation.round
+        if row is None or index is None:
+            return None
+        queries = self.labels.queries(row, len(self.run.case.prompts[row]) + index - 1)
+        asked = [(one.exact, write) for write, one in queries if self.turns.number.get((row, write[0])) == place]
+        return max(asked, default=(False, None))[1]
+
+    def call(self, call: Call, rows: Sequence[int]) -> DrawnCall:
+        """A call with these batch rows."""
         committed = {
             str(row): one.committed
             for row, rounds in self.turns.rounds.items()
@@ -97,16 +123,20 @@ class _Scene:
             call.number,
             _MODELS[call.role],
             call.number <= self.run.trace.given,
-            tuple(self._row(call, row, named[1] if named[0] == row else None) for row in rows),
+            tuple(self._row(call, row) for row in rows),
             committed if call.role == TARGET else {},
             len(call.tokens) - len(rows),
         )
 
-    def _row(self, call: Call, row: int, named: int | None) -> DrawnRow:
+    def _row(self, call: Call, row: int) -> DrawnRow:
+        named = self.at[2] if self.at is not None and self.at[:2] == (call.number, row) else None
         of = self._of[call.role]
         columns = [of.get((call.number, row, column)) for column in range(call.tokens.shape[1])]
-        fed = Counter(label.request for label in columns if label and label.request >= 0)
-        request = fed.most_common(1)[0][0] if fed else -1
+        if call.role == TARGET:
+            whose = self.turns.request_of(call.number, row)
+        else:
+            whose = next((label.request for label in reversed(columns) if label and label.request >= 0), None)
+        request = -1 if whose is None else whose
         sizes = sorted({kv.shape[3] for kv in call.kv})
         held = entries(call, row, of, self._calls[call.role], self.family) if len(sizes) == 1 else []
         shown = _shown(len(columns), named)
@@ -121,30 +151,39 @@ class _Scene:
             slots = [DrawnSlot(torn, None, None, None, "")] * call.visible.shape[2]
         queries = [self._query(call, row, at, columns[at], request, contexts[at]) for at in shown]
         round_ = self.turns.number.get((request, call.number), 0) if call.role == TARGET else 0
-        return DrawnRow(row, request if fed else None, round_, tuple(slots), tuple(queries))
+        return DrawnRow(row, whose, round_, tuple(slots), tuple(queries))
 
     def _context(self, call: Call, row: int, column: int, label: Label | None, held: Sequence[Entry]) -> Context | None:
         """What a query of the target should have seen and did; None where that is not known."""
         if call.role == DRAFT or not held or label is None or not self._known(call, row, column, label):
             return None
-        return read(call, row, column, label, self.labels, self._stored, self.family, held)
+        found = read(call, row, column, label, self.labels, self._stored, self.family, held)
+        if (call.number, row, column) == self._blamed and self._fed_with is not None:
+            return replace(found, offset=self._fed_with)  # which those tell that see its entry later
+        return found
 
     def _known(self, call: Call, row: int, column: int, label: Label) -> bool:
-        """Whether it is known what is before a token of a row: behind the first wrong one, that is seen by digest only.
+        """Whether it is known what a query should see, beyond that one which saw exactly its row did.
 
-        In the call that answers for the wrong one, drafts behind it may be what is right.
+        Not behind the end of a row or its first wrong token; but in the call that answers for that, drafts may be what
+        is right. Nor where some other query was asked the same and saw what it should: then nobody may have read this
+        answer, unless its neighbours tell whose it is.
         """
-        if label.what != "token" or label.position >= len(self._stored[label.request]):
+        if label.what != "token" or label.exact or (call.number, row, column) == self._blamed:
+            return label.what == "token"
+        if not self.turns.sure((call.number, row, column), label):
             return False
-        first = self._wrong.get(label.request)
-        wrong = label.position + 1 if first is None else len(self.run.case.prompts[label.request]) + first
-        if label.exact or label.position < wrong:
+        start, first = len(self.run.case.prompts[label.request]), self._wrong.get(label.request)
+        wrong = start + first if first is not None else start + len(self.run.truth.rows[label.request]) - 1
+        if label.position < wrong:
             return True
+        if first is None or label.position >= len(self._stored[label.request]):
+            return False
         block = ((at, self.labels.of[call.number, row, at]) for at in range(column + 1))
         behind = [(at, one.position) for at, one in block if one.request == label.request and one.position >= wrong]
         sequence = self.labels.sequence(label.request)
         fed_right = all(int(call.tokens[row, at]) == sequence[position] for at, position in behind)
-        return fed_right and call.number <= self.turns.asked(label.request, first or 0)
+        return fed_right and call.number <= self.turns.asked(label.request, first)
 
     def _offset(self, call: Call, row: int, column: int, label: Label | None, context: Context | None) -> int | None:
         """What the row's positions are shifted by, from the view of a query; None where that is not known."""
@@ -165,7 +204,8 @@ class _Scene:
             expected = int(call.ranked[0][table_row(digest)][0])
         elif label is not None and label.exact and call.role == DRAFT:
             right, should = position, sees
-        stands_for = holds(self.labels.seen_by(label, request), request) if label else ""
+        sure = call.role == DRAFT or (label is not None and self.turns.sure((call.number, row, column), label))
+        stands_for = holds(self.labels.seen_by(label, request), request) if label is not None and sure else ""
         token = int(call.tokens[row, column])
         return DrawnQuery(column, stands_for, token, position, right, sees, should, answer, expected)
 
@@ -176,7 +216,7 @@ class _Scene:
         text = f"an entry of the {label.what.split()[0]}" if label.what.endswith(" model") else holds(label, request)
         # Where tokens are counted in the mask, one that it hides has no place.
         position = None if self.family.counts_mask and not visible[:, entry.slot].any() else entry.position
-        offset = offsets.get(label.request) if label.what == "token" else None
+        offset = next((offset for r, offset in offsets.items() if self.labels.same(label, r)), None)
         right = None if position is None or offset is None else position == label.position + offset
         call, row, column = entry.write
         origin = f"call {call}, batch row {row}, column {column}"

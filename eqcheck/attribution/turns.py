@@ -7,20 +7,31 @@ the row, it has all that was answered for. After its last round it has what was 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.attribution.record import Label, Write
+from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.story import DrawnRound
 
 
-class Turns:
-    """The rounds of a run. ``number`` has that of each target call, by row and call, from 1."""
+def ids_of(rounds: Sequence[DrawnRound]) -> tuple[int, ...]:
+    """What rounds committed, put together."""
+    return tuple(token for one in rounds for token in one.committed)
 
-    def __init__(self, run: Run, labels: Labels) -> None:
-        self.run, self.labels = run, labels
+
+class Turns:
+    """The rounds of a run. ``number`` has that of each target call, by row and call, from 1.
+
+    ``blamed`` is the query of which reading says that its context was wrong.
+    """
+
+    def __init__(self, run: Run, labels: Labels, blamed: Write | None = None) -> None:
+        self.run, self.labels, self._blamed = run, labels, blamed
+        self._answered = {int(digest) for call in labels.calls.values() for digest in call.digests.ravel()}
+        self._told = {(write[:2], label.request) for write, label in labels.of.items() if self._tells(write, label)}
         self._proposals = Proposals(run)
         self._columns: dict[tuple[int, int], list[tuple[Write, Label]]] = defaultdict(list)  # by row and call
         self._asked: dict[tuple[int, int], int] = {}  # by row and index, the first call that asked for a new token
@@ -28,15 +39,45 @@ class Turns:
         for write, label in labels.of.items():
             if label.request < 0:
                 continue
-            if label.what in ("token", "draft"):
+            sure = self.sure(write, label)
+            if label.what in ("token", "draft") and sure:
                 self._columns[label.request, write[0]].append((write, label))
             if (index := label.position + 1 - self._start(label.request)) >= 0:
                 asking[label.request].add(write[0])
-                if label.what == "token":
+                if label.what == "token" and sure:
                     self._asked.setdefault((label.request, index), write[0])
         self._calls = {row: [n for n in labels.rounds[row] if n in asking[row]] for row in range(len(run.truth.rows))}
         self.number = {(row, n): at for row, calls in self._calls.items() for at, n in enumerate(calls, start=1)}
         self.rounds = {row: self._rounds(row) for row in self._calls}
+
+    def _tells(self, write: Write, label: Label) -> bool:
+        """Whether a query tells whose it is: it saw exactly its row, or is blamed, or no other was asked the same."""
+        if label.what != "token" or label.exact or write == self._blamed:
+            return label.what == "token"
+        row, digests = label.request, self.run.truth.digests[label.request][-1]
+        needed = max(len(rows[row]) for rows in (self.run.truth.rows, self.run.outputs or self.run.truth.rows))
+        asked = label.position < len(digests) and int(digests[label.position]) in self._answered
+        return not asked and label.position + 1 < self._start(row) + needed
+
+    def sure(self, write: Write, label: Label) -> bool:
+        """Whether a column of the target is known to be what its label says, by itself or by its neighbours.
+
+        Where rows share a batch row, neighbours say nothing; nor do they of a token that is asked for elsewhere, and
+        here is hidden from itself.
+        """
+        if label.what not in ("token", "draft") or self._tells(write, label):
+            return True
+        if (write[:2], label.request) not in self._told:
+            return False
+        hidden = self_hidden(self.labels.calls[write[0]], write[1])[write[2]]
+        return label.what == "draft" or not (self.labels.packed or hidden)
+
+    def request_of(self, call: int, row: int) -> int | None:
+        """The request that most columns of a batch row of the target are known to be of; None where none is."""
+        width = self.labels.calls[call].tokens.shape[1]
+        found = Counter(self.labels.of[call, row, column].request for column in range(width))
+        known = [request for request, _ in found.most_common() if ((call, row), request) in self._told]
+        return known[0] if known else None
 
     def _start(self, row: int) -> int:
         return len(self.run.case.prompts[row])
@@ -55,7 +96,7 @@ class Turns:
         while 0 < self.asked(row, told) < call:
             told += 1
         if begun is not None:  # one that catches up with its row in a call of its own was given less at first
-            told = min(told, max(begun, end + 1 - self.run.case.num_draft_tokens) - start)
+            told = max(begun - start, min(told, end + 1 - self.run.case.num_draft_tokens - start))
         return max(told, first + 1 - start, 0)
 
     def _rounds(self, row: int) -> tuple[DrawnRound, ...]:
@@ -79,7 +120,23 @@ class Turns:
                     at + 1, call, drafted, accepted, "" if own is None else last, own if last else None, committed
                 )
             )
-        return tuple(found)
+        return tuple(found) if self._sound(row, found, whole) else ()
+
+    def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
+        """Whether these can be the rounds of a row: where rows are asked the same, some may be taken for another's."""
+        k = self.run.case.num_draft_tokens
+        if whole and ids_of(rounds) == self.run.truth.rows[row]:
+            return all(len(one.committed) <= one.accepted + 1 and len(one.drafted) <= k for one in rounds) and (
+                not self._shared(row) or all(one.committed for one in rounds)
+            )
+        return not (rounds and self._shared(row))
+
+    def _shared(self, row: int) -> bool:
+        """Whether another row may be asked the same as this one for a new token: then nobody sees whose a call is."""
+        start, needed = self._start(row), len(self.run.truth.rows[row])
+        mine = {int(digest) for digest in self.run.truth.digests[row][-1, start - 1 : start - 1 + needed]}
+        others = (digests[-1] for other, digests in enumerate(self.run.truth.digests) if other != row)
+        return any(int(digest) in mine for digests in others for digest in digests)
 
     def _drafted(self, row: int, call: int, had: int) -> tuple[int, ...]:
         """What was fed behind the tokens that a row had, in that batch row of a call which goes furthest."""

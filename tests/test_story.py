@@ -1,0 +1,190 @@
+"""What is drawn of a decode is true: of right decoders all is right, and of a planted fault the fault is to be seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+
+import eqcheck
+from eqcheck.attribution.story import drawn, story_of
+from eqcheck.case import Case
+from eqcheck.catalogue import FAULTS, Fault, known_good
+from eqcheck.contract import FAMILIES, Decoder
+from eqcheck.harness import Run, agrees, run
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.oracle import judge
+from eqcheck.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
+from eqcheck.verdict import Explanation
+
+CASE = Case(
+    prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)
+)
+ROUNDS_OF_ITS_OWN = {"one_row", "rolled_back"}  # no drafts; rows wait for the one that accepts least
+FOLLOWED = [fault for fault in FAULTS if fault.component in ("position", "mask", "cache")]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def wrong(row: DrawnRow, query: DrawnQuery) -> bool:
+    """Whether a query is drawn as one that did not see its row: nothing is said where it is not known."""
+    slots = zip(query.should, row.slots, strict=False)
+    misplaced = any(due == "1" and slot.position_right is not True for due, slot in slots)
+    return bool(query.should) and (query.sees != query.should or query.position != query.expected_position or misplaced)
+
+
+def queries(calls: tuple[DrawnCall, ...]) -> Iterator[tuple[DrawnCall, DrawnRow, DrawnQuery]]:
+    return ((call, row, query) for call in calls for row in call.rows for query in row.queries)
+
+
+def stories(done: Run) -> list[Story]:
+    """The rounds of every row."""
+    found = (story_of(done, Explanation("bookkeeping", "lost-token", row, 0)) for row in range(len(done.case.prompts)))
+    return [story for story in found if story]
+
+
+@pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
+def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
+    source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
+    known = told = 0
+    for case in source.chunk(0)[:12]:
+        done = run(decoder, case)
+        for call, row, query in queries(drawn(done)):
+            assert not wrong(row, query), (case.id, call.number, query)
+            assert query.expected in (None, query.answer)
+            known += bool(query.should) and call.model == "target"
+        for story in stories(done):
+            told += bool(story.rounds)
+            assert not story.rounds or put_together(story.rounds) == done.truth.rows[story.row], case.id
+            if decoder.name not in ROUNDS_OF_ITS_OWN:
+                as_scripted(done, story)
+    assert known > 150
+    assert told > 10
+
+
+def put_together(rounds: tuple[DrawnRound, ...]) -> tuple[int, ...]:
+    return tuple(token for one in rounds for token in one.committed)
+
+
+def as_scripted(done: Run, story: Story) -> None:
+    """Each round of a row has the drafts accepted that the script says, and commits one more."""
+    right, had, case = agrees(done.case, done.truth)[story.row], 0, done.case
+    for one in story.rounds:
+        block = [*right[had : had + len(one.drafted)], False]
+        left = len(done.truth.rows[story.row]) - had
+        if one.committed:  # a state that cannot be cropped is fed again, in calls of their own
+            assert one.accepted == min(block.index(False), left), (case.id, story.row, one)
+            assert len(one.committed) == min(one.accepted + 1, left)
+            own = one.committed[one.accepted :]
+            assert one.last == ("" if not (own and one.drafted) else "correction" if False in block[:-1] else "bonus")
+            assert one.last_id == (own[0] if one.last else None)
+        had += len(one.committed)
+
+
+@lru_cache(maxsize=16)
+def chunk(cache_states: tuple[str, ...]) -> list[Case]:
+    return Source(3, FAMILIES, ("left",), cache_states).chunk(0)
+
+
+def failing(fault: Fault, most: int) -> Iterator[tuple[Run, Explanation]]:
+    decoder = fault.decoder()
+    for case in chunk(fault.cache_states):
+        if most and case.family in fault.families and case.cache_state in fault.cache_states:
+            done = run(decoder, case)
+            explanation = judge(done).explanation
+            if explanation and explanation.query:
+                most -= 1
+                yield done, explanation
+
+
+def named(story: Story) -> tuple[DrawnRow, DrawnQuery]:
+    assert story.call is not None
+    (row,) = [row for row in story.call.rows if row.batch_row == story.at]
+    (query,) = [query for query in row.queries if query.column == story.column]
+    return row, query
+
+
+@pytest.mark.parametrize("fault", FOLLOWED[::7], ids=lambda fault: fault.id)
+def test_of_a_fault_the_fault_is_to_be_seen_and_nothing_before_it(fault: Fault) -> None:
+    for done, explanation in failing(fault, 2):
+        story = story_of(done, explanation)
+        assert story is not None
+        shows(story, explanation)
+        assert story.call is not None
+        for call, row, query in queries(drawn(done, explanation)):
+            if call.number < story.call.number and call.model == "target" and row.row == story.row:
+                assert not wrong(row, query), (done.case.id, call.number, query)
+
+
+def shows(story: Story, explanation: Explanation) -> None:
+    """The query of an explanation is drawn with every deviation that it has there, and as the text draws it."""
+    row, query = named(story)
+    for deviation in explanation.deviations:
+        if deviation.kind == "query-position":
+            assert (query.position, query.expected_position) == (deviation.observed, deviation.expected)
+            assert query.position != query.expected_position
+        elif deviation.kind == "key-position":
+            assert row.slots[deviation.slot or 0].position_right is False
+        elif deviation.kind == "missing-entry":
+            held = [slot.holds for slot, due in zip(row.slots, query.should, strict=True) if due == "1"]
+            assert f"position {deviation.token_position}" not in held
+        elif deviation.kind == "torn-entry":
+            assert ";" in (held_torn := row.slots[deviation.slot or 0].holds) or held_torn.startswith("torn")
+        elif deviation.kind not in ("poisoned-entry", "misaligned"):
+            assert query.sees[deviation.slot or 0] != query.should[deviation.slot or 0], deviation
+    for slot in explanation.slots:
+        if slot.index is not None:
+            assert (query.sees[slot.index], query.should[slot.index]) == (
+                "01"[slot.visible],
+                "01"[slot.expected_visible],
+            )
+
+
+def test_a_false_picture_is_seen() -> None:
+    done = run(eqcheck.load("bsp"), CASE)
+    explanation = judge(done).explanation
+    assert explanation is not None
+    story = story_of(done, explanation)
+    assert story is not None
+    shows(story, explanation)
+    assert wrong(*named(story))
+    row, query = named(story)
+    mended = replace(query, position=query.expected_position or 0)
+    rows = tuple(replace(one, queries=(mended,)) if one == row else one for one in story.call.rows)  # type: ignore[union-attr]
+    with pytest.raises(AssertionError):
+        shows(replace(story, call=replace(story.call, rows=rows)), explanation)  # type: ignore[type-var]
+
+
+def test_what_is_not_known_is_not_drawn() -> None:
+    done = run(eqcheck.load("bsp"), CASE)
+    kinds = Counter(
+        (query.stands_for.split(" at ")[0], bool(query.should))
+        for _, _, query in queries(drawn(done))
+        if query.stands_for
+    )
+    assert {what: known for what, known in kinds if not what.startswith("position")} == {
+        "pad": False,
+        "rejected draft": False,
+    }
+    twins = Case(prompts=((5, 7), (5, 7)), max_new_tokens=4, num_draft_tokens=2)
+    same = run(known_good()["one_row"], twins)
+    assert [put_together(story.rounds) in ((), row) for story, row in zip(stories(same), same.truth.rows, strict=True)]
+
+
+def test_a_story_is_small() -> None:
+    prompts = tuple(tuple(range(row + 1, row + 101)) for row in range(12))
+    done = run(eqcheck.load("eqspec"), Case(prompts=prompts, max_new_tokens=4, num_draft_tokens=8))
+    story = story_of(done, Explanation("bookkeeping", "lost-token", 5, 0, round=1))
+    assert story is not None
+    assert story.call is not None
+    assert len(story.call.rows) + story.call.left_out == 12
+    assert len(story.call.rows) < 8
+    assert all(len(row.queries) < 18 for row in story.call.rows)
+    assert named(story)[1].column == 99 + 0
