@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from eqcheck.contract import Decoder
+from eqcheck.known import Known
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
 from eqcheck.sizes import WIDE, Bounds
 from eqcheck.story import Story
-from eqcheck.verdict import Explanation, merge
+from eqcheck.verdict import Explanation, many, merge
 
 STANDINGS = ("violation", "discovery", "inconclusive")
 
@@ -121,7 +123,8 @@ class Audit:
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
     ``real_pair`` is what the decoder did on trained models, where that was asked, ``evidence`` what its sampled tokens
     say, if it samples. ``facts`` are what only this lane has
-    to say, by the names of the report; ``files`` are what it adds to the report's folder.
+    to say, by the names of the report; ``files`` are what it adds to the report's folder. ``listed`` are violations
+    that the user lists as known, by fingerprint.
     """
 
     decoder: Decoder
@@ -140,6 +143,7 @@ class Audit:
     evidence: Evidence | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    listed: dict[str, Known] = field(default_factory=dict)
     drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False
@@ -243,12 +247,35 @@ class Audit:
         """Violations that the adapter does not declare as known."""
         return [finding for finding in self.violations if finding.fingerprint not in self.decoder.known]
 
+    def failing(self, allow_declared: bool = False) -> list[Finding]:
+        """Violations that are not listed as known, nor, where that is allowed, declared so by the adapter."""
+        violations = self.unknown if allow_declared else self.violations
+        return [finding for finding in violations if finding.fingerprint not in self.listed]
+
+    def list_known(self, entries: Iterable[Known], today: date) -> None:
+        """Let pass what is listed as known, and warn of what is so no longer: its day is past, or it did not occur."""
+        for entry in entries:
+            if not entry.of(self.decoder.name):
+                continue
+            about = f"listed as known, {entry.fingerprint} ({entry.link})"
+            if entry.fingerprint not in self._shown:
+                run = many(len(self.claimed), "case")
+                self.warnings.append(f"{about}: did not occur in {run}; if it is gone, take the entry out")
+            elif entry.until < today:
+                self.warnings.append(f"{about}: fails again, for its last day, {entry.until}, is past")
+            if entry.until >= today:
+                self.listed[entry.fingerprint] = entry
+
+    @property
+    def _shown(self) -> set[str | None]:
+        """The fingerprints that a case showed."""
+        seen = {outcome.fingerprint for outcome in (*self.claimed, *self.replayed)}
+        return seen | {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
+
     @property
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
-        seen = {outcome.fingerprint for outcome in (*self.claimed, *self.replayed)}
-        seen |= {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
-        return [fingerprint for fingerprint in self.decoder.known if fingerprint not in seen]
+        return [fingerprint for fingerprint in self.decoder.known if fingerprint not in self._shown]
 
     @property
     def stale(self) -> list[str]:

@@ -13,7 +13,7 @@ MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 LAYERS = (
     "errors plain limits sizes family kinds explained",
     "verdict text statements sampling",
-    "requirements options contract modules registry arguments",
+    "requirements options contract modules registry arguments known",
     "case outcome findings declining story",
     "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone spread",
     "attribution",

@@ -8,18 +8,18 @@ import traceback
 from collections.abc import Sequence
 
 from eqcheck import __version__
-from eqcheck.cli import audit, bench, listing, replay, selfcheck
+from eqcheck.cli import audit, bench, completion, explain, kinds, listing, new, replay, selfcheck
 from eqcheck.cli.common import EPILOG
 from eqcheck.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.plain import printable
 
-COMMANDS = (audit, replay, selfcheck, bench, listing)
+COMMANDS = (new, audit, replay, kinds, explain, listing, selfcheck, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        options = _parser().parse_args(argv)
+        options = _parsed(_parser(), argv)
         code: int = options.run(options)
         return code
     except UsageError as error:
@@ -42,9 +42,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; positional SPECs may stand anywhere among them, of which argparse takes the first group only."""
+    options, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(options, "specs") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.specs = [*options.specs, *rest]
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="eqcheck", description="Audit batch speculative decoders.", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"eqcheck {__version__}")
+    completion.add(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)

@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import json
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
-from eqcheck.cli.common import EPILOG, broken, say, stdout_to_stderr, writable
+from eqcheck.cli import outputs
+from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr, writable
 from eqcheck.contract import Decoder
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.family import LLAMA
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
     from eqcheck.findings import Audit
 
+_SPEC = (
+    "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
+    "nothing else installed"
+)
+_KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
@@ -31,12 +38,9 @@ _CORPUS = Path(".eqcheck")
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
     audit = commands.add_parser("audit", help="audit decoders and write reports", epilog=EPILOG)
+    audit.add_argument("specs", nargs="*", metavar="SPEC", help=_SPEC)
     audit.add_argument(
-        "--adapter",
-        action="append",
-        metavar="SPEC",
-        help="NAME, package.module:attr or path/to/file.py:attr; repeatable; without it every shipped decoder that "
-        "needs nothing else installed",
+        "--adapter", action="append", default=[], metavar="SPEC", help="the same as SPEC; both may be given"
     )
     audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
     audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
@@ -69,12 +73,18 @@ def add(commands: Commands) -> None:
     )
     audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
+    audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
+    outputs.add(audit)
     audit.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    from eqcheck import known
+
+    outputs.checked(options)
+    entries, today = (known.load(options.known) if options.known else ()), datetime.now(timezone.utc).date()
     from eqcheck import pair, registry
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
@@ -90,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
-        decoders = apart.load_all(options.adapter or registry.self_contained())
+        decoders = apart.load_all([*options.specs, *options.adapter] or registry.self_contained())
     engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
     if engines and bounds_of(options) != WIDE:
         raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
@@ -113,29 +123,31 @@ def run(options: argparse.Namespace) -> int:
     )
     results: list[Audit] = []
     reports = []
-    with quiet(), progress(quiet=options.json) as listen:
+    with quiet(), progress(quiet=options.json) as shown, outputs.events(options.ndjson, shown) as listen:
         for decoder, folder in zip(decoders, folders, strict=True):
             result = audit(decoder, apart.options(decoder, settings), listen)
             if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
                 result.real_pair = apart.pair(decoder)
+            result.list_known(entries, today)
             results.append(result)
             reports.append(write(result, folder))
             if result.interrupted:
                 break
     if options.json:
-        say(json.dumps({"reports": [to_builtins(report) for report in reports]}))
+        text = json.dumps({"reports": [to_builtins(report) for report in reports]})
     else:
-        say(printable(summary(reports, [str(folder) for folder in folders[: len(reports)]])))
+        text = printable(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
+    outputs.tell(reports, text, options)
     return exit_code(results, options.allow_known)
 
 
 def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
-    if any((result.unknown if allow_known else result.violations) or result.stale for result in results):
+    if any(result.failing(allow_known) or result.stale for result in results):
         return VIOLATION
     for result in results:  # on trained models a known violation shows, too
-        if result.real_pair and result.real_pair.wrong and not (allow_known and result.violations):
+        if result.real_pair and result.real_pair.wrong and not result.violations:
             return VIOLATION
     if not any(result.claimed for result in results):
         return NOTHING

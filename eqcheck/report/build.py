@@ -143,7 +143,8 @@ def _violations(audit: Audit, standing: str, folder: Path) -> tuple[ReportedViol
 
 def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedViolation:
     shown, e = findings[0], findings[0].explanation
-    known = audit.decoder.known.get(e.fingerprint)
+    listed = audit.listed.get(e.fingerprint)
+    known = listed.link if listed else audit.decoder.known.get(e.fingerprint)
     conditions = tuple(_condition(audit, finding, folder) for finding in findings)
     about = f"\n  {about_condition(shown.needs, shown.plain)}" if shown.plain and shown.minimised else ""
     return ReportedViolation(
@@ -168,6 +169,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         traceback=shown.outcome.traceback,
         reproduce=conditions[0].reproduce,
         story=shown.story,
+        known_until=listed.until.isoformat() if listed else None,
     )
 
 

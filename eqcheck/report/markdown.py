@@ -89,7 +89,7 @@ def _families(report: Report) -> list[str]:
 
 
 def _violation(violation: ReportedViolation, title: str, axes: Mapping[str, str]) -> list[str]:
-    known = f" (declared as known: {violation.known})" if violation.known else ""
+    known = f" ({violation.in_known_words})" if violation.known else ""
     count = f"{many(violation.count, 'case')}{' and one stored before' if violation.from_corpus else ''}"
     beyond = ", families not claimed" if title == "Discovery" else ""
     head = ": ".join([*([title] if title else []), violation.fingerprint, f"{count}{beyond}{known}"])

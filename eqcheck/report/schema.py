@@ -96,8 +96,9 @@ class ReportedViolation:
     """A cause, with the condition under which it shows first; ``conditions`` are all, this one the first of them.
 
     ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
-    ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it.
-    ``story`` is what befell the row, where the calls were seen.
+    ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it,
+    or that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
+    befell the row, where the calls were seen.
     """
 
     fingerprint: str
@@ -118,6 +119,15 @@ class ReportedViolation:
     traceback: str
     reproduce: str
     story: Story | None = None
+    known_until: str | None = None
+
+    @property
+    def in_known_words(self) -> str:
+        """Why it is known, in words; empty for one that is not."""
+        if self.known is None:
+            return ""
+        listed = f"known until {self.known_until}" if self.known_until else "declared as known"
+        return f"{listed}: {self.known}"
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _details(report: Report, folder: str) -> list[str]:
     lines += [f"{name}: {line}" for line in sampled(report)[:4]]
     lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
     for violation in report.violations:
-        known = f", declared as known: {violation.known}" if violation.known else ""
+        known = f", {violation.in_known_words}" if violation.known else ""
         lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}")
     for discovery in report.discoveries:
         families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]

@@ -1,0 +1,67 @@
+"""``eqcheck --print-completion SHELL``: a script that completes commands, options, decoders and kinds."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from eqcheck.errors import UsageError
+
+SHELLS = ("bash", "zsh", "tcsh")
+_SPECS, _KINDS = "_eqcheck_specs_or_files", "_eqcheck_kinds"
+_WORD = re.compile(r"[\w./-]+")  # a shell would obey other names, and who installs a decoder chooses its name
+# By the name of an argument: what completes it in a shell that has no way for it here is what the shell does anyway.
+_COMPLETED = {
+    "adapter": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},
+    "specs": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},
+    "kind": {"bash": _KINDS, "zsh": _KINDS},
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the option to the parser of all commands."""
+    parser.add_argument(
+        "--print-completion", action=_Print, choices=SHELLS, help="print a script that completes eqcheck's words"
+    )
+
+
+class _Print(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        print(script(parser, values[1]))
+        parser.exit()
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for a shell; names of decoders are those that are installed now."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise UsageError("--print-completion needs shtab: pip install 'eqcheck[completion]'") from error
+    for action in _actions(parser):
+        if action.dest in _COMPLETED:
+            action.complete = _COMPLETED[action.dest]  # type: ignore[attr-defined]
+        elif getattr(action.type, "__name__", "") == "Path":
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return str(shtab.complete(parser, shell=shell, preamble=_preamble().get(shell, "")))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+
+
+def _preamble() -> dict[str, str]:
+    from eqcheck import registry
+    from eqcheck.kinds import FINGERPRINTS
+
+    specs, kinds = (" ".join(filter(_WORD.fullmatch, words)) for words in (registry.names(), FINGERPRINTS))
+    return {
+        "bash": f'{_SPECS}() {{\n  compgen -W "{specs}" -- "$1"\n  compgen -f -- "$1"\n}}\n'
+        f'{_KINDS}() {{\n  compgen -W "{kinds}" -- "$1"\n}}',
+        "zsh": f"{_SPECS}() {{\n  compadd -- {specs}\n  _files\n}}\n{_KINDS}() {{\n  compadd -- {kinds}\n}}",
+    }

@@ -1,0 +1,34 @@
+"""``eqcheck kinds``: every kind of fault, and what it means."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from typing import TYPE_CHECKING
+
+from eqcheck.cli.common import say
+from eqcheck.errors import EQUIVALENT
+from eqcheck.kinds import FINGERPRINTS, KINDS
+
+if TYPE_CHECKING:
+    from eqcheck.cli.common import Commands
+
+_UNBROKEN, _NARROWEST = 10_000, 20  # a pipe gets one line for each kind
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser."""
+    kinds = commands.add_parser(
+        "kinds", help="list the kinds of fault, and what each means", epilog="`eqcheck explain KIND` says more of one"
+    )
+    kinds.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tabulate import tabulate
+
+    columns = shutil.get_terminal_size((_UNBROKEN, 24)).columns
+    left = max(columns - max(map(len, FINGERPRINTS)) - 2, _NARROWEST)
+    rows = [[kind.fingerprint, kind.meaning] for kind in KINDS.values()]
+    say(tabulate(rows, headers=["kind", "what was seen"], maxcolwidths=[None, left], disable_numparse=True))
+    return EQUIVALENT

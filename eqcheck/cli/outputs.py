@@ -1,0 +1,117 @@
+"""Where an audit's results go beside its report: JUnit, events, GitHub's log and summary page."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from eqcheck.cli.common import say, stdout_to_stderr
+from eqcheck.errors import UsageError
+from eqcheck.plain import one_line, printable
+
+if TYPE_CHECKING:
+    from eqcheck.campaign.events import Event, Listener
+    from eqcheck.report.schema import Report
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of a command."""
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit's XML, for a CI server")
+    parser.add_argument(
+        "--ndjson",
+        type=Path,
+        metavar="FILE",
+        help="write events as they happen, a JSON object a line; '-' is standard output, which has nothing else then",
+    )
+
+
+def checked(options: argparse.Namespace) -> None:
+    """Refuse what cannot be written before anything runs; raises `UsageError`."""
+    if str(options.ndjson) == "-" and options.json:
+        raise UsageError("--json and --ndjson -: both want standard output; give --ndjson a file")
+    if options.junit and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
+        raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")
+
+
+@contextlib.contextmanager
+def events(path: Path | None, listen: Listener) -> Iterator[Listener]:
+    """A listener that also writes events to where ``--ndjson`` says; ``listen`` hears them all the same."""
+    if path is None:
+        yield listen
+        return
+    from eqcheck.report.ndjson import EventLog
+
+    with _stream(path) as stream:
+        log = EventLog(stream)
+
+        def told(event: Event) -> None:
+            log(event)
+            listen(event)
+
+        yield told
+        if log.error:
+            print(f"eqcheck: --ndjson {printable(str(path))}: {one_line(log.error)}; events are lost", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _stream(path: Path) -> Iterator[TextIO]:
+    """Where events are written: a file, or standard output, which nothing else is written to meanwhile."""
+    try:
+        stream = os.fdopen(os.dup(1), "w", encoding="utf-8") if str(path) == "-" else path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--ndjson {path}: cannot write there: {error.strerror or error}") from error
+    try:
+        with stdout_to_stderr() if str(path) == "-" else contextlib.nullcontext():
+            yield stream
+    finally:
+        with contextlib.suppress(OSError):  # what could not be written was told
+            stream.close()
+
+
+def tell(reports: Sequence[Report], text: str, options: argparse.Namespace) -> None:
+    """Print what an audit found, and hand it on; ``text`` is for people, or the one JSON object."""
+    from eqcheck.report.github import commands_of, step_summary, untrusted
+
+    mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program
+    on_github = os.environ.get("GITHUB_ACTIONS") == "true"
+    show: Callable[[str], None] = _to_stderr if mixed else say
+    if options.json:
+        say(text)
+    else:
+        show(untrusted(text, secrets.token_hex(16)) if on_github else text)
+    if on_github:
+        for command in commands_of(reports, options.allow_known):
+            show(command)
+        if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+            _appended(Path(page), step_summary(reports, options.allow_known))
+    if options.junit:
+        from eqcheck.report.junit import junit
+
+        _written(options.junit, junit(reports, options.allow_known))
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _appended(page: Path, text: str) -> None:
+    try:
+        with page.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        print(f"eqcheck: the step's summary cannot be written: {error.strerror or error}", file=sys.stderr)
+
+
+def _written(path: Path, text: str) -> None:
+    from eqcheck.campaign.casefile import write_whole
+
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        print(f"eqcheck: --junit {printable(str(path))}: {error.strerror or error}", file=sys.stderr)

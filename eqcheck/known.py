@@ -1,0 +1,88 @@
+"""``known.toml``: violations that are known for now, each with a link, and a day after which it fails again.
+
+[[violation]]
+fingerprint = "bookkeeping/past-eos"
+decoder = "mine"                      # may be left out: any decoder
+link = "https://github.com/me/mine/issues/12"
+until = 2027-03-31                    # the last day on which it passes
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from eqcheck.errors import UsageError, did_you_mean
+from eqcheck.kinds import FINGERPRINTS
+from eqcheck.plain import one_line
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FIELDS = ("fingerprint", "decoder", "link", "until")
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Known:
+    """A violation that passes up to the day ``until``; ``decoder`` is empty where it does of any."""
+
+    fingerprint: str
+    link: str
+    until: date
+    decoder: str = ""
+
+    def of(self, decoder: str) -> bool:
+        return self.decoder in ("", decoder)
+
+
+def load(path: Path) -> tuple[Known, ...]:
+    """The entries of a file; raises `UsageError`, which says what is wrong in which entry."""
+    where = f"--known {path}"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{where}: expected at most {_MOST_BYTES} bytes")
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{where}: not TOML: {one_line(str(error))}") from error
+    tables = data.get("violation", [])
+    if set(data) - {"violation"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise UsageError(f"{where}: expected tables [[violation]] and nothing else, got {_named(data)}")
+    found = tuple(_entry(one, f"{where}: violation {number}") for number, one in enumerate(tables, start=1))
+    for number, one in enumerate(found):
+        if any(one.fingerprint == other.fingerprint and one.decoder == other.decoder for other in found[:number]):
+            raise UsageError(f"{where}: {one.fingerprint} is listed twice for the same decoder; keep one entry")
+    return found
+
+
+def _entry(table: dict[str, Any], where: str) -> Known:
+    for name in table:
+        if name not in _FIELDS:
+            near = did_you_mean(name, _FIELDS) or "."
+            raise UsageError(f"{where}: unknown field {one_line(name)!r}{near} Known: {', '.join(_FIELDS)}")
+    fingerprint, link, until = table.get("fingerprint"), table.get("link"), table.get("until")
+    if not isinstance(fingerprint, str) or fingerprint.partition(":")[0] not in FINGERPRINTS:
+        near = did_you_mean(str(fingerprint), FINGERPRINTS) or "."
+        got = one_line(f"{fingerprint!r}", 100)
+        raise UsageError(f"{where}: expected a fingerprint such as 'mask/window', got {got}{near} See `eqcheck kinds`")
+    where = f"{where} ({one_line(fingerprint, 100)})"
+    if not isinstance(link, str) or not re.fullmatch(r"https?://[!-~]+", link):
+        raise UsageError(f"{where}: expected a link, 'https://...', got {one_line(f'{link!r}', 100)}")
+    if not isinstance(until, date) or isinstance(until, datetime):
+        raise UsageError(f"{where}: expected until = a date such as 2027-03-31, without quotes, got {until!r:.100}")
+    decoder = table.get("decoder", "")
+    if not isinstance(decoder, str) or not decoder.isprintable():
+        raise UsageError(f"{where}: expected the name of a decoder, got {decoder!r:.100}")
+    return Known(fingerprint, link, until, decoder)
+
+
+def _named(data: dict[str, Any]) -> str:
+    return one_line(", ".join(data) or "nothing", 100)

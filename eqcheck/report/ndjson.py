@@ -1,0 +1,65 @@
+"""The events of audits as they happen, a JSON object on a line each.
+
+Every object has ``event`` and ``decoder``. The first of a decoder, ``started``, has the ``format``.
+
+| event | has |
+|---|---|
+| ``started`` | ``format``, ``lane``, ``total`` cases (null: time decides) |
+| ``case-done`` | ``done``, ``total``, ``failing``, ``stored`` |
+| ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
+| ``settling`` | ``fingerprint`` |
+| ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
+| ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted`` |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TextIO
+
+from eqcheck.campaign.events import CaseDone, Event, Finished, Settled, Settling, Started, ViolationSeen
+from eqcheck.plain import cleaned
+
+FORMAT: Final = "eqcheck-events/1"
+
+
+class EventLog:
+    """A listener that writes each event to a stream at once. When that fails it stops, and ``error`` says why."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.error = stream, ""
+
+    def __call__(self, event: Event) -> None:
+        data = told(event)
+        if data is None or self.error:
+            return
+        try:
+            self.stream.write(json.dumps(cleaned(data)) + "\n")
+            self.stream.flush()
+        except (OSError, ValueError) as error:
+            self.error = str(getattr(error, "strerror", None) or error)
+
+
+def told(event: Event) -> dict[str, Any] | None:
+    """An event as plain data; None for one that this version does not tell."""
+    more: dict[str, Any]
+    match event:
+        case Started(lane=lane, total=total):
+            name, more = "started", {"format": FORMAT, "lane": lane, "total": total}
+        case CaseDone(done=done, total=total, failing=failing, stored=stored):
+            name, more = "case-done", {"done": done, "total": total, "failing": failing, "stored": stored}
+        case ViolationSeen(outcome=outcome, number=number):
+            case = outcome.case.to_dict()
+            name, more = "violation-seen", {"number": number, "fingerprint": outcome.symptom, "case": case}
+        case Settling(symptom=symptom):
+            name, more = "settling", {"fingerprint": symptom}
+        case Settled(finding=finding):
+            more = {name: getattr(finding, name) for name in ("fingerprint", "standing", "needs", "count")}
+            name, more = "settled", {**more, "case": finding.case.to_dict()}
+        case Finished(audit=audit):
+            violations = {fingerprint: sum(f.count for f in found) for fingerprint, found in audit.causes.items()}
+            more = {"verdict": audit.verdict, "cases": len(audit.claimed), "violations": violations}
+            name, more = "finished", {**more, "elapsed_s": round(audit.elapsed, 1), "interrupted": audit.interrupted}
+        case _:
+            return None
+    return {"event": name, "decoder": event.decoder, **more}
