@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm
 
-.PHONY: audit showcase test test-oldest lint bench comparison engines engines-test clean
+.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
@@ -32,6 +32,10 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# The site, in build/docs. NO_MKDOCS_2_WARNING leaves out the theme's word on its successor.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -p no:xdist tests/benchmarks

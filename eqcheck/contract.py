@@ -79,6 +79,11 @@ class Request:
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
     ``prefix_caching``; the last three mean the engine's own default where they are None.
+
+        >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
+        ...                   padding_side="left")
+        >>> [len(prompt) for prompt in request.prompts]
+        [2, 1]
     """
 
     prompts: list[list[int]]
@@ -114,6 +119,9 @@ class Hooks:
     (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``). For scripts that show a violation with
     the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
     request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+
+        >>> Hooks().version, Hooks().requirements
+        ('', 'the engine')
     """
 
     version: str = ""
@@ -144,6 +152,10 @@ class Decoder:
     ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known violations to
     links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the modules that it
     imports (`eqcheck.modules`).
+
+        >>> from eqcheck import load
+        >>> load("hf_pr").padding_sides, load("hf_pr").families
+        (('left',), ('rotary', 'learned'))
     """
 
     name: str

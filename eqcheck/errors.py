@@ -18,11 +18,21 @@ EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 
 
 class EqcheckError(Exception):
-    """Anything eqcheck raises on purpose."""
+    """Anything eqcheck raises on purpose.
+
+    >>> issubclass(UsageError, EqcheckError), issubclass(Violation, EqcheckError)
+    (True, True)
+    """
 
 
 class UsageError(EqcheckError, ValueError):
-    """A spec, option or argument is wrong; the message says what was expected and what came."""
+    """A spec, option or argument is wrong; the message says what was expected and what came.
+
+    >>> from eqcheck import decoder
+    >>> decoder(padding_sides=("top",))
+    Traceback (most recent call last):
+    eqcheck.errors.UsageError: padding_sides: expected some of ('left', 'right'), got 'top'
+    """
 
 
 class CaseError(UsageError):
@@ -34,11 +44,20 @@ class OutputError(UsageError):
 
 
 class Unsupported(EqcheckError, ValueError):
-    """What a decoder raises, with the reason, to decline what is asked: the case is passed over, it is no violation."""
+    """What a decoder raises, with the reason, to decline what is asked: the case is passed over, it is no violation.
+
+    >>> raise Unsupported("one row at a time")
+    Traceback (most recent call last):
+    eqcheck.errors.Unsupported: one row at a time
+    """
 
 
 class Violation(EqcheckError, AssertionError):
-    """A decoder is not equivalent to its target; the message is the explanation."""
+    """A decoder is not equivalent to its target; the message is the explanation.
+
+    >>> issubclass(Violation, AssertionError)
+    True
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -39,6 +39,9 @@ class HashConfig(PretrainedConfig):
     target, 2 for a draft. ``spread`` is the scale, support and mix of an `eqcheck.spread.Spread`, where rows are
     sampled; without it the scores are ranks. ``extra_pad``: the last id of the vocabulary is a pad that the model never
     emits, as where a pad token was added to a real model's vocabulary.
+
+        >>> HashConfig(seed=1).num_hidden_layers, HashConfig(seed=1).vocab_size
+        (2, 128)
     """
 
     model_type = "hashlm"

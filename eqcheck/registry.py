@@ -43,7 +43,11 @@ def self_contained() -> list[str]:
 
 
 def names() -> list[str]:
-    """Every name `load` knows: shipped decoders and entry points."""
+    """Every name `load` knows: shipped decoders and entry points, sorted.
+
+    >>> {"eqspec", "exspec", "ragged"} <= set(names())
+    True
+    """
     return sorted({*shipped(), *(point.name for point in entry_points(group=GROUP))})
 
 

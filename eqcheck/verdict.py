@@ -244,6 +244,10 @@ class Verdict:
     """The oracle's answer for one batch; truthy when every row is exactly what the target emits alone.
 
     ``status`` is one of `VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why.
+
+    >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
+    >>> bool(verdict), verdict.exact_match, verdict.prefix_match
+    (False, 0.5, 0.75)
     """
 
     status: str

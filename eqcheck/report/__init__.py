@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def load(path: str | Path) -> Report:
     """Read a ``report.json``, or that of a folder.
 
-    Raises `eqcheck.UsageError` for a file that is no report of this version.
+    Raises `eqcheck.errors.UsageError` for a file that is no report of this version.
+
+    >>> load("reports/showcase/bsp").violations[0].fingerprint
+    'position/query-position'
     """
     import msgspec
 

@@ -1,0 +1,73 @@
+"""Pages of the site that are made from what the repository has: findings, pictures of benchmarks, kinds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from eqcheck.explained import EXPLAINED
+from eqcheck.kinds import FINGERPRINTS, KINDS
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ("throughput.png", "shares.png", "service.png")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add `findings.md`, which is reports/README.md, and the pictures of `eqcheck bench`."""
+    text = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "findings.md", content=findings(text)))
+    for name in PICTURES:
+        picture = str(ROOT / "reports" / "bench" / name)
+        files.append(File.generated(config, f"pictures/bench-{name}", abs_src_path=picture))
+    return files
+
+
+def findings(text: str) -> str:
+    """The reports' own page, in which a link to a file of the repository is the file's path.
+
+    >>> findings("# Reports\\n\\n([script](vllm/a.py)), [PR #1](https://example.org/1)")
+    "# What the engines' audits found\\n\\n(`reports/vllm/a.py`), [PR #1](https://example.org/1)"
+    """
+    text = text.replace("# Reports\n", "# What the engines' audits found\n", 1)
+    return re.sub(r"\[[^\]]*\]\((?!https?://)([^)]*)\)", r"`reports/\1`", text)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Put every kind where the page of kinds has its mark; `eqcheck explain COMPONENT/KIND` prints the same."""
+    return markdown.replace("<!-- kinds -->", kinds()) if page.file.src_uri == "kinds.md" else markdown
+
+
+def kinds() -> str:
+    """Every kind, by component: a table, then what is known of each.
+
+    >>> "[`mask/window`](#mask-window) | the attention window is wrong" in kinds()
+    True
+    """
+    rows = [f"| [`{kind}`](#{anchor(kind)}) | {KINDS[kind.partition('/')[2]].meaning} |" for kind in FINGERPRINTS]
+    return "\n".join(["| kind | what was seen |", "|---|---|", *rows, "", *map(_kind, FINGERPRINTS)])
+
+
+def anchor(kind: str) -> str:
+    """The anchor of a kind on its page."""
+    return kind.replace("/", "-")
+
+
+def _kind(kind: str) -> str:
+    said = EXPLAINED[kind]
+    meaning = KINDS[kind.partition("/")[2]].meaning
+    causes = [f"- {cause.what} {' '.join(map(_link, cause.urls))}".rstrip() for cause in said.causes]
+    parts = [f"## {kind} {{ #{anchor(kind)} }}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]
+    return "\n\n".join([*parts, "**Usual causes.**\n\n" + "\n".join(causes), f"**How to mend it.** {said.fix}", ""])
+
+
+def _link(url: str) -> str:
+    """A link whose text is short: an issue by its number, a file by its name.
+
+    >>> _link("https://github.com/ml-explore/mlx-lm/issues/1109")
+    '[ml-explore/mlx-lm#1109](https://github.com/ml-explore/mlx-lm/issues/1109)'
+    """
+    issue = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", url)
+    return f"[{'#'.join(issue.groups()) if issue else url.rpartition('/')[2]}]({url})"

@@ -1,0 +1,165 @@
+"""What README and docs/ say is so: commands parse, the first report is as shown, examples run, files are there."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conformance import test_laws, test_sampled_laws
+
+import eqcheck
+from eqcheck import pytest_plugin
+from eqcheck.cli import _parser, main
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
+
+
+def fenced(page: str, language: str) -> list[str]:
+    """The blocks of a page that are in this language; those of none are what a terminal shows."""
+    blocks: list[list[str]] = []
+    inside = ""
+    for line in PAGES[page].splitlines(keepends=True):
+        if line.startswith("```"):
+            inside = "" if inside else line.strip()
+            if inside == f"```{language}":
+                blocks.append([])
+        elif inside == f"```{language}":
+            blocks[-1].append(line)
+    return ["".join(block) for block in blocks]
+
+
+def commands(page: str) -> list[str]:
+    return re.findall(r"^\$ (.*?)(?:\s+#.*)?$", "".join(fenced(page, "console")), re.MULTILINE)
+
+
+COMMANDS = [(name, command) for name in PAGES for command in commands(name)]
+OURS = re.compile(r"(?:eqcheck|tests|adapters|reference_impls|reports|docs|environments)/[\w./-]*\w/?")
+MADE = ("reports/mine", "reports/engine", "reports/bsp")  # by the commands on the pages
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Every option of a parser and of its commands."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for command in action.choices.values() for option in options_of(command)}
+    return found
+
+
+def check(command: str) -> None:
+    """Raise unless a command is one that eqcheck, make, pytest or pip takes."""
+    word, *rest = shlex.split(command)
+    if word == "eqcheck":
+        _parser().parse_args(rest)
+    elif word == "make":
+        assert re.search(rf"^{rest[0]}[ :]", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif word == "pytest":
+        plugin = Path(str(pytest_plugin.__file__)).read_text()
+        assert all(f'"{option.partition("=")[0]}"' in plugin for option in rest if option.startswith("--"))
+    else:
+        assert command in ("pip install .", ".venv-vllm/bin/python reports/vllm/NAME.py")
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands_are_ones_that_there_are(page: str, command: str) -> None:
+    check(command)
+
+
+@pytest.mark.parametrize(
+    "command", ["eqcheck audti", "eqcheck audit --adaptor x", "make adit", "pytest --eqcheck-x", "x"]
+)
+def test_a_command_that_there_is_not_is_seen(command: str) -> None:
+    with pytest.raises((AssertionError, eqcheck.EqcheckError)):
+        check(command)
+
+
+def test_options_in_the_text_are_ones_that_there_are() -> None:
+    known = options_of(_parser()) | set(re.findall(r'"(--[\w-]+)"', Path(str(pytest_plugin.__file__)).read_text()))
+    for name, page in PAGES.items():
+        named = {option for code in re.findall(r"`([^`\n]+)`", page) for option in re.findall(r"--[a-z][\w-]*", code)}
+        assert named <= known | {"--jobs"}, (name, named - known)
+
+
+def test_files_in_the_text_are_there() -> None:
+    for name, page in PAGES.items():
+        text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+        for path in (p for code in re.findall(r"`([^`\n]+)`", text) for p in OURS.findall(code)):
+            generic = path.startswith(MADE) or "NAME" in path
+            assert generic or (ROOT / path).exists() or (ROOT / "eqcheck" / path).exists(), (name, path)
+
+
+def test_the_first_report_is_as_the_start_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/start.md up to `replay -v`, in the order in which they stand there."""
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for words in (shlex.split(command)[1:] for command in commands("start.md") if "bsp" in command):
+        main([*words, *(["--no-corpus"] if words[0] == "audit" else [])])
+        said.append(capsys.readouterr().out)
+    table, call = (block for block in fenced("start.md", "") if block.startswith(("decoder    ver", "call 5")))
+    assert table in said[0]
+    assert said[1].startswith("FAILS: bsp\nposition/query-position")
+    assert call in said[2]
+
+
+def test_the_adapter_with_a_draft_and_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is right as written, and the planted fault is told as shown."""
+    page = PAGES["adapter.md"]
+    (code,) = (block for block in fenced("adapter.md", "python") if block.startswith("# engine.py"))
+    ((old, new),) = re.findall(r"```diff\n-(.*\n)\+(.*\n)```", page)
+    assert code.count(old) == 1
+    (shown,) = (block for block in fenced("adapter.md", "") if block.startswith("position/"))
+    for name, text, expected in (("right", code, 0), ("wrong", code.replace(old, new), 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine.py").write_text(text)
+        monkeypatch.chdir(tmp_path / name)
+        assert main(["audit", "--adapter", "engine.py", "--cases", "30", "--no-corpus"]) == expected
+        said = capsys.readouterr().out
+    assert shown in said
+
+
+def test_the_smallest_adapter_is_that_of_the_readme() -> None:
+    """tests/test_readme.py runs that one."""
+    small = next(block for block in fenced("adapter.md", "python") if block.startswith("# mine.py"))
+    assert small.removeprefix("# mine.py\n") in fenced("README.md", "python")
+
+
+def test_the_laws_are_those_of_the_suite() -> None:
+    for module in (test_laws, test_sampled_laws):
+        for node in ast.parse(Path(str(module.__file__)).read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                row = f"| `{node.name}` | {ast.get_docstring(node)} |"
+                assert row in PAGES["ci.md"] or node.name == "test_known_faults_still_show"
+
+
+def test_an_own_test_as_written() -> None:
+    (code,) = fenced("ci.md", "python")
+    names: dict[str, object] = {}
+    exec(code, names)
+    test = names["test_two_rows_of_unequal_length"]
+    assert callable(test)
+    test(eqcheck.load("eqspec"))
+
+
+def test_the_sample_is_the_same_everywhere() -> None:
+    (sample,) = (block for block in fenced("README.md", "") if block.startswith("position/"))
+    assert sample in fenced("index.md", "")
+    assert sample in fenced("report.md", "")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    readme = PAGES["README.md"]
+    assert len(readme.splitlines()) <= 150
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme):
+        assert (ROOT / path).exists(), path
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], anchor

@@ -1,0 +1,113 @@
+"""The documentation builds strictly, asks nothing of a network, and has every public name."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import eqcheck
+from eqcheck import compat
+from eqcheck.explained import EXPLAINED
+from eqcheck.kinds import FINGERPRINTS
+
+ROOT = Path(__file__).parents[1]
+FETCHED = re.compile(
+    r"""(?:<script[^>]*\ssrc|<img[^>]*\ssrc|<iframe[^>]*\ssrc|<link[^>]*\shref)="?(https?:|//)[^>]*>"""
+)
+IN_STYLE = re.compile(r"""(?:@import|url\()\s*["']?(?:https?:|//)""")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does."""
+    for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(module, reason="the extra `docs` is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def fetched(text: str) -> list[str]:
+    """What a page or a style sheet has a browser fetch from elsewhere."""
+    return [found.group() for pattern in (FETCHED, IN_STYLE) for found in pattern.finditer(text)]
+
+
+def test_the_site_fetches_nothing(site: Path) -> None:
+    files = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(files) > 15
+    for file in files:
+        assert fetched(file.read_text(encoding="utf-8")) == [], file.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://example.org/a.js">',
+        '<link rel="stylesheet" href="//example.org/a.css">',
+        "@import 'https://example.org/a.css'",
+        "src: url(https://example.org/a.woff2)",
+    ],
+)
+def test_what_is_fetched_is_seen(text: str) -> None:
+    assert fetched(text)
+    assert not fetched('<a href="https://example.org/">a link</a> <script src="assets/a.js">')
+
+
+def test_every_kind_is_on_the_page_of_kinds(site: Path) -> None:
+    page = (site / "kinds.html").read_text(encoding="utf-8")
+    for kind in FINGERPRINTS:
+        assert f'id="{kind.replace("/", "-")}"' in page
+        for cause in EXPLAINED[kind].causes:
+            assert all(f'href="{url}"' in page for url in cause.urls)
+
+
+def test_links_to_a_kind_lead_to_it(site: Path) -> None:
+    """The address that the command prints or a report links to."""
+    assert 'id="position-query-position"' in (site / "kinds.html").read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_on_the_page_of_the_api(site: Path) -> None:
+    page = (site / "api.html").read_text(encoding="utf-8")
+    for name in set(eqcheck.__all__) - {"__version__", "strategies"}:
+        assert f'id="eqcheck.{name}"' in page, name
+    for name in compat.__all__:
+        assert f'id="eqcheck.compat.{name}"' in page, name
+    assert 'id="eqcheck.strategies.cases"' in page
+    assert "eqcheck.__version__" in page
+    assert "<blockquote>" not in page  # an example that was taken for a quote
+
+
+@pytest.mark.parametrize("name", sorted(set(eqcheck.__all__) - {"__version__", "strategies"}))
+def test_every_public_name_has_a_fact_and_an_example(name: str) -> None:
+    text = inspect.getdoc(getattr(eqcheck, name)) or ""
+    assert text.splitlines()[0].endswith("."), text
+    assert ">>> " in text
+
+
+@pytest.mark.parametrize("name", ["hooks", "doctests"])
+def test_what_makes_pages_does_as_it_says(name: str) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    pytest.importorskip("griffe", reason="the extra `docs` is not installed")
+    assert doctest.testmod(loaded(name)).failed == 0
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
