@@ -11,7 +11,7 @@ import pytest
 
 from eqcheck.lanes.sampling import explain
 from eqcheck.sampling.fit import misfit
-from eqcheck.sampling.naming import NAMED, Named, borne_out, named
+from eqcheck.sampling.naming import MANY, NAMED, Named, borne_out, named
 from eqcheck.sampling.rounds import MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.sampling.suspects import BESIDE, VARIANTS, right_samplers, wrong_samplers
@@ -173,6 +173,29 @@ def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None
         and one.draft == ("",)
     )
     assert borne_out([told], sampler) == often
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.05])
+def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_are_enough(rate: float) -> None:
+    one = read(rejection)
+    cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
+    cut /= cut.sum(-1, keepdims=True)
+    rng = np.random.default_rng(2)
+
+    def accept(ratio: float) -> float:
+        return ratio if ratio > 0 else rate
+
+    drawn = [rejection(rng, cut[i], one.q[""][i], accept=accept) for i in range(TOKENS)]
+    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
+    one.token[TOKENS:] = [pick(rng, law) for law in cut[TOKENS:]]
+    odd = int((cut[np.arange(len(cut)), one.token] == 0).sum())
+    found = named([Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})])
+    if odd >= MANY:
+        assert found is not None
+        assert found.words == "draft tokens are accepted that the target never emits"
+    else:
+        assert found is None or found.kind == "stray-law"
+    assert (odd >= MANY) == (rate == 0.05)
 
 
 def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def borne_out(reads: list[Read], sampler: Sampler) -> bool:
     told = [read.beside_known(sampler.beside) for read in reads] if sampler.beside else reads
     possible = [read.possible() for read in told]
     odd = sum(map(len, told)) - sum(map(len, possible))
-    if 0 < odd < MANY and sampler.accept[3:] != ("impossible",):
+    if 0 < odd < MANY:
         told = possible
     if told is reads:
         return True

@@ -196,7 +196,7 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
     for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
         right = p[""] if scheme == MATCH else ratio(p[""], q[base])
         left = _normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
-        for rule, chance in _rules(right, p["options"], read.column):
+        for rule, chance in _rules(right, read.column):
             accepted = np.minimum(chance, 1.0)
             yield (scheme, "", base, rule), accepted + (1 - accepted) * left  # what is left may have the draft token
         for variant in FIRST:
@@ -219,7 +219,7 @@ def _redrawn(read: Read, base: str) -> dict[str, Floats]:
     }
 
 
-def _rules(right: Floats, uncut: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
+def _rules(right: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
     for factor in FACTORS:
         yield f"times-{factor:g}", factor * right
     yield "inverted", np.divide(1.0, right, out=np.ones_like(right), where=right > 0)
@@ -231,8 +231,7 @@ def _rules(right: Floats, uncut: Floats, column: Ints) -> Iterator[tuple[str, Fl
     yield "never", np.zeros_like(right)
     yield "first-column", np.where(column == 0, 1.0, right)
     yield "later-columns", np.where(column > 0, 1.0, right)
-    # What the row's options cut, and they alone, may have been accepted for a law without them.
-    yield "impossible", np.where(uncut == 0, 0.01, right)
+    yield "impossible", np.where(right == 0, 0.01, right)
     yield "one-minus", 1 - right
 
 
