@@ -24,8 +24,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def audit(folder: Path, adapter: str, *words: str) -> subprocess.CompletedProcess[str]:
-    assert f"$ eqcheck audit --adapter {adapter}\n" in PAGE
-    command = [sys.executable, "-m", "eqcheck.cli", "audit", "--adapter", adapter, "--no-corpus", *words]
+    assert f"$ eqcheck audit {adapter}\n" in PAGE
+    command = [sys.executable, "-m", "eqcheck.cli", "audit", adapter, "--no-corpus", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

@@ -12,8 +12,10 @@ import pytest
 from conformance import test_laws, test_sampled_laws
 
 import eqcheck
-from eqcheck import pytest_plugin
+from eqcheck import known, pytest_plugin
 from eqcheck.cli import _parser, main
+from eqcheck.report import ndjson
+from eqcheck.report.ndjson import FORMAT
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -139,6 +141,18 @@ def test_the_laws_are_those_of_the_suite() -> None:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 row = f"| `{node.name}` | {ast.get_docstring(node)} |"
                 assert row in PAGES["ci.md"] or node.name == "test_known_faults_still_show"
+
+
+def test_the_list_of_known_violations_is_one(tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(*fenced("ci.md", "toml"))
+    (entry,) = known.load(tmp_path / "known.toml")
+    assert entry.of("mine")
+
+
+def test_events_are_those_of_the_log() -> None:
+    assert FORMAT in PAGES["ci.md"]
+    for event in re.findall(r"^\| ``([\w-]+)`` \|", str(ndjson.__doc__), re.MULTILINE):
+        assert f"`{event}`" in PAGES["ci.md"]
 
 
 def test_an_own_test_as_written() -> None:
