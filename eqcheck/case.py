@@ -178,6 +178,33 @@ class Case:
         )
 
     @property
+    def axes(self) -> dict[str, str]:
+        """Where the case lies on each axis by which violations are told apart; ranges in ascending order sort as text.
+
+        >>> Case(prompts=((1,), (2,)), num_draft_tokens=3).axes["num_draft_tokens"]
+        '2-4'
+        """
+        rows, k = len(self.prompts), self.num_draft_tokens
+        return {
+            "family": self.family,
+            "padding_side": self.padding_side,
+            "rows": str(rows) if rows < 3 else "3+",
+            "cache_state": self.cache_state,
+            "num_draft_tokens": "1" if k == 1 else "2-4" if k < 5 else "5+",
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How large the case is: rows, tokens of the longest prompt, ``max_new_tokens``, K."""
+        lengths = [len(prompt) for prompt in self.prompts]
+        return {
+            "rows": len(lengths),
+            "prompt": max(lengths),
+            "new_tokens": self.max_new_tokens,
+            "draft_tokens": self.num_draft_tokens,
+        }
+
+    @property
     def known_ids(self) -> int:
         """How many token ids the models know: the vocabulary, and a pad outside of it."""
         return max(self.vocab_size, self.pad_token_id + 1)

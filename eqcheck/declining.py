@@ -8,10 +8,11 @@ said in a warning of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 from eqcheck.contract import REQUIREMENTS, Decoder
-from eqcheck.outcome import Outcome
+from eqcheck.tally import Alike, Tally
 
 MOST_DECLINED = 0.5
 _SHOWN = 3  # reasons
@@ -30,11 +31,6 @@ def summary(reasons: Mapping[str, int], total: int) -> str:
     return f"{sum(reasons.values())} of {total} cases were declined: {'; '.join(named)}"
 
 
-def reasons_of(declined: Sequence[Outcome]) -> dict[str, int]:
-    """The reasons, the most frequent first."""
-    return dict(Counter(outcome.declined for outcome in declined).most_common())
-
-
 def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     """The warning where more than `MOST_DECLINED` of all cases were declined."""
     if sum(reasons.values()) <= MOST_DECLINED * total:
@@ -51,25 +47,30 @@ def of_requirements(decoder: Decoder) -> list[str]:
     return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
 
 
-def warnings_of(decoder: Decoder, outcomes: Sequence[Outcome]) -> list[str]:
+def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
     """What the decoder's preconditions keep away, and what its declining leaves without meaning."""
     found = of_requirements(decoder)
-    declined = [outcome for outcome in outcomes if outcome.declined]
-    found += too_many(reasons_of(declined), len(outcomes))
-    if len(declined) == len(outcomes):
+    declined = sum(tally.declined.values())
+    found += too_many(tally.declined, tally.run + declined)
+    if not tally.run:
         return found
+    drawn = tally.places(lambda one: one.claimed)
+    passed = tally.places(lambda one: one.claimed and bool(one.declined))
     for what, field, claimed in (
         ("family", "family", decoder.families),
         ("padding side", "padding_side", decoder.padding_sides),
         ("cache state", "cache_state", decoder.cache_states),
     ):
-        drawn = Counter(getattr(outcome.case, field) for outcome in outcomes)
-        passed = Counter(getattr(outcome.case, field) for outcome in declined)
         for name in claimed:
-            if drawn[name] and drawn[name] == passed[name]:
-                reasons = reasons_of([outcome for outcome in declined if getattr(outcome.case, field) == name])
+            at = (field, name)
+            if drawn[at] and drawn[at] == passed[at]:
+                reasons = dict(tally.by(lambda one: one.declined, partial(_declined_at, at)).most_common())
                 found.append(
-                    f"VACUOUS: every case of {what} {name} was declined ({summary(reasons, drawn[name])}); the audit "
+                    f"VACUOUS: every case of {what} {name} was declined ({summary(reasons, drawn[at])}); the audit "
                     "says nothing about that claim"
                 )
     return found
+
+
+def _declined_at(at: tuple[str, str], one: Alike) -> bool:
+    return one.claimed and bool(one.declined) and at in one.axes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eqcheck.contract import Decoder
 from eqcheck.known import Known
@@ -15,7 +14,12 @@ from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
 from eqcheck.sizes import WIDE, Bounds
 from eqcheck.story import Story
+from eqcheck.tally import Tally
 from eqcheck.verdict import Explanation, many, merge
+
+if TYPE_CHECKING:
+    from eqcheck.sampling.exclusion import Exclusion
+    from eqcheck.sampling.wealth import Wealth
 
 STANDINGS = ("violation", "discovery", "inconclusive")
 
@@ -125,6 +129,10 @@ class Audit:
     say, if it samples. ``facts`` are what only this lane has
     to say, by the names of the report; ``files`` are what it adds to the report's folder. ``listed`` are violations
     that the user lists as known, by fingerprint.
+    to say, by the names of the report; ``files`` are what it adds to the report's folder.
+
+    ``counted`` are cases that were drawn elsewhere, of which there are no outcomes here. ``wealth`` and ``exclusion``
+    are what the evidence is made of; ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """
 
     decoder: Decoder
@@ -147,9 +155,23 @@ class Audit:
     drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False
+    counted: Tally = field(default_factory=Tally)
+    wealth: Wealth | None = None
+    exclusion: Exclusion | None = None
+    telling: tuple[float, Outcome] | None = None
+    _tally: tuple[tuple[int, int], Tally] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted of all cases: what conclusions and reports rest on."""
+        size = len(self.outcomes), len(self.replayed)
+        if self._tally is None or self._tally[0] != size:
+            self._tally = size, self.counted + Tally.of(self.outcomes, self.replayed, self.claims)
+        return self._tally[1]
 
     def join(self, other: Audit) -> None:
         """Count what another lane found of the same decoder with this."""
+        self.counted, self._tally = self.counted + other.counted, None
         for name in ("outcomes", "replayed"):
             getattr(self, name).extend(getattr(other, name))
         self.warnings += [warning for warning in other.warnings if warning not in self.warnings]
@@ -229,13 +251,14 @@ class Audit:
             return "violation"
         unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous)
         unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
-        return merge([*["inconclusive"] * unclear, *(o.status for o in self.claimed if not o.failed)])
+        return merge(
+            [*["inconclusive"] * unclear, *(status for status in self.tally.statuses if status != "violation")]
+        )
 
     @property
     def coverage(self) -> dict[str, int]:
         """How many cases raised each counter."""
-        counts = Counter(name for outcome in self.claimed for name in outcome.coverage)
-        return dict(sorted(counts.items()))
+        return dict(sorted(self.tally.coverage.items()))
 
     @property
     def causes(self) -> Mapping[str, list[Finding]]:
@@ -259,7 +282,7 @@ class Audit:
                 continue
             about = f"listed as known, {entry.fingerprint} ({entry.link})"
             if entry.fingerprint not in self._shown:
-                run = many(len(self.claimed), "case")
+                run = many(self.tally.run, "case")
                 self.warnings.append(f"{about}: did not occur in {run}; if it is gone, take the entry out")
             elif entry.until < today:
                 self.warnings.append(f"{about}: fails again, for its last day, {entry.until}, is past")
@@ -276,11 +299,13 @@ class Audit:
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
         return [fingerprint for fingerprint in self.decoder.known if fingerprint not in self._shown]
+        seen = self.tally.fingerprints | {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
+        return [fingerprint for fingerprint in self.decoder.known if fingerprint not in seen]
 
     @property
     def stale(self) -> list[str]:
         """`unseen` ones, where enough cases of all claimed families ran to say that they are no more."""
-        enough = len(self.claimed) >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
+        enough = self.tally.run >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
         return self.unseen if enough else []
 
 

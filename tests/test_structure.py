@@ -14,7 +14,7 @@ LAYERS = (
     "errors plain limits sizes family kinds explained",
     "verdict text statements sampling",
     "requirements options contract modules registry arguments known",
-    "case outcome findings declining story",
+    "case outcome tally findings declining story",
     "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone spread",
     "attribution",
     "oracle strategies callview",

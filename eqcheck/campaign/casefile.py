@@ -113,12 +113,27 @@ def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVEL
             raise UsageError("expected a file" if path.exists() else "there is no such file")
         if (size := path.stat().st_size) > most_bytes:
             raise UsageError(f"expected at most {most_bytes >> 20} MB, got {-(-size >> 20)} MB")
-        data = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer, object_pairs_hook=_object)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot read it as JSON: {error}") from error
+    return _json(text, levels)
+
+
+def parsed_case(text: str) -> StoredViolation:
+    """What `read_case` returns, of a file's text; raises `UsageError`."""
+    if len(text) > FILE_BYTES:
+        raise UsageError(f"expected at most {FILE_BYTES >> 20} MB, got {-(-len(text) >> 20)} MB")
+    return _stored(_json(text, FILE_LEVELS))
+
+
+def _json(text: str, levels: int) -> Any:
+    try:
+        data = json.loads(text, parse_int=_integer, object_pairs_hook=_object)
     except UsageError:
         raise
     except RecursionError:
         raise UsageError(f"cannot read it as JSON: expected at most {levels} levels of lists within lists") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"cannot read it as JSON: {error}") from error
     _check_plain(data, levels)
     return data
@@ -163,7 +178,7 @@ def _is_text(text: str) -> bool:
 
 def _stored(data: Any) -> StoredViolation:
     if isinstance(data, dict) and data.get("format") in _CASES:
-        return StoredViolation(_case(data))
+        return StoredViolation(case_of(data))
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r}")
@@ -171,7 +186,7 @@ def _stored(data: Any) -> StoredViolation:
         if name not in _FIELDS:
             raise UsageError(f"unknown field {name[:80]!a}{did_you_mean(name, _FIELDS)}")
     return StoredViolation(
-        case=_case(data.get("case", {})),
+        case=case_of(data.get("case", {})),
         adapter=_line(data, "adapter"),
         fingerprint=_line(data, "fingerprint"),
         case_timeout=float(_within(TIMEOUTS, "seconds", data, "case_timeout", (int, float), CASE_TIMEOUT)),
@@ -182,7 +197,8 @@ def _stored(data: Any) -> StoredViolation:
     )
 
 
-def _case(data: Any) -> AnyCase:
+def case_of(data: Any) -> AnyCase:
+    """The case that plain data holds, of whichever lane; raises `CaseError`."""
     kind = _CASES.get(data.get("format", ""), Case) if isinstance(data, dict) else Case
     return kind.from_dict(data)
 

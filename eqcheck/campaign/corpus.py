@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eqcheck.campaign.casefile import TEMPORARY, StoredViolation, file_stem, read_case, write_whole
+from eqcheck.campaign.casefile import TEMPORARY, StoredViolation, file_stem, parsed_case, read_case, write_whole
 from eqcheck.errors import UsageError
 
 VERSION = "1"
@@ -74,6 +74,22 @@ class Corpus:
             self.warnings.append(f"corpus: {violation.fingerprint} could not be stored: {error}")
             return
         self._own[plain] = path
+
+    def files(self) -> dict[str, str]:
+        """What can be read of the stored cases, as text by name, for another machine."""
+        return {path.relative_to(self.folder).as_posix(): path.read_text(encoding="utf-8") for path in self.load()}
+
+    def take(self, name: str, text: str) -> None:
+        """Keep a case file of another corpus of this decoder, unless the one that is here is as good or better."""
+        folder = self.folder / "unclaimed" if name.startswith("unclaimed/") else self.folder
+        path = folder / Path(name).name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            new = parsed_case(text)
+            if not path.exists() or _better(new, read_case(path)):
+                write_whole(path, text)
+        except (OSError, UsageError) as error:
+            self.warnings.append(f"corpus: {path.name} could not be stored: {error}")
 
     def _sweep(self) -> None:
         """Remove the temporary files of audits that were killed long ago."""

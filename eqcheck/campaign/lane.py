@@ -96,7 +96,11 @@ class Lane(Protocol):
         """
 
     def conclude(self) -> None:
-        """Draw conclusions from all outcomes into ``result``: facts, warnings, what becomes of doubtful findings."""
+        """Take from all outcomes into ``result`` what its counts do not hold, and what takes decoding."""
+
+    @staticmethod
+    def conclusions(result: Audit) -> None:
+        """Draw conclusions from the counts and findings of ``result``: of one audit, or of several shards merged."""
 
 
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
@@ -113,8 +117,8 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     return [lane_named(name)(decoder, halved) for name in names]
 
 
-def lane_named(name: str) -> Callable[[Decoder, Options], Lane]:
+def lane_named(name: str) -> type[Lane]:
     """The class of a lane."""
     module, _, attribute = LANES[name].partition(":")
-    lane: Callable[[Decoder, Options], Lane] = getattr(import_module(module), attribute)
+    lane: type[Lane] = getattr(import_module(module), attribute)
     return lane

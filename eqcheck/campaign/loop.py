@@ -15,7 +15,7 @@ from typing import Any
 from eqcheck.campaign.casefile import stored_violation
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
-from eqcheck.campaign.lane import Lane, lanes_of
+from eqcheck.campaign.lane import Lane, lane_named, lanes_of
 from eqcheck.contract import Decoder
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
@@ -31,16 +31,31 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     'equivalent'
     """
     start = time.monotonic()
-    first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    result = first.result
-    listen(Started(decoder.name, result.lane, options.cases))
-    first.run()
-    for other in others:
-        if not result.interrupted:
-            other.run()
-            result.join(other.result)
+    result = concluded(audits(decoder, options, listen))
     result.elapsed = time.monotonic() - start
     listen(Finished(decoder.name, result))
+    return result
+
+
+def audits(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> list[Audit]:
+    """What each lane of a decoder's audit finds, without the conclusions from its counts."""
+    first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
+    listen(Started(decoder.name, first.result.lane, options.cases))
+    found = [first.run()]
+    for other in others:
+        if not found[0].interrupted:
+            found.append(other.run())
+    return found
+
+
+def concluded(audits: list[Audit]) -> Audit:
+    """The result of all lanes together, with the conclusions of each."""
+    for one in audits:
+        lane_named(one.lane).conclusions(one)
+        one.findings.sort(key=lambda finding: -finding.count)
+    result, *others = audits
+    for other in others:
+        result.join(other)
     return result
 
 
@@ -61,7 +76,7 @@ class Campaign:
         self.over = False
         self.check: Callable[[], None] = lambda: None
 
-    def run(self) -> None:
+    def run(self) -> Audit:
         """Replay, then draw and settle by turns; whatever happens, nothing that was seen is lost."""
         result = self.result
         try:
@@ -81,7 +96,7 @@ class Campaign:
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
-        result.findings.sort(key=lambda finding: -finding.count)
+        return result
 
     def _keep_the_rest(self) -> None:
         """Count what nobody had the time to look into with findings that look alike, or as findings of its own."""

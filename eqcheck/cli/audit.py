@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ from eqcheck.plain import printable
 from eqcheck.sizes import WIDE
 
 if TYPE_CHECKING:
+    from eqcheck.campaign.events import Listener
     from eqcheck.cli.common import Commands
-    from eqcheck.findings import Audit
+    from eqcheck.findings import Audit, Options
 
 _SPEC = (
     "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
@@ -32,7 +34,11 @@ _KNOWN = "a TOML file of violations that are known, each with a link and a last 
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
-_CORPUS = Path(".eqcheck")
+_CORPUS = "where stored cases are: a folder (.eqcheck), or a URL that fsspec reaches, which several machines may share"
+_RAY = (
+    "decode in shards on the Ray cluster that answers there ('local' starts one); they are stored in --out, and the "
+    "same command goes on where it was ended"
+)
 
 
 def add(commands: Commands) -> None:
@@ -71,7 +77,9 @@ def add(commands: Commands) -> None:
         metavar="2G",
         help="memory of an isolated case (2G; at least 64M)",
     )
-    audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases in .eqcheck")
+    audit.add_argument("--corpus", default=".eqcheck", metavar="PLACE", help=_CORPUS)
+    audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases there")
+    audit.add_argument("--ray", metavar="ADDRESS", help=_RAY)
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
@@ -87,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     entries, today = (known.load(options.known) if options.known else ()), datetime.now(timezone.utc).date()
     from eqcheck import pair, registry
     from eqcheck.campaign import apart
-    from eqcheck.campaign.loop import audit
+    from eqcheck.campaign.shared import shared_corpus
     from eqcheck.findings import Options
     from eqcheck.report.build import write
     from eqcheck.report.schema import to_builtins
@@ -117,15 +125,20 @@ def run(options: argparse.Namespace) -> int:
         case_timeout=options.case_timeout,
         isolate=options.isolate,
         case_memory=options.case_memory,
-        corpus=None if options.no_corpus else _CORPUS,
         bounds=bounds_of(options),
         python=options.python or "",
     )
     results: list[Audit] = []
     reports = []
-    with quiet(), progress(quiet=options.json) as shown, outputs.events(options.ndjson, shown) as listen:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet())
+        run_one = _runner(options.ray, stack)
+        if not options.no_corpus:
+            settings = replace(settings, corpus=stack.enter_context(shared_corpus(options.corpus)))
+        shown = stack.enter_context(progress(quiet=options.json))
+        listen = stack.enter_context(outputs.events(options.ndjson, shown))
         for decoder, folder in zip(decoders, folders, strict=True):
-            result = audit(decoder, apart.options(decoder, settings), listen)
+            result = run_one(decoder, apart.options(decoder, settings), folder, listen)
             if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
                 result.real_pair = apart.pair(decoder)
             result.list_known(entries, today)
@@ -141,6 +154,18 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(results, options.allow_known)
 
 
+def _runner(address: str | None, stack: contextlib.ExitStack) -> Callable[[Decoder, Options, Path, Listener], Audit]:
+    """What audits a decoder: a campaign on a cluster, whose shards are stored beside the report, or this process."""
+    if address:
+        from eqcheck.campaign.cluster import Cluster
+
+        cluster = stack.enter_context(Cluster(address))
+        return lambda decoder, settings, folder, listen: cluster.audit(decoder, settings, folder / "shards", listen)
+    from eqcheck.campaign.loop import audit
+
+    return lambda decoder, settings, _, listen: audit(decoder, settings, listen)
+
+
 def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
@@ -149,7 +174,7 @@ def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     for result in results:  # on trained models a known violation shows, too
         if result.real_pair and result.real_pair.wrong and not result.violations:
             return VIOLATION
-    if not any(result.claimed for result in results):
+    if not any(result.tally.run for result in results):
         return NOTHING
     return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT
 

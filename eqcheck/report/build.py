@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -72,12 +71,9 @@ def write(audit: Audit, folder: Path) -> Report:
 
 def report_of(audit: Audit, folder: Path) -> Report:
     """The report of an audit whose files lie in ``folder``; its texts can be printed, whatever the decoder says."""
-    decoder, facts, count = audit.decoder, audit.facts, len(audit.claimed)
-    statuses = Counter(outcome.status for outcome in audit.claimed)
-    shares = [
-        round(sum(getattr(outcome, name) for outcome in audit.claimed) / count, 4) if count else None
-        for name in ("exact_match", "prefix_match")
-    ]
+    decoder, facts, tally = audit.decoder, audit.facts, audit.tally
+    statuses, count = tally.statuses, tally.run
+    shares = [round(total / count, 4) if count else None for total in (tally.exact, tally.prefix)]
     report = Report(
         format=FORMAT,
         lane=audit.lane,
@@ -90,7 +86,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
             statuses["tie"],
             statuses["violation"] - audit.inconclusive,
             audit.inconclusive,
-            len(audit.declined),
+            sum(tally.declined.values()),
         ),
         equivalence=Equivalence(*shares),
         coverage=audit.coverage,
@@ -98,7 +94,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         discoveries=_violations(audit, "discovery", folder),
         inconclusive=_violations(audit, "inconclusive", folder),
         warnings=tuple(one_line(warning, 2000) for warning in audit.warnings),
-        declined=dict(Counter(outcome.declined for outcome in audit.declined).most_common()),
+        declined=tally.declined,
         requires=decoder.requires,
         capabilities=decoder.capabilities if decoder.checkpoints else (),
         families=audit.families,
@@ -108,14 +104,14 @@ def report_of(audit: Audit, folder: Path) -> Report:
         draft_losses=facts.get("draft_losses", {}),
         acceptance=facts.get("acceptance"),
         ties=facts.get("ties", 0),
-        corpus=CorpusCases(len(audit.replayed), sum(outcome.failed for outcome in audit.replayed)),
+        corpus=CorpusCases(tally.replayed, tally.failing),
         real_pair=audit.real_pair,
         sampling=audit.evidence,
         stale=tuple(audit.stale),
         interrupted=audit.interrupted,
         isolated=audit.options.isolate or audit.lane == "checkpoint",
         seed=audit.options.seed,
-        cases_per_second=round(len(audit.outcomes) / audit.drawing_s, 2) if audit.drawing_s else None,
+        cases_per_second=round(tally.drawn / audit.drawing_s, 2) if audit.drawing_s else None,
         elapsed_s=round(audit.elapsed, 1),
     )
     return printable_report(report)

@@ -99,6 +99,19 @@ class Exclusion:
             for law, found in _moments(row, eps).items():
                 sums[law] = sums[law] + found
 
+    def join(self, later: Exclusion) -> None:
+        """Add the sums of a later shard: they are sums over tokens, whoever drew them."""
+        for regime, sums in later._sums.items():
+            own = self._sums.get(regime, {law: np.zeros(_shape(law)) for law in _LAWS})
+            self._sums[regime] = {law: own[law] + sums[law] for law in _LAWS}
+            self.tokens[regime] = self.tokens.get(regime, 0) + later.tokens[regime]
+        self._seeds |= later._seeds
+
+    def sentences(self) -> tuple[str, ...]:
+        """What is excluded in words, of all tokens first, then of each regime."""
+        found = [one for one in self.excluded() if one.size is not None]
+        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
+
     def excluded(self) -> list[Excluded]:
         """For every regime, and for all together, what is excluded of every fault."""
         found = []

@@ -29,6 +29,26 @@ Assumptions, all for whoever calls:
 No bet looks at how the decoder drafted: how many draft tokens it verified may follow from the very random numbers that
 the next token is drawn with, as where draft and target share them.
 
+**Shards.** Let several audits run apart, each with random numbers of its own and bets that do not look at the others,
+and let each end when it likes, by what it saw itself. `Wealth.join` adds up, for each alternative, the logarithms of
+what it earned in each of them, and takes the mixture of these sums: what one audit would hold that added all
+their cases one after the other. The theorem holds for it as well.
+
+Proof. An alternative's product in shard k is a nonnegative supermartingale that starts at 1, so its mean where the
+shard ends is at most 1, whenever that is. Shards are independent, so the product over the first k shards, in an order
+that was fixed beforehand, is a nonnegative supermartingale in k that starts at 1; so are mixtures of such products with
+weights fixed beforehand, and Ville's inequality bounds their maximum over k. Inside the first shard the course is
+known, too; of later ones only the ends are looked at, which understates the maximum.
+
+Two other ways to merge are valid, and neither is this one. The mean of the shards' final evidence is an e-value, but it
+does not grow with the number of shards. The product of their evidence is one, too: but each is a mixture, in which the
+alternative that wins has to earn back its weight again in every shard, so that short shards lose what they see. The
+greatest of the shards' own evidence is no e-value: of a million right shards one may reach 10^6.
+
+Assumptions, beside those above: shards are numbered before they run, and joined in that order. Which of them are joined
+does not depend on their tokens: all that were begun are, and one that was lost with its machine is run again with the
+same seed. A shard that uses a seed of a request that an earlier one used is not independent of it, and is left out.
+
 **Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, six tenths are bet on all
 tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-th regime of which a token was judged.
 """
@@ -142,6 +162,37 @@ class Wealth:
             self.crossed = self.tokens - after
         self._all = self._all + course[-1]
         regimes[regime] = regimes[regime] + course[-1]
+
+    def join(self, later: Wealth) -> bool:
+        """Go on with the cases of a later shard; False, and nothing is counted, where the two share a row's seed.
+
+        See the module's text on shards. Onto nothing, it is the shard as it is.
+
+        >>> law = np.full((9, 4), 0.25)
+        >>> row = SampledRow(np.zeros(9, np.int64), law, None, law, np.zeros(9, bool))
+        >>> one, other, both, joined = Wealth(), Wealth(), Wealth(), Wealth()
+        >>> for wealth in (one, other, both, both):
+        ...     wealth.add([row], "std")
+        >>> joined.join(one) and joined.join(other), joined.tokens, round(joined.evidence / both.evidence, 9)
+        (True, 18, 1.0)
+        """
+        if self._seeds & later._seeds:
+            return False
+        before = self.tokens
+        self.impossible += [{**one, "case": self.cases + one["case"]} for one in later.impossible]
+        for name in ("cases", "tokens", "rows", "skipped", "repeated_seeds"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self._seeds |= later._seeds
+        self._all = self._all + later._all
+        for name, logs in later._regimes.items():
+            self._regimes[name] = self._regimes.get(name, 0) + logs
+            self.counts[name] = self.counts.get(name, 0) + later.counts[name]
+        if not before:
+            self.log_supremum, self.crossed = later.log_supremum, later.crossed
+        self.log_supremum = max(self.log_supremum, self.log_evidence)
+        if self.crossed is None and self.log_evidence >= np.log(VIOLATION):
+            self.crossed = self.tokens
+        return True
 
     @property
     def log_evidence(self) -> float:

@@ -28,6 +28,7 @@ from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, sh
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.outcome import UNTRIED, Outcome
 from eqcheck.requirements import unmet
+from eqcheck.tally import SPEAKS
 from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
@@ -225,23 +226,25 @@ class CheckpointLane:
 
     def conclude(self) -> None:
         result = self.result
-        if result.unsettled:
-            result.warnings.append(
-                f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
-            )
         result.findings = [self._with_script(finding) for finding in result.findings]
         self.scripting.shutdown(wait=False, cancel_futures=True)
         if any(finding.script for finding in result.findings):
             result.files[SHARED] = shared(self.decoder)
-        observed = [outcome.observed for outcome in result.claimed]
-        drafted, accepted = (sum(counts.get(name, 0) for counts in observed) for name in ("drafted", "accepted"))
-        rows = [row for outcome in result.claimed if isinstance(outcome, EngineOutcome) for row in outcome.rows]
+
+    @staticmethod
+    def conclusions(result: Audit) -> None:
+        if result.unsettled:
+            result.warnings.append(
+                f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
+            )
+        observed = result.tally.observed
+        drafted, accepted = observed["drafted"], observed["accepted"]
         result.facts |= {
-            "capabilities": list(self.decoder.capabilities),
+            "capabilities": list(result.decoder.capabilities),
             "acceptance": round(accepted / drafted, 3) if drafted else None,
-            "ties": sum(len(row.ties) for row in rows),
+            "ties": result.tally.ties,
         }
-        result.warnings += self._warnings()
+        result.warnings += _warnings(result)
 
     def _with_script(self, finding: Finding) -> Finding:
         """The finding with its script, if it was seen to show it."""
@@ -256,30 +259,31 @@ class CheckpointLane:
             self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
         return replace(finding, script=text)
 
-    def _warnings(self) -> list[str]:
-        """What the audit cannot say."""
-        result, found = self.result, list[str]()
-        lacking = [name for name in CAPABILITIES if name not in self.decoder.capabilities]
-        if lacking:
-            found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
-        essential = ["several_rows", "ragged_prompts"]
-        if any("drafted" in outcome.observed for outcome in result.claimed):
-            essential += ["accepted", "rejected"]
-        elif result.claimed:
-            found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
-        missing = [name for name in essential if not result.coverage.get(name)]
-        if missing and result.claimed:
-            found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
-        found += declining.of_requirements(self.decoder)
-        found += declining.too_many(declining.reasons_of(result.declined), len(result.outcomes))
-        if result.doubtful:
-            count = sum(finding.count for finding in result.doubtful)
-            ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
-            found.append(
-                f"INCONCLUSIVE: {many(count, 'failing case')} did not fail in the same way when decoded alone "
-                f"by a new process ({ids}); what was decoded before may matter, so this is no violation"
-            )
-        return found
+
+def _warnings(result: Audit) -> list[str]:
+    """What the audit cannot say."""
+    found, tally = list[str](), result.tally
+    lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
+    if lacking:
+        found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    essential = ["several_rows", "ragged_prompts"]
+    if tally.observed[SPEAKS]:
+        essential += ["accepted", "rejected"]
+    elif tally.run:
+        found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
+    missing = [name for name in essential if not result.coverage.get(name)]
+    if missing and tally.run:
+        found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+    found += declining.of_requirements(result.decoder)
+    found += declining.too_many(tally.declined, tally.drawn)
+    if result.doubtful:
+        count = sum(finding.count for finding in result.doubtful)
+        ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
+        found.append(
+            f"INCONCLUSIVE: {many(count, 'failing case')} did not fail in the same way when decoded alone "
+            f"by a new process ({ids}); what was decoded before may matter, so this is no violation"
+        )
+    return found
 
 
 def _size(outcome: Outcome) -> tuple[int, int]:

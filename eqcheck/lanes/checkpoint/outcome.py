@@ -29,6 +29,10 @@ class EngineOutcome(Outcome):
         return [row for row in self.rows if row.first is not None]
 
     @property
+    def ties(self) -> int:
+        return sum(len(row.ties) for row in self.rows)
+
+    @property
     def symptom(self) -> str:
         """What is seen from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
         if self.explanation is not None:

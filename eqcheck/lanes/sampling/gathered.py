@@ -58,34 +58,43 @@ class Gathered:
         """Whether the law is wrong: the evidence says so, or a token that has no probability."""
         return self.crossed or self.impossible is not None
 
-    def excludes(self) -> tuple[str, ...]:
-        """What the tokens exclude, all of them first, then those of each regime."""
+    def exclusion(self) -> Exclusion:
+        """What the tokens exclude is made of this."""
         exclusion = Exclusion()
         for outcome in self.outcomes:
             exclusion.add(rows_of(outcome), outcome.case.regime, self.eps)
-        found = [one for one in exclusion.excluded() if one.size is not None]
-        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
+        return exclusion
+
+    @property
+    def most_telling(self) -> tuple[float, Outcome] | None:
+        """The case that adds most to the evidence, and the natural logarithm of that; None without sampled tokens."""
+        gain, number = min(self._gains, default=(0.0, None))
+        return None if number is None else (-gain, self.outcomes[number])
 
     def explained(self, found: Named | None) -> Outcome:
         """What is wrong with the law, in a case with an impossible token or the one that adds most to the evidence."""
-        best, impossible = self.wealth.best(), self.impossible
-        evidence = f"{self.wealth.supremum:.2g}"
-        first = impossible.explanation if impossible else None
-        clauses = [found.words] if found else []
-        clauses += [first.detail] if first else []
-        if self.crossed:
-            clauses.append(
-                f"the evidence against the target's law reached {evidence} within {self.wealth.tokens} tokens: with a "
-                f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
-            )
-        if not found and self.crossed:
-            clauses.append(f"no part of a round leads clearly; the bet that earns most is on {in_words(best[0][0])}")
-        kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
-        facts: dict[str, int | str] = {"evidence": evidence, "tokens": self.wealth.tokens, "bet": best[0][0]}
-        facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
-        outcome = impossible or self.telling()[0]
-        explanation = replace(first or Explanation("sampling", kind), kind=kind, detail="; ".join(clauses), facts=facts)
-        return replace(outcome, status="violation", explanation=explanation)
+        return explained(self.impossible or self.telling()[0], self.wealth, found, self.impossible is not None)
+
+
+def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible: bool = False) -> Outcome:
+    """What is wrong with the law, in this case: ``impossible`` says that it has a token without probability."""
+    best, crossed = wealth.best(), wealth.supremum >= VIOLATION
+    evidence = f"{wealth.supremum:.2g}"
+    first = outcome.explanation if impossible else None
+    clauses = [found.words] if found else []
+    clauses += [first.detail] if first else []
+    if crossed:
+        clauses.append(
+            f"the evidence against the target's law reached {evidence} within {wealth.tokens} tokens: with a "
+            f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
+        )
+    if not found and crossed:
+        clauses.append(f"no part of a round leads clearly; the bet that earns most is on {in_words(best[0][0])}")
+    kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
+    facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0]}
+    facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
+    explanation = replace(first or Explanation("sampling", kind), kind=kind, detail="; ".join(clauses), facts=facts)
+    return replace(outcome, status="violation", explanation=explanation)
 
 
 def rows_of(outcome: Outcome) -> list[SampledRow]:

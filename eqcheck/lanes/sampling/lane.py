@@ -13,8 +13,11 @@ import torch
 
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Evidence, Finding, Options
+from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.sampling.case import REGIMES, SampledCase
+from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
+from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
+from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, drawn_again
@@ -23,7 +26,6 @@ from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
-from eqcheck.sampling.wealth import DOUBT, VIOLATION
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, TryCase, set_up
 from eqcheck.workers.pool import Workers
@@ -34,7 +36,6 @@ TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twic
 # What samplers in float32 are off by at most: of 64 tokens each bound of an interval by one step of a uniform number,
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
-ENOUGH = 200  # tokens of a regime, below which it says little
 REPEATS = 3
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
@@ -211,49 +212,25 @@ class SamplingLane:
         return cause(outcomes, gathered.wealth.best())
 
     def conclude(self) -> None:
-        """The verdict of the evidence, what names it, and what a clean audit excludes."""
+        """What the tokens add up to, and what names the law where they show that it is wrong."""
         self._count()
-        gathered, wealth, result = self.gathered, self.gathered.wealth, self.result
-        verdict = wealth.verdict()
-        result.evidence = Evidence(
-            tokens=wealth.tokens,
-            evidence=wealth.evidence,
-            greatest=wealth.supremum,
-            threshold=VIOLATION,
-            verdict=verdict,
-            excludes=gathered.excludes() if verdict == "equivalent" else (),
-            regimes=dict(wealth.counts),
-        )
+        gathered, result = self.gathered, self.result
+        result.wealth, result.exclusion, result.telling = gathered.wealth, gathered.exclusion(), gathered.most_telling
+        result.facts[DRAWN_REGIMES] = list(self.regimes)
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
             # A law that is wrong is the cause of what was seen in single cases.
             chance = (*OF_CHANCE, "unattributed")
             kept = [one for one in result.findings if one.explanation.kind not in chance]
             result.findings = [*kept, self._finding(impossible)]
-        elif verdict == "inconclusive" and wealth.tokens:
-            result.warnings.append(
-                f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
-                f"tokens: more than {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
-            )
-        if self.decoder.lossless is not True:
-            result.warnings.append(f"the decoder does not claim the target's law: {self.decoder.lossless}")
-        result.warnings += self._vacuous()
+
+    @staticmethod
+    def conclusions(result: Audit) -> None:
+        of_tokens(result)
 
     def _finding(self, impossible: list[Finding]) -> Finding:
         """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""
         outcome = self.gathered.explained(self.cause(self.gathered))
         tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
-        shown = replace(outcome, case=replace(outcome.case, crosses_after=tokens))
-        explanation = shown.explanation
-        assert explanation is not None
         count = sum(one.count for one in impossible) or 1
-        seen = (explanation.fingerprint, f"sampling/{IMPOSSIBLE}")
-        standing = "violation" if self.decoder.lossless is True else "discovery"
-        return Finding(shown, explanation, count=count, standing=standing, seen=seen)
-
-    def _vacuous(self) -> list[str]:
-        wealth = self.gathered.wealth
-        few = [name for name in self.regimes if wealth.counts.get(name, 0) < ENOUGH]
-        if self.gathered.crossed or not few or not self.result.claimed:
-            return []
-        return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
+        return law_finding(outcome, tokens, count, self.decoder.lossless is True)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from math import comb
+from collections.abc import Collection, Iterable, Mapping
+from math import exp, lgamma
 
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.about import AXES
 
 Conditions = dict[str, dict[str, list[int]]]
+Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
 _BY_CHANCE = 0.001
 
 
-def _values(case: Case) -> dict[str, str]:
-    """Where a case lies on each axis; ranges in ascending order sort as text."""
-    rows, k = len(case.prompts), case.num_draft_tokens
-    return {
-        "family": case.family,
-        "padding_side": case.padding_side,
-        "rows": str(rows) if rows < 3 else "3+",
-        "cache_state": case.cache_state,
-        "num_draft_tokens": "1" if k == 1 else "2-4" if k < 5 else "5+",
-    }
+def _places(cases: Iterable[Case]) -> Places:
+    return Counter(place for case in cases for place in case.axes.items())
 
 
 def conditions(failing: Iterable[Case], run: Iterable[Case]) -> Conditions:
@@ -32,16 +25,28 @@ def conditions(failing: Iterable[Case], run: Iterable[Case]) -> Conditions:
     >>> conditions([right], [left, right, right])["padding_side"]
     {'left': [0, 1], 'right': [1, 2]}
     """
-    counts = [
-        Counter((axis, value) for case in cases for axis, value in _values(case).items()) for cases in (failing, run)
-    ]
+    return table(_places(failing), _places(run))
+
+
+def table(failing: Places, run: Places) -> Conditions:
+    """`conditions` of cases that are counted already."""
     found: Conditions = {axis: {} for axis in AXES}
-    for axis, value in sorted(counts[1]):
-        found[axis][value] = [counts[0][axis, value], counts[1][axis, value]]
+    for axis, value in sorted(run):
+        found[axis][value] = [failing[axis, value], run[axis, value]]
     return found
 
 
+def counted(table: Mapping[str, Mapping[str, list[int]]]) -> Places:
+    """The failing cases of a `table`, by axis and value."""
+    return Counter({(axis, value): failed for axis, values in table.items() for value, (failed, _) in values.items()})
+
+
 def only(failing: Collection[Case], right: Collection[Case], hidden: int = 0) -> list[str]:
+    """`lying` of cases that are not counted yet."""
+    return lying(_places(failing), _places(right), hidden)
+
+
+def lying(failing: Places, right: Places, hidden: int = 0) -> list[str]:
     """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
 
     ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. That the
@@ -49,19 +54,28 @@ def only(failing: Collection[Case], right: Collection[Case], hidden: int = 0) ->
     1000.
     """
     found = []
-    total = len(failing) + len(right)
+    some = next(iter(AXES))
+    failed_cases, right_cases = (
+        sum(n for (axis, _), n in places.items() if axis == some) for places in (failing, right)
+    )
+    total = failed_cases + right_cases
     beside = f" (without {hidden} cases that fail otherwise)" if hidden else ""
-    for axis, values in conditions(failing, [*failing, *right]).items():
+    for axis, values in table(failing, failing + right).items():
         spared = {value: of for value, (failed, of) in values.items() if not failed}
         hit = [value for value in values if value not in spared]
         without = sum(spared.values())
-        chance = comb(total - without, len(failing)) / comb(total, len(failing))
+        chance = exp(_log_comb(total - without, failed_cases) - _log_comb(total, failed_cases))
         if spared and hit and chance * (2 ** len(values) - 2) < _BY_CHANCE:
-            sides = [f"{named(axis, *hit)} only: {len(failing)} of {total - without} cases"]
+            sides = [f"{named(axis, *hit)} only: {failed_cases} of {total - without} cases"]
             found.append(
                 "; ".join([*sides, *(f"{named(axis, value)}: 0 of {of}" for value, of in spared.items())]) + beside
             )
     return found
+
+
+def _log_comb(n: int, k: int) -> float:
+    """The natural logarithm of n over k; itself, it has millions of digits where many shards are merged."""
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
 def named(axis: str, *values: str) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from eqcheck.attribution.parts import parts
-from eqcheck.case import Case
 from eqcheck.harness import Run
-from eqcheck.lanes.transparent.about import COUNTERS, REACHED
+from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.features import alike
 from eqcheck.sizes import BLOCKS
 from eqcheck.trace import DRAFT, TARGET
@@ -79,16 +77,6 @@ def _rounds(run: Run) -> set[str]:
     found |= {"eos_inside_block"} if drafted_eos else set()
     ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
     return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
-
-
-def reached(cases: Sequence[Case]) -> dict[str, int]:
-    """The largest of what cases held, by the names of `REACHED`; zeros for no case."""
-    largest = dict.fromkeys(REACHED, 0)
-    for case in cases:
-        lengths = [len(prompt) for prompt in case.prompts]
-        sizes = (len(lengths), max(lengths), case.max_new_tokens, case.num_draft_tokens)
-        largest = {name: max(before, now) for (name, before), now in zip(largest.items(), sizes, strict=True)}
-    return largest
 
 
 def vacuous(coverage: dict[str, int]) -> list[str]:

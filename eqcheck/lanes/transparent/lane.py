@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,18 +10,15 @@ from itertools import count
 
 import torch
 
-from eqcheck import declining
-from eqcheck.attribution.rounds import draft_warnings, settled
 from eqcheck.attribution.state import leaked
 from eqcheck.callview import view
 from eqcheck.case import Case
-from eqcheck.contract import CACHE_STATES, Decoder
+from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
-from eqcheck.family import FAMILY
-from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding, Options
+from eqcheck.findings import Audit, Finding, Options
 from eqcheck.harness import run
-from eqcheck.lanes.transparent.conditions import conditions, only
-from eqcheck.lanes.transparent.coverage import reached, vacuous
+from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
+from eqcheck.lanes.transparent.conclusions import with_axes
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
@@ -216,25 +212,8 @@ class TransparentLane:
 
     def conclude(self) -> None:
         result = self.result
-        unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
-        if unminimised and not result.interrupted:
-            result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
         result.warnings += [self._in_doubt(finding) for finding in result.doubtful]
-        keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
-        if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
-            result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]
-        result.findings = [self._with_conditions(finding) for finding in result.findings]
-        result.vacuous = bool(result.claimed) and not result.coverage.get("target_called")
-        losses: Counter[str] = Counter()
-        for outcome in result.claimed:
-            losses.update(dict(outcome.losses))
-        result.facts |= {
-            "reached": reached([outcome.case for outcome in result.claimed]),
-            "matrix": self._matrix(),
-            "cache_states": self._cache_states(),
-            "draft_losses": dict(sorted(settled(losses).items())),
-        }
-        result.warnings += self._about_claims(losses)
+        result.findings = with_axes(result)
 
     def _in_doubt(self, finding: Finding) -> str:
         why = (
@@ -247,65 +226,9 @@ class TransparentLane:
         case = finding.case.id
         return f"INCONCLUSIVE: {finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
 
-    def _with_conditions(self, finding: Finding) -> Finding:
-        """The finding with the axes on which the cases lie that show it, beside those that are right."""
-        failing, right, hidden = list[Case](), list[Case](), list[Case]()
-        claimed = self.result.claims(finding.case)
-        for outcome in self.result.outcomes:
-            if self.result.claims(outcome.case) == claimed and not outcome.declined:
-                kind = hidden if outcome.failed else right
-                (failing if outcome.failed and outcome.symptom in finding.seen else kind).append(outcome.case)
-        axes = conditions(failing, [*failing, *right, *hidden])
-        return replace(finding, axes=axes, only=tuple(only(failing, right, len(hidden))))
-
-    def _matrix(self) -> dict[str, dict[str, object]]:
-        """Per family what the drawn cases showed; failures that do not repeat are no violations."""
-        matrix: dict[str, dict[str, object]] = {}
-        for family in self.result.families:
-            drawn = [outcome for outcome in self.result.outcomes if outcome.case.family == family]
-            outcomes = [outcome for outcome in drawn if not outcome.declined]
-            failing = Counter(outcome.symptom for outcome in outcomes if outcome.failed)
-            in_doubt = sum(map(self.result.in_doubt, outcomes))
-            matrix[family] = {
-                "claimed": family in self.decoder.families,
-                "cases": len(outcomes),
-                "declined": len(drawn) - len(outcomes),
-                "violations": failing.total() - in_doubt,
-                "inconclusive": in_doubt,
-                "fingerprints": dict(failing.most_common()),
-            }
-        return matrix
-
-    def _cache_states(self) -> dict[str, int | str]:
-        """How many cases were of each cache state, or why none was."""
-        counts = Counter(outcome.case.cache_state for outcome in self.result.claimed)
-        states: dict[str, int | str] = {}
-        for state in CACHE_STATES:
-            idle = state == "wrapped" and not any(FAMILY[name].window for name in self.result.families)
-            states[state] = "not applicable" if idle else counts[state]
-            if state not in self.decoder.cache_states:
-                states[state] = "not taken"
-        return states
-
-    def _about_claims(self, losses: Counter[str]) -> list[str]:
-        """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
-        result = self.result
-        warnings = vacuous(result.coverage) if result.claimed else []
-        warnings += declining.warnings_of(self.decoder, [*result.claimed, *result.declined])
-        warnings += draft_warnings(losses)
-        if result.outcomes and not (result.claimed or result.declined):
-            warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
-        if result.stale:
-            warnings += [
-                f"STALE: {fingerprint} is declared as known but not seen in {len(result.claimed)} cases; remove it"
-                for fingerprint in result.stale
-            ]
-        elif result.unseen and result.claimed:
-            warnings.append(
-                f"declared as known but not seen: {', '.join(result.unseen)}; {len(result.claimed)} cases are too few "
-                f"to tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
-            )
-        return warnings
+    @staticmethod
+    def conclusions(result: Audit) -> None:
+        of_counts(result)
 
 
 def _not_taken(decoder: Decoder, case: Case) -> str:

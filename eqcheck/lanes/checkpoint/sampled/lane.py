@@ -25,11 +25,13 @@ from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome,
 from eqcheck.lanes.checkpoint.sampled.naming import named
 from eqcheck.lanes.checkpoint.sampled.script import EVIDENCE, checked_script, evidence_file
 from eqcheck.lanes.checkpoint.script import SHARED, shared
+from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.naming import Named
+from eqcheck.tally import SPEAKS
 from eqcheck.verdict import Explanation, many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
@@ -134,12 +136,16 @@ class CheckpointSamplingLane(SamplingLane):
         # A greedy row has no law that could explain it.
         result.findings += [one for one in greedy if one not in result.findings]
         result.findings = [self._with_script(finding) for finding in result.findings]
-        observed = [outcome.observed for outcome in result.claimed]
-        if result.claimed and not any("drafted" in one for one in observed):
+
+    @staticmethod
+    def conclusions(result: Audit) -> None:
+        of_tokens(result)
+        tally = result.tally
+        if tally.run and not tally.observed[SPEAKS]:
             result.warnings.append(
                 "the decoder does not say how many draft tokens it proposed: nothing shows that it speculated"
             )
-        result.warnings += declining.too_many(declining.reasons_of(result.declined), len(result.outcomes))
+        result.warnings += declining.too_many(tally.declined, tally.drawn)
 
     def _investigate(self) -> None:
         """The smallest request that shows the wrong law, and a request that is wrong with greedy rows, too."""

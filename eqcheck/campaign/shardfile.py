@@ -1,0 +1,251 @@
+"""The result of one shard of a campaign as data, and as a file that is written whole or not at all.
+
+A file may come from anyone: what is read has the declared shape, and no text of it is run.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_type_hints
+
+import msgspec
+import numpy as np
+
+from eqcheck.campaign.casefile import case_of, read_json, write_whole
+from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Finding
+from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
+from eqcheck.outcome import Outcome
+from eqcheck.plain import one_line
+from eqcheck.sampling.exclusion import Exclusion
+from eqcheck.sampling.wealth import Wealth
+from eqcheck.tally import Alike, Tally
+from eqcheck.verdict import Explanation
+
+FORMAT: Final = "eqcheck-shard/1"
+_MOST_FLOATS = 2**20  # of one array
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all shards of a campaign have in common: eqcheck, the decoder, its code, the seed, and the options."""
+
+    eqcheck: str
+    decoder: str
+    code: str
+    seed: int
+    options: dict[str, Any]
+
+    def differs(self, other: Terms) -> str:
+        """In what another shard's terms differ, in words; empty where they do not."""
+        for name in ("eqcheck", "decoder", "code", "seed", "options"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs and name == "options":
+                name = next(one for one in {**mine, **theirs} if mine.get(one) != theirs.get(one))
+                mine, theirs = mine.get(name), theirs.get(name)
+            if mine != theirs:
+                return one_line(f"{name}: expected {mine}, got {theirs}", 300)
+        return ""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An `eqcheck.tally.Tally` as data."""
+
+    alike: tuple[tuple[Alike, int], ...]
+    exact: float
+    prefix: float
+    coverage: dict[str, int]
+    losses: dict[str, int]
+    observed: dict[str, int | float]
+    ties: int
+    reached: dict[str, int]
+    fingerprints: tuple[str, ...]
+    replayed: int
+    failing: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An outcome as data: the case, what was read, and how it failed."""
+
+    case: dict[str, Any]
+    status: str
+    explanation: Explanation | None
+    traceback: str
+    drawn: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one lane of a shard found; ``findings`` are outcomes with the other fields of `eqcheck.findings.Finding`."""
+
+    lane: str
+    families: tuple[str, ...]
+    claimed_families: tuple[str, ...]
+    version: str
+    counts: Counts
+    findings: tuple[tuple[Seen, dict[str, Any]], ...]
+    unsettled: int
+    warnings: tuple[str, ...]
+    facts: dict[str, Any]
+    files: dict[str, str]
+    drawing_s: float
+    interrupted: bool
+    wealth: dict[str, Any] | None = None
+    exclusion: dict[str, Any] | None = None
+    telling: tuple[float, Seen] | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The result of one shard. ``stored`` are the case files that it adds to the corpus, by name.
+
+    ``until_s`` is how long the campaign had run when the shard was stored.
+    """
+
+    terms: Terms
+    number: int
+    cases: int | None
+    budget: float | None
+    parts: tuple[Part, ...]
+    versions: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+    machine: str = ""
+    elapsed_s: float = 0.0
+    until_s: float = 0.0
+    format: Literal["eqcheck-shard/1"] = FORMAT
+
+    @property
+    def drawn(self) -> int:
+        """Cases that count towards those asked for."""
+        return sum(count for _, count in self.parts[0].counts.alike)
+
+
+def part_of(audit: Audit) -> Part:
+    """What one lane of a shard found, as data."""
+    tally, interrupted = audit.tally, audit.interrupted
+    counts = {one.name: getattr(tally, one.name) for one in fields(Tally)}
+    counts |= {"alike": tuple(tally.alike.items()), "fingerprints": tuple(sorted(tally.fingerprints))}
+    rest = [one.name for one in fields(Finding) if one.name != "outcome"]
+    return Part(
+        audit.lane,
+        audit.families,
+        audit.claimed_families,
+        audit.version,
+        Counts(**counts),
+        tuple((_seen(one.outcome), {name: getattr(one, name) for name in rest}) for one in audit.findings),
+        audit.unsettled,
+        tuple(audit.warnings),
+        audit.facts,
+        audit.files,
+        audit.drawing_s,
+        interrupted,
+        _packed(audit.wealth.to_dict()) if audit.wealth else None,
+        _packed(audit.exclusion.to_dict()) if audit.exclusion else None,
+        (audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
+    )
+
+
+def _seen(outcome: Outcome) -> Seen:
+    return Seen(outcome.case.to_dict(), outcome.status, outcome.explanation, outcome.traceback, outcome.drawn)
+
+
+def outcome_of(seen: Seen) -> Outcome:
+    """The outcome that was written as data."""
+    return Outcome(
+        case_of(seen.case), seen.status, explanation=seen.explanation, traceback=seen.traceback, drawn=seen.drawn
+    )
+
+
+def finding_of(seen: Seen, rest: Mapping[str, Any]) -> Finding:
+    """The finding that was written as data."""
+    hints = get_type_hints(Finding)
+    given = {name: msgspec.convert(value, hints[name]) for name, value in rest.items() if name in hints}
+    return Finding(outcome_of(seen), **given)
+
+
+def tally_of(counts: Counts) -> Tally:
+    """The tally that was written as data."""
+    given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
+    tally = Tally(**{**given, "alike": {}, "fingerprints": set(counts.fingerprints)})
+    for name in ("coverage", "losses", "observed", "alike"):
+        setattr(tally, name, type(Tally().alike)(given[name] if name != "alike" else dict(counts.alike)))
+    return tally
+
+
+def evidence_of(part: Part) -> tuple[Wealth | None, Exclusion | None]:
+    """What the evidence of a part is made of; raises `UsageError` where it cannot be read."""
+    try:
+        wealth = Wealth.from_dict(_unpacked(part.wealth)) if part.wealth else None
+        return wealth, Exclusion.from_dict(_unpacked(part.exclusion)) if part.exclusion else None
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise UsageError(f"evidence: {error}") from error
+
+
+def to_builtins(shard: Shard) -> dict[str, Any]:
+    """A shard as plain data for JSON."""
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(shard))
+    return data
+
+
+def from_builtins(data: Any) -> Shard:
+    """The inverse of `to_builtins`; raises `UsageError` for data of another shape."""
+    try:
+        shard = msgspec.convert(data, Shard)
+        if not shard.parts or shard.number < 0:
+            raise UsageError("expected a number from 0, and at least one part")
+        return shard
+    except msgspec.ValidationError as error:
+        raise UsageError(one_line(str(error))) from error
+
+
+def write(shard: Shard, folder: Path) -> Path:
+    """Write a shard's file into ``folder``, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{shard.number:07d}.json"
+    write_whole(path, msgspec.json.encode(shard).decode() + "\n")
+    return path
+
+
+def read(folder: Path) -> Iterator[Shard]:
+    """The shards in a folder, by number; raises `UsageError` for a file that is none, and leaves it as it is."""
+    for path in sorted(folder.glob("[0-9]*.json")):
+        try:
+            data = read_json(path, REPORT_BYTES, REPORT_LEVELS)
+            got = data.get("format") if isinstance(data, dict) else None
+            if got != FORMAT:
+                raise UsageError(f"expected format {FORMAT!r}, got {got!r}")
+            yield from_builtins(data)
+        except UsageError as error:
+            again = "move it away, and the same command runs that shard again"
+            raise UsageError(f"shard {path}: {one_line(str(error), 300)}; {again}") from error
+
+
+def _packed(data: Any) -> Any:
+    """Plain data with its lists of floats as text: hundreds of thousands of them would take longer than all else."""
+    if isinstance(data, dict):
+        return {name: _packed(value) for name, value in data.items()}
+    first = data
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(data, list) and isinstance(first, float):
+        array = np.array(data)
+        return {"shape": list(array.shape), "float64": base64.b64encode(zlib.compress(array.tobytes())).decode()}
+    return data
+
+
+def _unpacked(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data
+    if data.keys() != {"shape", "float64"}:
+        return {name: _unpacked(value) for name, value in data.items()}
+    found = zlib.decompressobj().decompress(base64.b64decode(data["float64"]), 8 * _MOST_FLOATS)
+    array = np.frombuffer(found, dtype=np.float64).reshape(data["shape"])
+    if not np.isfinite(array).all():
+        raise ValueError("expected finite numbers")
+    return array

@@ -1,0 +1,83 @@
+"""What sampled tokens say together, of one audit or of several shards: the verdict, what it excludes and leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eqcheck.findings import Audit, Evidence, Finding
+from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.outcome import Outcome
+from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
+from eqcheck.verdict import many
+
+ENOUGH = 200  # tokens of a regime, below which it says little
+REGIMES = "regimes"  # the fact that names those that are drawn
+
+
+def conclusions(result: Audit) -> None:
+    """The verdict of the evidence, what becomes of findings that rest on it, and what a clean audit excludes."""
+    wealth = result.wealth or Wealth()
+    verdict = wealth.verdict()
+    result.evidence = Evidence(
+        tokens=wealth.tokens,
+        evidence=wealth.evidence,
+        greatest=wealth.supremum,
+        threshold=VIOLATION,
+        verdict=verdict,
+        excludes=result.exclusion.sentences() if verdict == "equivalent" and result.exclusion else (),
+        regimes=dict(wealth.counts),
+    )
+    if verdict == "violation":
+        result.findings += _seen_together(result, wealth)
+    else:
+        result.warnings += _doubts(result, wealth)
+        result.findings = [replace(one, standing="inconclusive") if of_law(one) else one for one in result.findings]
+    if result.decoder.lossless is not True:
+        result.warnings.append(f"the decoder does not claim the target's law: {result.decoder.lossless}")
+    result.warnings += _vacuous(result, wealth)
+
+
+def of_law(finding: Finding) -> bool:
+    """Whether a finding is that of a wrong law, seen by its evidence."""
+    return finding.explanation.component in ("sampling", "unattributed") and "evidence" in finding.explanation.facts
+
+
+def law_finding(outcome: Outcome, tokens: int, count: int, lossless: bool) -> Finding:
+    """The finding of a wrong law, shown by this case; it was seen after so many ``tokens``."""
+    shown = replace(outcome, case=replace(outcome.case, crosses_after=tokens))
+    explanation = shown.explanation
+    assert explanation is not None
+    seen = (explanation.fingerprint, f"sampling/{IMPOSSIBLE}")
+    return Finding(shown, explanation, count=count, standing="violation" if lossless else "discovery", seen=seen)
+
+
+def _seen_together(result: Audit, wealth: Wealth) -> list[Finding]:
+    """The finding of a law that the tokens of several shards show to be wrong, and those of none alone."""
+    if result.telling is None or wealth.impossible or any(map(of_law, result.findings)):
+        return []
+    outcome = explained(result.telling[1], wealth, None)
+    return [law_finding(outcome, wealth.crossed or wealth.tokens, 1, result.decoder.lossless is True)]
+
+
+def _doubts(result: Audit, wealth: Wealth) -> list[str]:
+    found = []
+    alone = sum(map(of_law, result.findings))
+    if alone:
+        found.append(
+            f"INCONCLUSIVE: {many(alone, 'shard')} alone reached {VIOLATION:g}, and all shards together do not: one of "
+            "many shards may by chance, or the machine that it ran on is at fault. Audit with its seed again"
+        )
+    if wealth.verdict() == "inconclusive" and wealth.tokens:
+        found.append(
+            f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
+            f"tokens: more than {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
+        )
+    return found
+
+
+def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
+    few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
+    if wealth.supremum >= VIOLATION or not few or not result.tally.run:
+        return []
+    return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
