@@ -10,9 +10,6 @@ data and return plain data; what runs there is the eqcheck that is installed the
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck.campaign import apart, shards
+from eqcheck.campaign.answers import HERE, no_answer
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Finished, Listener, Settled, Started
 from eqcheck.campaign.merge import merged
@@ -32,37 +30,30 @@ from eqcheck.plain import one_line
 
 SHARD_CASES = 500
 SHARD_S, ENGINE_SHARD_S = 60.0, 600.0  # an engine has to start in each shard
-ANSWERS_S = 20.0
 _TRIES = 3  # of a shard whose worker is lost; what kills its worker time and again is no accident
 _LOOK_S = 1.0  # how often to look for machines that came or went
-HERE = "local"
 
 
 class Cluster:
     """A connection to a Ray cluster at ``address``: what ``ray.init`` takes, or `HERE` to start one on this machine.
 
-    Raises `UsageError` where ray is missing, or the address does not answer within `ANSWERS_S`.
+    Ask `check_answers` first. Raises `UsageError` where the connection fails all the same.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def __enter__(self) -> Cluster:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            import ray
-        except ImportError:
-            raise UsageError("--ray: ray is not installed; pip install 'eqcheck[ray]'") from None
-        if self.address != HERE:
-            _check_answers(self.address)
+        import ray
+
         self.ray = ray
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.address == HERE:
             quiet["include_dashboard"] = False
         try:
-            ray.init(address=self.address, **quiet)
+            self.ray.init(address=self.address, **quiet)
         except Exception as error:
-            raise _no_answer(self.address, str(error)) from error
+            raise no_answer(self.address, str(error)) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,33 +70,6 @@ class Cluster:
         result.interrupted |= bool(campaign.problems)
         listen(Finished(decoder.name, result))
         return result
-
-
-def _check_answers(address: str) -> None:
-    """Connect in a process of its own first: ray itself waits for minutes, and may end the process that asks."""
-    code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, address],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=ANSWERS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _no_answer(address, f"no answer within {ANSWERS_S:g} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise _no_answer(address, lines[-1] if lines else f"exit code {done.returncode}")
-
-
-def _no_answer(address: str, why: str) -> UsageError:
-    return UsageError(
-        f"--ray {one_line(address, 100)}: expected a Ray cluster that answers, as `ray.init` takes its address, or "
-        f"'{HERE}'; {one_line(why, 300)}. What is stored stays; the same command goes on from it"
-    )
 
 
 @dataclass

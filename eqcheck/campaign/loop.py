@@ -41,10 +41,10 @@ def audits(decoder: Decoder, options: Options, listen: Listener = lambda event: 
     """What each lane of a decoder's audit finds, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
     listen(Started(decoder.name, first.result.lane, options.cases))
-    found = [first.run()]
+    found = [first.collect()]
     for other in others:
         if not found[0].interrupted:
-            found.append(other.run())
+            found.append(other.collect())
     return found
 
 
@@ -76,7 +76,11 @@ class Campaign:
         self.over = False
         self.check: Callable[[], None] = lambda: None
 
-    def run(self) -> Audit:
+    def run(self) -> None:
+        """`collect`, and draw the conclusions of this lane."""
+        concluded([self.collect()])
+
+    def collect(self) -> Audit:
         """Replay, then draw and settle by turns; whatever happens, nothing that was seen is lost."""
         result = self.result
         try:

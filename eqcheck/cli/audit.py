@@ -95,14 +95,16 @@ def run(options: argparse.Namespace) -> int:
     entries, today = (known.load(options.known) if options.known else ()), datetime.now(timezone.utc).date()
     from eqcheck import pair, registry
     from eqcheck.campaign import apart
+    from eqcheck.campaign.answers import check_answers
     from eqcheck.campaign.shared import shared_corpus
-    from eqcheck.findings import Options
     from eqcheck.report.build import write
     from eqcheck.report.schema import to_builtins
     from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck import short
     from eqcheck.workers.spawned import environment
 
+    if options.ray:
+        check_answers(options.ray)
     if options.pair:
         pair.check()
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
@@ -116,18 +118,7 @@ def run(options: argparse.Namespace) -> int:
     if failures:
         return broken(failures)
     folders = _folders(options.out, decoders)
-    settings = Options(
-        cases=options.cases or (None if options.budget else 300),
-        budget=options.budget,
-        seed=options.seed,
-        jobs=options.jobs,
-        families=options.families,
-        case_timeout=options.case_timeout,
-        isolate=options.isolate,
-        case_memory=options.case_memory,
-        bounds=bounds_of(options),
-        python=options.python or "",
-    )
+    settings = _settings(options)
     results: list[Audit] = []
     reports = []
     with contextlib.ExitStack() as stack:
@@ -152,6 +143,23 @@ def run(options: argparse.Namespace) -> int:
         text = printable(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
     outputs.tell(reports, text, options)
     return exit_code(results, options.allow_known)
+
+
+def _settings(options: argparse.Namespace) -> Options:
+    from eqcheck.findings import Options
+
+    return Options(
+        cases=options.cases or (None if options.budget else 300),
+        budget=options.budget,
+        seed=options.seed,
+        jobs=options.jobs,
+        families=options.families,
+        case_timeout=options.case_timeout,
+        isolate=options.isolate,
+        case_memory=options.case_memory,
+        bounds=bounds_of(options),
+        python=options.python or "",
+    )
 
 
 def _runner(address: str | None, stack: contextlib.ExitStack) -> Callable[[Decoder, Options, Path, Listener], Audit]:

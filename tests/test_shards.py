@@ -1,0 +1,255 @@
+"""A campaign in shards: merged, they are one audit, whoever ran them and in whatever order they finished."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from as_data import to_dict
+
+from eqcheck.campaign import shards
+from eqcheck.campaign.casefile import StoredViolation
+from eqcheck.campaign.corpus import Corpus
+from eqcheck.campaign.loop import audit
+from eqcheck.campaign.merge import merged
+from eqcheck.campaign.shardfile import Shard, from_builtins, part_of, read, to_builtins, write
+from eqcheck.campaign.shared import shared_corpus
+from eqcheck.case import Case
+from eqcheck.catalogue import known_good
+from eqcheck.contract import Decoder, Request, decoder
+from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Options
+from eqcheck.lanes.transparent.coverage import ESSENTIAL
+from eqcheck.outcome import Outcome
+from eqcheck.registry import load
+from eqcheck.report.build import report_of
+
+Rows = list[list[int]]
+SHORT = "bookkeeping/premature-stop"
+right: Callable[[Any, Any, Request], Rows] = known_good()["one_row"]
+
+
+def short_when_several(target: Any, draft: Any, request: Request) -> Rows:
+    rows = right(target, draft, request)
+    return [row[:-1] for row in rows] if len(rows) > 1 else rows
+
+
+def made(function: Any, **claims: Any) -> Decoder:
+    return decoder(name="mine", **claims)(function)
+
+
+WRONG, RIGHT = made(short_when_several), made(right)
+OPTIONS = Options(seed=5)
+
+
+@pytest.fixture(scope="module")
+def three() -> list[Shard]:
+    return [shards.run(WRONG, OPTIONS, number, cases=12) for number in range(3)]
+
+
+def plain(result: Audit, folder: Path) -> dict[str, Any]:
+    """The report without what depends on the machine's speed."""
+    return {**to_dict(result, folder), "elapsed_s": None, "cases_per_second": None, "seed": None}
+
+
+def test_a_shard_is_an_ordinary_audit_with_a_seed_of_its_own(tmp_path: Path, three: list[Shard]) -> None:
+    """Merged alone, it is that audit to the letter."""
+    for number in (0, 2):
+        alone = audit(WRONG, replace(OPTIONS, seed=shards.seed_of(5, number), cases=12))
+        assert plain(merged(WRONG, OPTIONS, [three[number]]), tmp_path) == plain(alone, tmp_path)
+
+
+def test_stored_in_any_order_they_merge_into_the_same_report(tmp_path: Path, three: list[Shard]) -> None:
+    here = to_dict(merged(WRONG, OPTIONS, three), tmp_path)
+    for order in ((2, 0, 1), (1, 2, 0)):
+        folder = tmp_path / "".join(map(str, order))
+        for number in order:
+            write(three[number], folder)
+        assert to_dict(merged(WRONG, OPTIONS, read(folder)), tmp_path) == here
+    assert len(set(here["cases"]) & {"run", "violation"}) == 2
+    assert here["cases"]["run"] == 36
+
+
+def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Path, three: list[Shard]) -> None:
+    alone = [to_dict(merged(WRONG, OPTIONS, [shard]), tmp_path) for shard in three]
+    together = to_dict(merged(WRONG, OPTIONS, three), tmp_path)
+    for name in ("run", "equivalent", "violation"):
+        assert together["cases"][name] == sum(one["cases"][name] for one in alone)
+    for name, count in together["coverage"].items():
+        assert count == sum(one["coverage"].get(name, 0) for one in alone)
+    mean = sum(one["equivalence"]["exact_match"] * one["cases"]["run"] for one in alone) / 36
+    assert together["equivalence"]["exact_match"] == pytest.approx(mean, abs=1e-4)
+    (violation,), every = together["violations"], [one["violations"][0] for one in alone]
+    assert violation["fingerprint"] == SHORT
+    assert violation["count"] == sum(one["count"] for one in every) == together["cases"]["violation"]
+    sizes = [len(json.dumps(one["case"])) for one in every]
+    assert len(json.dumps(violation["case"])) == min(sizes)
+    for value, (failing, run) in violation["axes"]["rows"].items():
+        each = [one["axes"]["rows"].get(value, [0, 0]) for one in every]
+        assert [failing, run] == [sum(counts[at] for counts in each) for at in (0, 1)]
+    assert any(line.startswith("2 or more rows only") for line in violation["only"])  # no shard alone can say so
+    assert sum(cell["cases"] for cell in together["matrix"].values()) == 36
+
+
+def test_what_one_shard_did_not_exercise_another_may_have(three: list[Shard]) -> None:
+    """Conclusions are drawn from all counts, not gathered from the shards."""
+
+    def raising(shard: Shard, names: tuple[str, ...]) -> Shard:
+        (part,) = shard.parts
+        counts = replace(part.counts, coverage=dict.fromkeys(names, 1))
+        return replace(shard, parts=(replace(part, counts=counts),))
+
+    def vacuous(*found: Shard) -> list[str]:
+        return [line for line in merged(WRONG, OPTIONS, found).warnings if "exercise" in line]
+
+    first, second = raising(three[0], ESSENTIAL[:4]), raising(three[1], ESSENTIAL[4:])
+    assert vacuous(first)
+    assert vacuous(second)
+    assert not vacuous(first, second)
+    assert vacuous(first, raising(three[1], ESSENTIAL[:3]))
+
+
+def test_a_doubt_in_one_shard_is_one_of_all(three: list[Shard]) -> None:
+    (part,) = three[1].parts
+    seen, rest = part.findings[0]
+    doubtful = replace(part, findings=((seen, {**rest, "standing": "inconclusive"}),))
+    result = merged(WRONG, OPTIONS, [three[0], replace(three[1], parts=(doubtful,))])
+    assert result.verdict == "inconclusive"
+    assert not result.violations
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"eqcheck": "0.0.1 (abc)"}, "eqcheck: expected .* got 0.0.1"),
+        ({"decoder": "other"}, "decoder: expected mine, got other"),
+        ({"code": "1234"}, "code: expected"),
+        ({"seed": 6}, "seed: expected 5, got 6"),
+        ({"options": {"isolate": True}}, "expected"),
+    ],
+)
+def test_shards_of_another_campaign_are_refused(three: list[Shard], change: dict[str, Any], said: str) -> None:
+    other = replace(three[1], terms=replace(three[1].terms, **change))
+    with pytest.raises(UsageError, match=f"shards 0 and 1 are of different campaigns.*{said}"):
+        merged(WRONG, OPTIONS, [three[0], other])
+
+
+def test_doubles_disorder_and_nothing_are_refused(three: list[Shard]) -> None:
+    with pytest.raises(UsageError, match="shard 0: expected once, got twice"):
+        merged(WRONG, OPTIONS, [three[0], three[0]])
+    with pytest.raises(UsageError, match="order of their numbers, got 0 after 1"):
+        merged(WRONG, OPTIONS, [three[1], three[0]])
+    with pytest.raises(UsageError, match="at least one, got none"):
+        merged(WRONG, OPTIONS, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:300], "cannot read it as JSON"),
+        (lambda text: text.replace("eqcheck-shard/1", "eqcheck-shard/9"), "expected format 'eqcheck-shard/1'"),
+        (lambda text: text.replace('"ties":0', '"ties":"\\u001b[31m"'), r"Expected `int`, got `str`"),
+        (lambda text: text.replace('"number":0', '"number":-1'), "a number from 0"),
+        (lambda text: "[]", "expected format"),
+    ],
+)
+def test_a_file_that_is_no_shard_is_named_and_stays(
+    tmp_path: Path, three: list[Shard], change: Callable[[str], str], said: str
+) -> None:
+    path = write(three[0], tmp_path)
+    path.write_text(change(path.read_text()))
+    before = path.read_text()
+    with pytest.raises(UsageError, match=said) as error:
+        list(read(tmp_path))
+    assert str(path) in str(error.value)
+    assert "\x1b" not in str(error.value)
+    assert path.read_text() == before
+
+
+def test_hostile_text_in_a_shard_is_plain_in_the_report(tmp_path: Path, three: list[Shard]) -> None:
+    (part,) = three[0].parts
+    said = replace(part, warnings=("\x1b[31mred", "<script>"), version="\x1b]0;x")
+    report = report_of(merged(WRONG, OPTIONS, [replace(three[0], parts=(said,))]), tmp_path)
+    assert "\x1b" not in json.dumps(to_dict(merged(WRONG, OPTIONS, [replace(three[0], parts=(said,))]), tmp_path))
+    assert any("red" in line for line in report.warnings)
+
+
+def test_evidence_that_is_no_evidence_is_refused() -> None:
+    shard = shards.run(load("eqspec"), replace(OPTIONS, seed=1), 0, cases=3)
+    assert [part.lane for part in shard.parts] == ["transparent", "sampling"]
+    assert from_builtins(to_builtins(shard)) == from_builtins(json.loads(json.dumps(to_builtins(shard))))
+    sampled = shard.parts[1]
+    assert sampled.wealth
+    for broken in ({"portfolio": []}, {**sampled.wealth, "all": {"shape": [3], "float64": "AAAA"}}, {}):
+        parts = (shard.parts[0], replace(sampled, wealth=broken or {"x": 1}))
+        with pytest.raises(UsageError, match="shard 0: "):
+            merged(load("eqspec"), OPTIONS, [replace(shard, parts=parts)])
+
+
+def synthetic(number: int, count: int) -> Shard:
+    """A shard of so many outcomes that nobody decoded."""
+    rng = random.Random(number)
+    result = Audit(RIGHT, OPTIONS, "transparent", RIGHT.families, RIGHT.families)
+    cases = [
+        Case(((1,) * rng.randrange(1, 9),) * rng.randrange(1, 6), num_draft_tokens=rng.randrange(1, 8), family=family)
+        for family in RIGHT.families
+        for _ in range(200)
+    ]
+    names = frozenset(ESSENTIAL)
+    result.outcomes = [Outcome(rng.choice(cases), "equivalent", 1.0, 1.0, names, ((1,),)) for _ in range(count)]
+    terms = shards.terms_of(RIGHT, OPTIONS)
+    return Shard(terms, number, count, None, (part_of(result),))
+
+
+def test_100_000_cases_of_four_workers_merge_in_no_time(tmp_path: Path) -> None:
+    for number in range(4):
+        write(synthetic(number, 25_000), tmp_path)
+    start = time.monotonic()
+    result = merged(RIGHT, OPTIONS, read(tmp_path))
+    report = report_of(result, tmp_path)
+    assert time.monotonic() - start < 10
+    assert (report.verdict, report.cases.run, report.coverage["ragged_round"]) == ("equivalent", 100_000, 100_000)
+
+
+def test_what_a_shard_stores_reaches_the_corpus_and_the_next_campaign(tmp_path: Path) -> None:
+    asked = replace(OPTIONS, corpus=tmp_path)
+    shard = shards.run(WRONG, asked, 0, cases=8)
+    assert list(shard.stored) == ["bookkeeping-premature-stop.json"]
+    corpus = Corpus(tmp_path, "mine")
+    for name, text in shard.stored.items():
+        corpus.take(name, text)
+        corpus.take(f"../../{name}", text)  # a name is no path
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")] == [f"1/mine/{name}"]
+    again = shards.run(WRONG, asked, 0, cases=8, corpus=corpus.files())
+    assert merged(WRONG, asked, [again]).tally.failing == 1
+    assert not again.stored
+    corpus.take(name, text[:100])
+    assert "could not be stored" in corpus.warnings[0]
+    assert (tmp_path / "1" / "mine" / name).read_text() == text
+
+
+def test_a_corpus_may_lie_at_a_url() -> None:
+    pytest.importorskip("fsspec")
+    violation = StoredViolation(Case(prompts=((1, 2), (3,))), "mine", SHORT)
+    for count in (1, 1):
+        with shared_corpus("memory://corpus/of") as folder:
+            Corpus(folder, "mine").store(violation, True)
+            assert len(Corpus(folder, "mine").load()) == count
+    with shared_corpus("memory://corpus/of") as folder:
+        assert [one.case for one in Corpus(folder, "mine").load().values()] == [violation.case]
+
+
+@pytest.mark.parametrize("place", ["nowhere://x/y", "http://127.0.0.1:9/x"])
+def test_a_corpus_that_cannot_be_reached_is_one_message(place: str) -> None:
+    pytest.importorskip("fsspec")
+    with (
+        pytest.raises(UsageError, match=r"--corpus .*expected a folder, or a URL that fsspec reaches"),
+        shared_corpus(place),
+    ):
+        pass
