@@ -186,8 +186,9 @@ def test_evidence_that_is_no_evidence_is_refused() -> None:
     assert from_builtins(to_builtins(shard)) == from_builtins(json.loads(json.dumps(to_builtins(shard))))
     sampled = shard.parts[1]
     assert sampled.wealth
-    for broken in ({"portfolio": []}, {**sampled.wealth, "all": {"shape": [3], "float64": "AAAA"}}, {}):
-        parts = (shard.parts[0], replace(sampled, wealth=broken or {"x": 1}))
+    wrong: list[dict[str, Any]] = [{"portfolio": []}, {**sampled.wealth, "all": {"shape": [3], "float64": "AAAA"}}]
+    for broken in wrong:
+        parts = (shard.parts[0], replace(sampled, wealth=broken))
         with pytest.raises(UsageError, match="shard 0: "):
             merged(load("eqspec"), OPTIONS, [replace(shard, parts=parts)])
 
