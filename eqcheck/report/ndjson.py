@@ -58,7 +58,7 @@ def told(event: Event) -> dict[str, Any] | None:
             name, more = "settled", {**more, "case": finding.case.to_dict()}
         case Finished(audit=audit):
             violations = {fingerprint: sum(f.count for f in found) for fingerprint, found in audit.causes.items()}
-            more = {"verdict": audit.verdict, "cases": len(audit.claimed), "violations": violations}
+            more = {"verdict": audit.verdict, "cases": audit.tally.run, "violations": violations}
             name, more = "finished", {**more, "elapsed_s": round(audit.elapsed, 1), "interrupted": audit.interrupted}
         case _:
             return None
