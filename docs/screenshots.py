@@ -1,6 +1,6 @@
 """The pictures of README and site: a report's page, and the page of a replay, made anew with a real browser.
 
-    python docs/screenshots.py        writes docs/pictures/*.png; needs Playwright and Debian's Chromium, takes a minute
+python docs/screenshots.py        writes docs/pictures/*.png; needs Playwright and Debian's Chromium, takes a minute
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def check(command: str) -> None:
         plugin = Path(str(pytest_plugin.__file__)).read_text()
         assert all(f'"{option.partition("=")[0]}"' in plugin for option in rest if option.startswith("--"))
     else:
-        assert command in ("pip install .", ".venv-vllm/bin/python reports/vllm/NAME.py")
+        assert command in ("pip install .", "pip install '.[ray]'", ".venv-vllm/bin/python reports/vllm/NAME.py")
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
