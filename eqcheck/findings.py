@@ -106,7 +106,8 @@ class Evidence:
 
     A right decoder's ``evidence`` ever reaches a number c with a probability of at most 1/c. ``greatest`` is the most
     that it was after any token; at ``threshold`` the verdict is ``violation``. ``excludes`` says how large an error
-    would have been seen, in sentences; ``regimes`` counts the tokens of each regime.
+    would have been seen, in sentences; ``regimes`` counts the tokens of each regime. ``course`` are points of the
+    evidence over tokens: how many tokens, and the decimal logarithm of the evidence then.
     """
 
     tokens: int
@@ -116,6 +117,7 @@ class Evidence:
     verdict: str
     excludes: tuple[str, ...]
     regimes: dict[str, int]
+    course: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass

@@ -288,3 +288,38 @@ def test_evidence_beyond_floats() -> None:
     assert np.isfinite(wealth.evidence)
     assert wealth.evidence > 1e300
     assert len(PAIRS) > 20
+
+
+def test_the_course_is_thinned_starts_at_nothing_and_ends_at_the_evidence() -> None:
+    wealth = Wealth()
+    assert wealth.course == ()
+    for number in range(30):
+        wealth.add([as_row(number, (0,) * 50)], "std")
+        (*_, last) = wealth.course
+        assert last == (wealth.tokens, round(wealth.log_evidence / np.log(10), 3))
+    tokens = [point[0] for point in wealth.course]
+    assert tokens[0] == 0
+    assert wealth.course[0][1] == 0
+    assert tokens == sorted(set(tokens))
+    assert 90 <= len(tokens) <= 201
+    assert max(b - a for a, b in itertools.pairwise(tokens)) <= 16
+
+
+def test_the_course_shows_the_evidence_within_a_case() -> None:
+    whole, single = Wealth(), Wealth()
+    rows = [as_row(0, (0, 1, 0, 0, 1))]
+    whole.add(rows, "std")
+    assert [point[0] for point in whole.course] == [0, 1, 2, 3, 4, 5]
+    single.add([as_row(0, (0,))], "std")
+    assert whole.course[1] == single.course[1]
+
+
+def test_the_course_of_joined_shards_goes_on_from_one_end_to_the_next() -> None:
+    first, second, joined = Wealth(), Wealth(), Wealth()
+    for number, wealth in ((0, first), (1, second), (2, second)):
+        wealth.add([as_row(number, (0, 1, 0))], "std")
+    assert joined.join(first)
+    assert joined.course == first.course
+    assert joined.join(second)
+    assert [point[0] for point in joined.course] == [0, 1, 2, 3, 9]
+    assert joined.course[-1][1] == round(joined.log_evidence / np.log(10), 3)

@@ -96,6 +96,7 @@ class Wealth:
         self.log_supremum = 0.0
         self.crossed: int | None = None
         """The number of tokens after which the evidence first was that of a violation."""
+        self._stride, self._course = 1, [[0.0, 0.0]]
         self._seeds: set[int] = set()
         self._all: Floats = np.zeros(len(PORTFOLIO))
         self._regimes: dict[str, Floats] = {}
@@ -156,6 +157,7 @@ class Wealth:
             value = _log_mean(regimes[name] + course) if name == regime else _log_mean(regimes[name][None])
             parts.append(np.broadcast_to(share + value, len(gains)))
         worth = np.logaddexp.reduce(parts)
+        self._note(worth)
         self.log_supremum = max(self.log_supremum, float(worth.max()))
         if self.crossed is None and worth.max() >= np.log(VIOLATION):
             after = len(gains) - 1 - int((worth >= np.log(VIOLATION)).argmax())
@@ -187,12 +189,34 @@ class Wealth:
         for name, logs in later._regimes.items():
             self._regimes[name] = self._regimes.get(name, 0) + logs
             self.counts[name] = self.counts.get(name, 0) + later.counts[name]
-        if not before:
+        if before:
+            self._remember([[float(self.tokens), self.log_evidence]])
+        else:
             self.log_supremum, self.crossed = later.log_supremum, later.crossed
+            self._stride, self._course = later._stride, list(later._course)
         self.log_supremum = max(self.log_supremum, self.log_evidence)
         if self.crossed is None and self.log_evidence >= np.log(VIOLATION):
             self.crossed = self.tokens
         return True
+
+    def _note(self, worth: Floats) -> None:
+        """Remember the evidence after some of these tokens, of which `tokens` counts the last."""
+        numbers = np.arange(self.tokens - len(worth) + 1, self.tokens + 1)
+        points = zip(numbers, worth, strict=True)
+        self._remember([[float(n), float(log)] for n, log in points if n % self._stride == 0])
+
+    def _remember(self, points: list[list[float]]) -> None:
+        self._course += points
+        while len(self._course) >= _POINTS:
+            self._stride *= 2
+            self._course = self._course[::2]
+
+    @property
+    def course(self) -> tuple[tuple[int, float], ...]:
+        """The evidence over tokens, thinned to `_POINTS` at most: how many tokens, and its decimal logarithm then."""
+        points = [point for point in self._course if point[0] < self.tokens]
+        points += [[self.tokens, self.log_evidence]] if self.tokens else []
+        return tuple((int(number), round(log / np.log(10), 3)) for number, log in points)
 
     @property
     def log_evidence(self) -> float:
@@ -241,6 +265,8 @@ class Wealth:
             "seeds": sorted(self._seeds),
             "all": self._all.tolist(),
             "regimes": {name: logs.tolist() for name, logs in self._regimes.items()},
+            "stride": self._stride,
+            "course": [list(point) for point in self._course],
         }
 
     @classmethod
@@ -256,10 +282,13 @@ class Wealth:
         wealth.counts, wealth.impossible = dict(data["counts"]), [dict(one) for one in data["impossible"]]
         wealth._seeds, wealth._all = set(data["seeds"]), np.array(data["all"])
         wealth._regimes = {name: np.array(logs) for name, logs in data["regimes"].items()}
+        wealth._stride = data.get("stride", 1)
+        wealth._course = [list(point) for point in data.get("course", [])]
         return wealth
 
 
 _PLAIN = ("cases", "tokens", "rows", "skipped", "repeated_seeds", "log_supremum", "crossed")
+_POINTS = 200
 _NOTHING = np.zeros((0, len(PORTFOLIO)))
 
 

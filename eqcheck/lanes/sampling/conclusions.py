@@ -27,6 +27,7 @@ def conclusions(result: Audit) -> None:
         verdict=verdict,
         excludes=result.exclusion.sentences() if verdict == "equivalent" and result.exclusion else (),
         regimes=dict(wealth.counts),
+        course=wealth.course,
     )
     if verdict == "violation":
         result.findings += _seen_together(result, wealth)
