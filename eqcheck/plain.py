@@ -13,6 +13,8 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b[31mb\\ud800")
     'a?[31mb?'
     """
+    if text.isprintable():  # as nearly all are
+        return text
     return "".join(c if c == "\n" or c.isprintable() or category(c) == "Zs" else "?" for c in text.expandtabs(4))
 
 

@@ -32,8 +32,29 @@ def render(explanation: Explanation) -> str:
     if explanation.slots:
         lines += ["", *_picture(explanation)]
     if explanation.consequences:
-        lines += ["", "  Also wrong, there or later (not counted):", *_consequences(explanation.consequences)]
+        lines += ["", "  Also wrong, there or later (not counted):"]
+        lines += [f"    {line}" for line in consequences(explanation)]
     return "\n".join(lines)
+
+
+def argument(e: Explanation) -> list[tuple[str, list[str]]]:
+    """The sentences of `render` by the word that they begin with; without rows, witnesses and picture.
+
+    >>> e = Explanation("bookkeeping", "past-eos", 0, 1, observed=7, expected_row=(5,), observed_row=(5, 7))
+    >>> argument(e)[-1]
+    ('However', ['new token 1 is id 7 where the row should have ended.'])
+    """
+    clauses = [sentence(clause) for clause in e.detail.split("; ") if clause]
+    if e.row is None or e.token_index is None:
+        return [("", clauses)]
+    found: list[tuple[str, list[str]]] = []
+    for line in _row(e) if e.component == "sampling" else [*_row(e), *_then(e), *_however(e)]:
+        begin = re.match(r" {2}(?:(Let|Then|However),? +)?(?! )", line)
+        if begin:
+            found.append((begin[1] or "", [line[begin.end() :]]))
+        else:
+            found[-1][1].append(line.strip())
+    return [*found, ("However", clauses)] if e.component == "sampling" else found
 
 
 def _witnesses(e: Explanation) -> list[str]:
@@ -202,13 +223,14 @@ def _held(d: Deviation) -> str:
     return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
 
 
-def _consequences(deviations: tuple[Deviation, ...]) -> list[str]:
+def consequences(e: Explanation) -> list[str]:
+    """What is wrong beside the cause, there or later: a line for each call and kind, and how often."""
     groups: dict[tuple[int, str], int] = {}
-    for deviation in deviations:
+    for deviation in e.consequences:
         key = (deviation.call, deviation.fingerprint)
         groups[key] = groups.get(key, 0) + 1
-    lines = [f"    call {call}: {fingerprint} x{count}" for (call, fingerprint), count in groups.items()]
-    return lines[:6] + ([f"    and {len(lines) - 6} more"] if len(lines) > 6 else [])
+    lines = [f"call {call}: {fingerprint} x{count}" for (call, fingerprint), count in groups.items()]
+    return lines[:6] + ([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])
 
 
 def _picture(e: Explanation) -> list[str]:
@@ -228,14 +250,19 @@ def _picture(e: Explanation) -> list[str]:
     headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     lines = ["  " + line.rstrip() for line in table.splitlines()]
+    return lines + ([f"  {shifted(e)}"] if shifted(e) else [])
+
+
+def shifted(e: Explanation) -> str:
+    """A sentence on the shift that all right positions of the row have, where its family forgives one; else empty."""
     offsets = {
         slot.expected_position - int(found[1])
         for slot in e.slots
-        if slot.expected_position is not None and (found := re.fullmatch(r"position (\d+)", slot.holds))
+        if slot.expected_position is not None and (found := re.fullmatch(r"position (\d{1,9})", slot.holds))
     }
     if len(offsets) == 1 and (offset := offsets.pop()):
-        lines.append(f"  All positions of the row are shifted by {offset:+d}, which models of this family forgive.")
-    return lines
+        return f"All positions of the row are shifted by {offset:+d}, which models of this family forgive."
+    return ""
 
 
 def _idle(slot: Slot) -> bool:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
+from jinja2 import Environment
+from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
-from eqcheck.report.html import page
+from eqcheck.findings import Evidence
+from eqcheck.report import html
+from eqcheck.report.html import page, to_html
 from eqcheck.report.html.drawing import Column, cell, columns, committed, drafts
-from eqcheck.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
-
-
-def a_story(text: str = "") -> Story:
-    """A row whose query in column 0 carries a wrong position, sees a rejected draft, and misses a token."""
-    slots = (
-        *(DrawnSlot(f"position {n}{text}", 100 + n, n, True, f"call 1, column {n}{text}") for n in range(12)),
-        DrawnSlot(f"rejected draft at position 12{text}", 62, 12, None, f"call 2, column 1{text}"),
-        DrawnSlot(f"position 12{text}", 104, 13, False, f"call 3, column 0{text}"),
-        DrawnSlot(f"never written{text}", None, None, None, ""),
-    )
-    wrong = DrawnQuery(0, f"position 12{text}", 104, 13, 12, "0" + "1" * 13 + "0", "1" * 12 + "010", 73, 12)
-    right = DrawnQuery(1, f"draft at position 13{text}", 7, 13, 13, "1" * 12 + "010", "1" * 12 + "010", 5, 5)
-    row = DrawnRow(0, 0, 2, slots, (wrong, right))
-    other = DrawnRow(1, None, 0, slots[:2], (DrawnQuery(0, text, 1, 1, None, "11", "", 5, None),))
-    call = DrawnCall(3, f"target{text}", False, (row, other), {"0": (104, 73)}, left_out=2)
-    rounds = (
-        DrawnRound(1, 2, (104, 62), 1, f"correction{text}", 9, (104, 9)),
-        DrawnRound(2, 3, (7,), 1, f"bonus{text}", 73, (7, 73)),
-    )
-    return Story(0, rounds, call, 0, 0)
+from eqcheck.report.html.finding import readable, tokens
+from eqcheck.story import DrawnQuery, DrawnSlot
+from eqcheck.verdict import Explanation
 
 
 def test_a_cell_says_what_is_seen_and_what_should_be() -> None:
@@ -68,3 +57,138 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_script() -> None:
     assert "default-src &#39;none&#39;" in policy
     assert "unsafe" not in policy
     assert not re.search(r"\sstyle=|\son\w+=", text)
+
+
+REPORTS = ("showcase/bsp", "showcase/dsd", "openvino_genai", "vllm")
+KINDS = ("kind", "component")  # where these are known, pages go other ways
+
+
+@pytest.mark.parametrize("kept", [(), KINDS], ids=["unknown kinds", "known kinds"])
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) -> None:
+    hostile, harmless = (to_html(filled(name, text, kept)) for text in (HOSTILE, " harmless"))
+    assert elements(hostile) == elements(harmless)
+    assert "<img" not in hostile
+    assert hostile.count("&lt;img src=x onerror=alert(1)&gt;") > 40
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202a-\u202e\ud800-\udfff]", hostile)
+    assert "{{ 7*7 }}" in hostile
+
+
+def test_a_page_without_escaping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = html._environment()
+    loose = Environment(autoescape=False, loader=made.loader, trim_blocks=True, lstrip_blocks=True)
+    loose.filters |= made.filters
+    monkeypatch.setattr(html, "_environment", lambda: loose)
+    hostile, harmless = (to_html(filled("showcase/bsp", text)) for text in (HOSTILE, " harmless"))
+    assert elements(hostile) != elements(harmless)
+
+
+def test_texts_of_10000_characters_make_no_large_page() -> None:
+    text = to_html(filled("showcase/dsd", "<" + "A" * 10_000))
+    assert len(text) < 1_500_000
+
+
+def test_twenty_causes_with_stories_are_less_than_3_mb() -> None:
+    text = to_html(many_causes(20, rows=8, slots=160))
+    assert text.count("<article") == 20
+    assert len(text.encode()) < 3_000_000
+
+
+def test_a_page_is_made_of_the_json_alone_and_imports_no_model() -> None:
+    code = (
+        "import sys; from eqcheck.report import load; from eqcheck.report.html import to_html\n"
+        f"assert to_html(load({str(ROOT / 'reports' / 'vllm')!r})).startswith('<!doctype html>')\n"
+        "sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_tells_what_the_report_says() -> None:
+    text = to_html(told("showcase/bsp", a_story()))
+    report = told("showcase/bsp")
+    for said in (
+        "265 of 300 cases fail. Found: 2 causes.",
+        "position/query-position",
+        "A query carries a position other than its logical one.",
+        "eqcheck replay",
+        "4 of 4 cases with other ids show the same.",
+        "Right position restores the output.",
+        "rows of one target call accepted different counts",
+        "transformers",
+    ):
+        assert said in text, said
+    assert text.count("first-wrong") > text.count(".first-wrong")
+    assert text.count("wrongly-seen") > 3
+    assert text.count('class="step first"') == len(report.violations)
+
+
+def test_what_was_never_exercised_and_what_is_vacuous_is_said_loudly() -> None:
+    report = told("showcase/bsp")
+    loud = replace(report, warnings=("VACUOUS: no case was seen to exercise: ragged_round", "another"), coverage={})
+    text = to_html(loud)
+    assert "<b>VACUOUS</b> no case was seen" in " ".join(text.split())
+    assert text.count('class="never"') > 20
+    assert 'class="never"' not in to_html(report)
+    assert "<b>VACUOUS</b>" not in to_html(report)
+
+
+def test_a_violation_without_a_cause_is_not_called_a_cause() -> None:
+    assert "Found: 4 causes and 1 violation without a cause that could be shown." in to_html(told("openvino_genai"))
+
+
+def test_the_evidence_is_drawn_against_its_thresholds() -> None:
+    report = told("vllm")
+    assert "<polyline" not in to_html(report), "an older report has no course"
+    course = ((0, 0.0), (10, -0.4), (20, 8.5))
+    evidence = Evidence(20, 3e8, 3e8, 1e6, "violation", (), {"std": 20}, course)
+    text = to_html(replace(report, sampling=evidence))
+    assert "Evidence over 20 tokens: at most 10⁸, in the end 10⁸." in text
+    assert "10⁶ violation" in text
+    assert "10³ in doubt" in text
+    wild = replace(evidence, evidence=float("inf"), threshold=0.0, course=((5, 1e300), (-3, -1e300), (5, 0.0)))
+    assert "<polyline" in to_html(replace(report, sampling=wild))
+
+
+def test_of_a_long_row_the_ends_and_what_is_around_the_first_wrong_token_is_shown() -> None:
+    right, wrong = tuple(range(200)), (*range(100), 7, *range(101, 200))
+    e = Explanation("cache", "stale-entry", 0, 100, 1, 100, 7, expected_row=right, observed_row=wrong)
+    found = tokens(e)
+    assert [one.index for one in found if one.state == "first"] == [100]
+    assert sum(one.gap or 1 for one in found) == 200
+    assert len(found) < 60
+
+
+def test_where_a_row_ends_the_end_is_shown() -> None:
+    short = Explanation("bookkeeping", "premature-stop", 0, 2, 1, 9, None, expected_row=(1, 2, 9), observed_row=(1, 2))
+    assert [(one.first, one.second, one.state) for one in tokens(short)][-1] == ("9", "end", "first")
+    long = Explanation("bookkeeping", "past-eos", 0, 1, 1, None, 4, expected_row=(1,), observed_row=(1, 4, 5))
+    assert [(one.first, one.second, one.state) for one in tokens(long)][1:] == [
+        ("end", "4", "first"),
+        ("", "5", "other"),
+    ]
+
+
+def test_a_case_is_readable_row_by_row() -> None:
+    case = {"rows": [{"prompt": [1, 2], "temperature": 1.0}], "prompts": [[3], [4, 5]], "seed": 7, "before": []}
+    assert readable(case) == [
+        ("rows", ["prompt 1 2; temperature 1.0"]),
+        ("prompts", ["3", "4 5"]),
+        ("seed", ["7"]),
+        ("before", ["none"]),
+    ]
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", 'https://x.org/"onclick=', "data:text/html,x", "//x.org"])
+def test_only_addresses_of_the_web_become_links(address: str) -> None:
+    report = told("showcase/bsp")
+    text = to_html(replace(report, decoder=replace(report.decoder, origin=address)))
+    assert not re.search(f'href="{re.escape(address[:10])}', text)
+    assert 'href="https://github.com' in to_html(report)
+
+
+def test_several_reports_are_one_page_with_anchors_of_their_own() -> None:
+    text = to_html(told("showcase/bsp"), told("showcase/dsd"))
+    ids = re.findall(r'\sid="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]*)"', text)) <= set(ids)

@@ -13,6 +13,7 @@ from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, by_cause
 from eqcheck.kinds import KINDS
 from eqcheck.plain import one_line
+from eqcheck.report.html import to_html
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -37,7 +38,7 @@ _PACKAGES = ("torch", "transformers", "hypothesis")
 
 
 def write(audit: Audit, folder: Path) -> Report:
-    """Write ``report.json``, ``report.md``, and a case file (and script) per finding into ``folder``.
+    """Write ``report.json``, ``report.md``, ``report.html``, and a case file (and script) per finding into ``folder``.
 
     Files of earlier audits that the report does not name are removed. On a full disk what is there stays, and the
     report has a warning.
@@ -55,6 +56,7 @@ def write(audit: Audit, folder: Path) -> Report:
             write_whole(path, text)
         write_whole(folder / "report.json", json.dumps(to_builtins(report), indent=1) + "\n")
         write_whole(folder / "report.md", to_markdown(report))
+        write_whole(folder / "report.html", to_html(report))
         for path in {
             *folder.glob("*.py"),
             *(file for name in _FOLDERS.values() for file in folder.glob(f"{name}/*.json")),

@@ -1,5 +1,6 @@
 """Pages: one self-contained file each, that fetches nothing and is safe whatever its texts hold.
 
+    to_html(report)
     page("a title", "trace.jinja", calls=calls)
 
 A page is a template of this folder that extends ``page.jinja``; ``drawing.jinja`` has the macros that draw calls and
@@ -12,13 +13,16 @@ import base64
 import hashlib
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from eqcheck.plain import one_line
 from eqcheck.report.html import drawing, words
+
+if TYPE_CHECKING:
+    from eqcheck.report.schema import Report
 
 
 def page(title: str, template: str, **data: Any) -> str:
@@ -33,6 +37,13 @@ def page(title: str, template: str, **data: Any) -> str:
     )
     shown = {"title": one_line(title, 200), "style": Markup(style), "script": Markup(script), "policy": policy}
     return _environment().get_template(template).render(data | shown)
+
+
+def to_html(*reports: Report) -> str:
+    """The page of a report, or of several one after the other; it needs nothing but the reports' own data."""
+    from eqcheck.report.html.report import to_html
+
+    return to_html(reports)
 
 
 @cache

@@ -7,47 +7,61 @@
     "seen-unjudged": "sees it", "unseen-unjudged": "does not see it",
   };
 
-  // The pictures: what a cell says, under the pointer or at the arrow keys.
-  for (const picture of all(".picture")) {
-    const area = picture.querySelector(".scroll"), readout = picture.querySelector(".readout");
-    const slots = all(".holds th[title]", picture), rows = all("tbody tr[data-query]", picture);
-    const cells = rows.map((row) => all("td.c", row));
-    let at = null;
-    const tell = (y, x) => {
-      const slot = slots[x].title, state = y < 0 ? "" : words[cells[y][x].classList[1]];
-      const sentence = y < 0 ? slot : slot + "; " + rows[y].dataset.query + " " + state;
-      readout.textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1) + ".";
+  // The pictures: what a cell says, under the pointer or at the arrow keys. A picture is looked into when it is used.
+  const parts_of = (picture) => {
+    const rows = all("tbody tr[data-query]", picture);
+    return {
+      slots: all(".holds th[title]", picture), rows, cells: rows.map((row) => all("td.c", row)),
+      readout: picture.querySelector(".readout"),
     };
-    const mark = (y, x) => {
-      if (at) cells[at[0]][at[1]].classList.remove("at");
-      at = [y, x];
-      cells[y][x].classList.add("at");
-      cells[y][x].scrollIntoView({ block: "nearest", inline: "nearest" });
-      tell(y, x);
-    };
-    picture.addEventListener("pointerover", (event) => {
-      const cell = event.target.closest("td.c"), head = event.target.closest(".holds th[title]");
-      if (head) return tell(-1, slots.indexOf(head));
-      const y = cell ? rows.indexOf(cell.parentElement) : -1;
-      if (y >= 0) tell(y, cells[y].indexOf(cell));
-    });
-    area.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-      if (!move || event.ctrlKey || event.metaKey || event.altKey || !rows.length || !slots.length) return;
-      event.preventDefault();
-      event.stopPropagation();
-      const marked = rows.findIndex((row) => row.classList.contains("marked"));
-      const [y, x] = at || [Math.max(marked, 0) - move[0], -move[1]];
-      const within = (value, length) => Math.min(Math.max(value, 0), length - 1);
-      mark(within(y + move[0], rows.length), within(x + move[1], slots.length));
-    });
-    const wrong = picture.querySelector("td[class*=wrongly], td.bad");
-    if (wrong) area.scrollLeft = Math.max(0, wrong.offsetLeft + wrong.offsetWidth - area.clientWidth + 40);
-    area.addEventListener("blur", () => {
-      if (at) cells[at[0]][at[1]].classList.remove("at");
-      at = null;
-    });
-  }
+  };
+  const tell = ({ slots, rows, cells, readout }, y, x) => {
+    const what = slots[x].title;
+    const said = y < 0 ? what : what + "; " + rows[y].dataset.query + " " + words[cells[y][x].classList[1]];
+    readout.textContent = said.charAt(0).toUpperCase() + said.slice(1) + ".";
+  };
+  document.addEventListener("pointerover", (event) => {
+    const one = event.target.closest && event.target.closest(".picture td.c, .picture .holds th[title]");
+    if (!one) return;
+    const picture = parts_of(one.closest(".picture"));
+    if (one.tagName === "TH") return tell(picture, -1, picture.slots.indexOf(one));
+    const y = picture.rows.indexOf(one.parentElement);
+    if (y >= 0) tell(picture, y, picture.cells[y].indexOf(one));
+  });
+  const unmark = (area) => all(".at", area).forEach((cell) => cell.classList.remove("at"));
+  document.addEventListener("keydown", (event) => {
+    const area = event.target.closest && event.target.closest(".picture > .scroll");
+    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!area || !move || event.ctrlKey || event.metaKey || event.altKey) return;
+    const picture = parts_of(area.parentElement), { rows, cells } = picture;
+    if (!rows.length || !picture.slots.length) return;
+    event.preventDefault();
+    let y = rows.findIndex((row) => row.querySelector(".at"));
+    let x = y < 0 ? -1 : cells[y].findIndex((cell) => cell.classList.contains("at"));
+    const within = (value, length) => Math.min(Math.max(value, 0), length - 1);
+    if (y < 0) [y, x] = [Math.max(rows.findIndex((row) => row.classList.contains("marked")), 0), 0];
+    else [y, x] = [within(y + move[0], rows.length), within(x + move[1], picture.slots.length)];
+    unmark(area);
+    cells[y][x].classList.add("at");
+    cells[y][x].scrollIntoView({ block: "nearest", inline: "nearest" });
+    tell(picture, y, x);
+  });
+  document.addEventListener("focusout", (event) => {
+    const area = event.target.closest && event.target.closest(".picture > .scroll");
+    if (area) unmark(area);
+  });
+  // Where a picture is wider than the page, what is wrong comes into view when the picture does.
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      watch.unobserve(target);
+      const wrong = target.querySelector("td[class*=wrongly], .carried .bad");
+      if (wrong && target.scrollWidth > target.clientWidth) {
+        target.scrollLeft = Math.max(0, wrong.offsetLeft + wrong.offsetWidth - target.clientWidth + 40);
+      }
+    }
+  });
+  for (const area of all(".picture > .scroll")) watch.observe(area);
 
   // Left and right go from part to part of the page.
   const parts = all("[data-part]");

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
-from eqcheck.plain import one_line
+from eqcheck.plain import one_line, printable
 from eqcheck.verdict import many
 
 _LINK = re.compile(r"https?://[\w.-]+(:\d+)?(/[^\s\"'<>]*)?", re.ASCII)
@@ -26,24 +24,35 @@ def link(text: str | None) -> str:
     return text if text and len(text) < 2000 and _LINK.fullmatch(text) else ""
 
 
-def permille(part: int, whole: int) -> int:
-    """The share of ``part`` in a bar of a thousand; at least 4 where there is any, at most 1000.
+def permille(part: int, whole: int, least: int = 15) -> int:
+    """The share of ``part`` in a bar of a thousand; ``least`` where there is any, at most 1000.
 
     >>> permille(1, 3), permille(0, 3), permille(1, 10**9), permille(3, 0)
-    (333, 0, 4, 0)
+    (333, 0, 15, 0)
     """
     if part <= 0 or whole <= 0:
         return 0
-    return max(4, 1000 * min(part, whole) // whole)
+    return max(least, 1000 * min(part, whole) // whole)
 
 
-def as_json(value: Any) -> str:
-    """Plain data as JSON, lists of numbers on one line."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    return _NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+def clipped(text: str, most: int) -> str:
+    """Lines that can be printed, cut after ``most`` characters."""
+    shown = printable(text)
+    return (
+        shown if len(shown) <= most else f"{shown[:most]}\n... {len(shown) - most} characters more are in report.json"
+    )
 
 
-_NUMBERS = re.compile(r"\[[\s\d,.eE+-]*\]")
+def capital(text: str, begins: bool = True) -> str:
+    """The text with a capital letter first where it begins a sentence, and the rest as it is."""
+    return text[:1].upper() + text[1:] if begins else text
 
 
-FILTERS = {"short": short, "link": link, "permille": permille, "as_json": as_json, "many": many}
+FILTERS = {
+    "short": short,
+    "link": link,
+    "permille": permille,
+    "clipped": clipped,
+    "capital": capital,
+    "many": many,
+}

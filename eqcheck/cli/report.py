@@ -1,0 +1,187 @@
+"""``eqcheck report``: show a stored report, as text and as a page; or compare two audits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eqcheck.cli.common import EPILOG, say
+from eqcheck.errors import EQUIVALENT, USAGE, VIOLATION, UsageError
+from eqcheck.plain import printable
+
+if TYPE_CHECKING:
+    from eqcheck.cli.common import Commands
+    from eqcheck.report.schema import Report
+
+_PORT = 8008
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser."""
+    report = commands.add_parser(
+        "report",
+        help="show a stored report, or compare two audits",
+        description="With one folder: print its reports, and open their page where there is a display. With two: "
+        "compare the audits; exit code 1 where a violation is new.",
+        epilog=EPILOG,
+    )
+    report.add_argument("folder", type=Path, metavar="DIR", help="a decoder's folder, or the --out folder of an audit")
+    report.add_argument("later", type=Path, nargs="?", metavar="DIR2", help="the folder of a later audit")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write the page to this file, and open nothing")
+    report.add_argument(
+        "--serve",
+        type=_port,
+        nargs="?",
+        const=_PORT,
+        metavar="PORT",
+        help=f"serve the page on this machine alone, until Ctrl-C ({_PORT})",
+    )
+    report.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from eqcheck.report.html import to_html
+    from eqcheck.report.terminal import summary
+
+    if options.later:
+        return _compared(options)
+    found, code = _reports(options.folder)
+    say(printable(summary(list(found.values()), [str(folder) for folder in found])))
+    if options.serve is not None:
+        _serve(to_html(*found.values()), options.serve)
+    elif options.html or _display():
+        file = options.html or (options.folder if options.folder.is_dir() else options.folder.parent) / "report.html"
+        _written(file, to_html(*found.values()))
+        if not options.html:
+            _open(file)
+    else:
+        pages = [folder / "report.html" for folder in found]
+        there = ", ".join(str(file) for file in pages if file.is_file())
+        say(printable(f"\npage: {there or 'none; write one with --html FILE'}"))
+    return code
+
+
+def _compared(options: argparse.Namespace) -> int:
+    from eqcheck.report.compare import compare, to_text
+    from eqcheck.report.html.report import compared_to_html
+
+    before, code = _reports(options.folder)
+    now, later = _reports(options.later)
+    pairs = _pairs(list(before.values()), list(now.values()))
+    comparisons = [compare(*pair) for pair in pairs]
+    say(printable(to_text(comparisons)))
+    if options.serve is not None:
+        _serve(compared_to_html(comparisons), options.serve)
+    elif options.html:
+        _written(options.html, compared_to_html(comparisons))
+    if code or later:
+        return code or later
+    return VIOLATION if any(one.worse for one in comparisons) else EQUIVALENT
+
+
+def _pairs(before: Sequence[Report], now: Sequence[Report]) -> list[tuple[Report, Report]]:
+    """The reports that belong together: those of one name, or the only two."""
+    if len(before) == len(now) == 1:
+        return [(before[0], now[0])]
+    names = {one.decoder.name: one for one in before}
+    pairs = [(names[one.decoder.name], one) for one in now if one.decoder.name in names]
+    if not pairs:
+        first, second = (", ".join(sorted(one.decoder.name for one in side)) for side in (before, now))
+        raise UsageError(f"no decoder is in both: {first} in the first folder, {second} in the second")
+    alone = {one.decoder.name for one in (*before, *now)} - {now.decoder.name for _, now in pairs}
+    if alone:
+        print(printable(f"eqcheck: in one of the two only: {', '.join(sorted(alone))}"), file=sys.stderr)
+    return pairs
+
+
+def _reports(folder: Path) -> tuple[dict[Path, Report], int]:
+    """The reports of a folder by the folders that they lie in, and an exit code: some may be unreadable.
+
+    Raises `UsageError` where none can be read.
+    """
+    from eqcheck.report import load
+
+    if folder.is_file() or (folder / "report.json").is_file():
+        return {folder if folder.is_dir() else folder.parent: load(folder)}, EQUIVALENT
+    files = sorted(folder.glob("*/report.json"))
+    if not files:
+        what = "has no report.json, and no folder in it has one" if folder.is_dir() else "there is no such folder"
+        raise UsageError(f"report {folder}: {what}; write one with: eqcheck audit --out DIR")
+    found: dict[Path, Report] = {}
+    errors: list[UsageError] = []
+    for file in files:
+        try:
+            found[file.parent] = load(file)
+        except UsageError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    for error in errors:
+        print(f"eqcheck: {printable(str(error))}", file=sys.stderr)
+    return found, USAGE if errors else EQUIVALENT
+
+
+def _display() -> bool:
+    """Whether a browser can be opened for whoever reads the output."""
+    shown = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and shown
+
+
+def _written(file: Path, text: str) -> None:
+    from eqcheck.campaign.casefile import write_whole
+
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise UsageError(
+            f"{file}: cannot write the page: {error.strerror or error}; name another --html FILE"
+        ) from error
+    say(printable(f"\npage: {file}"))
+
+
+def _open(file: Path) -> None:
+    import webbrowser
+
+    webbrowser.open(file.resolve().as_uri())
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:40]!r}")
+    return int(text)
+
+
+def _serve(text: str, port: int) -> None:
+    """Serve the page and nothing else on 127.0.0.1 until Ctrl-C; port 0 takes one that is free."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    content = text.encode()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == "/"
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(content) if found else 0))
+            self.end_headers()
+            self.wfile.write(content if found else b"")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing for each request."""
+
+    try:
+        server = HTTPServer(("127.0.0.1", port), Page)
+    except OSError as error:
+        raise UsageError(
+            f"--serve {port}: {error.strerror or error}; name another port, or 0 for a free one"
+        ) from error
+    with server:
+        say(f"\npage: http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("")

@@ -1,0 +1,171 @@
+"""Two audits of a decoder beside each other: which causes are new, gone, or still there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from eqcheck.report.markdown import percent
+from eqcheck.report.schema import Report
+from eqcheck.verdict import many
+
+STATES = ("new", "still there", "in doubt", "gone", "no violation")
+_GROUPS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an audit says of a cause: its standing, in how many cases, and of how many; where it is known, the link."""
+
+    standing: str
+    count: int
+    of: int
+    known: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.standing} {self.count} of {self.of}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cause in two audits; ``state`` is one of `STATES`.
+
+    ``new``: a violation that was none. ``in doubt``: it was a violation and is a discovery or inconclusive now.
+    ``missed`` is the probability that the later cases show nothing of a cause that is as frequent as it was, None where
+    it is not ``gone``.
+    """
+
+    state: str
+    fingerprint: str
+    meaning: str
+    before: Seen | None
+    now: Seen | None
+    missed: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports of a decoder, the changes between them, and ``notes`` on what else is not alike."""
+
+    before: Report
+    now: Report
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def worse(self) -> bool:
+        """Whether there is a violation that was none before."""
+        return any(change.state == "new" for change in self.changes)
+
+    @property
+    def versions(self) -> list[tuple[str, str, str]]:
+        """Each version before and now; ``-`` for none."""
+        names = dict.fromkeys([*self.before.versions, *self.now.versions])
+        return [(name, self.before.versions.get(name, "-"), self.now.versions.get(name, "-")) for name in names]
+
+    @property
+    def figures(self) -> list[tuple[str, str, str]]:
+        """Verdicts, cases and means, before and now."""
+        both = (self.before, self.now)
+        rows = {
+            "verdict": [one.verdict for one in both],
+            "cases": [str(one.cases.run) for one in both],
+            "in violation": [str(one.cases.violation) for one in both],
+            "exact match": [percent(one.equivalence.exact_match) for one in both],
+            "prefix match": [percent(one.equivalence.prefix_match) for one in both],
+            "drafts accepted": ["-" if one.acceptance is None else f"{one.acceptance:.0%}" for one in both],
+        }
+        return [(name, first, second) for name, (first, second) in rows.items() if (first, second) != ("-", "-")]
+
+
+def compare(before: Report, now: Report) -> Comparison:
+    """What became of each cause from one audit to the next."""
+    old, new = _seen(before), _seen(now)
+    meanings = _meanings(now) | _meanings(before)
+    names, ran = dict.fromkeys([*new, *old]), now.cases.run
+    changes = [_change(name, meanings[name], old.get(name), new.get(name), ran) for name in names]
+    changes.sort(key=lambda change: STATES.index(change.state))
+    return Comparison(before, now, tuple(changes), tuple(_notes(before, now)))
+
+
+def _seen(report: Report) -> dict[str, Seen]:
+    """Each fingerprint with its gravest standing."""
+    found: dict[str, Seen] = {}
+    for group, standing in _GROUPS.items():
+        for one in getattr(report, group):
+            found.setdefault(one.fingerprint, Seen(standing, one.count, report.cases.run, one.known))
+    return found
+
+
+def _meanings(report: Report) -> dict[str, str]:
+    return {one.fingerprint: one.cause.meaning for group in _GROUPS for one in getattr(report, group)}
+
+
+def _change(fingerprint: str, meaning: str, before: Seen | None, now: Seen | None, ran: int) -> Change:
+    was, is_now = (bool(one and one.standing == "violation") for one in (before, now))
+    if not was:
+        return Change("new" if is_now else "no violation", fingerprint, meaning, before, now)
+    state = "still there" if is_now else "in doubt" if now else "gone"
+    missed = None
+    if state == "gone" and before and 0 < before.count <= before.of:
+        missed = (1 - before.count / before.of) ** ran
+    return Change(state, fingerprint, meaning, before, now, missed)
+
+
+def _notes(before: Report, now: Report) -> list[str]:
+    """What is not alike, so that a difference between the two may be no change of the decoder."""
+    found = []
+    for what, first, second in (
+        ("decoder", before.decoder.name, now.decoder.name),
+        ("lane", before.lane, now.lane),
+        ("families", ", ".join(before.families), ", ".join(now.families)),
+        ("seed", str(before.seed), str(now.seed)),
+        ("required of requests", ", ".join(before.requires) or "nothing", ", ".join(now.requires) or "nothing"),
+        ("eqcheck", before.versions.get("eqcheck", "-"), now.versions.get("eqcheck", "-")),
+    ):
+        if first != second:
+            found.append(f"{what}: {first} before, {second} now")
+    found += [
+        f"the audit {when} was interrupted" for when, one in (("before", before), ("now", now)) if one.interrupted
+    ]
+    loud = [warning for warning in now.warnings if warning.startswith(("VACUOUS", "INCONCLUSIVE"))]
+    return found + [f"now: {warning}" for warning in loud]
+
+
+def chance(change: Change) -> str:
+    """How likely a cause that is gone was only missed, as a sentence; empty where that is not known."""
+    if change.missed is None:
+        return ""
+    return f"if it were as frequent as before, these cases would miss it with probability {change.missed:.1g}"
+
+
+def to_text(comparisons: Sequence[Comparison]) -> str:
+    """The comparisons for a terminal."""
+    lines: list[str] = []
+    for one in comparisons:
+        name = one.now.decoder.name
+        lines += ["", *[f"{name}: NOTE {note}" for note in one.notes]]
+        rows = [*one.figures, *(row for row in one.versions if row[1] != row[2])]
+        lines += [tabulate(rows, headers=[name, "before", "now"], disable_numparse=True), ""]
+        causes = [[c.state, c.fingerprint, str(c.before or "-"), str(c.now or "-")] for c in one.changes]
+        if causes:
+            lines += [tabulate(causes, headers=["", "cause", "before", "now"], disable_numparse=True)]
+            lines += [f"{c.fingerprint}: gone; {chance(c)}" for c in one.changes if chance(c)]
+        lines.append(f"{name}: {in_words(one)}")
+    return "\n".join(lines).lstrip("\n")
+
+
+def in_words(one: Comparison) -> str:
+    """How many causes are in each state.
+
+    >>> from types import SimpleNamespace as Given
+    >>> in_words(Given(changes=[Given(state="new"), Given(state="gone"), Given(state="gone")]))
+    '1 cause is new, 2 causes are gone.'
+    >>> in_words(Given(changes=[]))
+    'No cause before, and none now.'
+    """
+    counts = {state: sum(change.state == state for change in one.changes) for state in STATES[:-1]}
+    said = [f"{many(n, 'cause')} {'is' if n == 1 else 'are'} {state}" for state, n in counts.items() if n]
+    return f"{', '.join(said)}." if said else "No cause before, and none now."

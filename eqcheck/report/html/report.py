@@ -1,0 +1,98 @@
+"""A report as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from eqcheck.campaign.lane import LANES
+from eqcheck.report.compare import Comparison, chance, compare, in_words
+from eqcheck.report.html import page
+from eqcheck.report.html.chart import Chart
+from eqcheck.report.html.finding import Finding
+from eqcheck.report.markdown import about, declined_of, not_taken, percent, sampled
+from eqcheck.report.schema import Report, ReportedViolation, printable_report
+from eqcheck.verdict import many
+
+_TITLES = {"violations": "", "discoveries": "Discovery", "inconclusive": "Inconclusive"}
+
+
+def to_html(reports: Sequence[Report]) -> str:
+    """The page of one report, or of several, one after the other."""
+    shown = [_prepared(printable_report(report), number) for number, report in enumerate(reports)]
+    title = ", ".join(f"{one.r.decoder.name}: {one.r.verdict}" for one in shown)
+    return page(f"{title} - eqcheck", "report.jinja", reports=shown)
+
+
+def compared_to_html(comparisons: Sequence[Comparison]) -> str:
+    """The page of two audits beside each other, of one decoder or of several."""
+    clean = [compare(printable_report(one.before), printable_report(one.now)) for one in comparisons]
+    names = ", ".join(one.now.decoder.name for one in clean)
+    return page(f"{names}: two audits - eqcheck", "compare.jinja", comparisons=clean, in_words=in_words, chance=chance)
+
+
+def _prepared(report: Report, number: int) -> SimpleNamespace:
+    """What the template shows of a report; ``number`` keeps the anchors of several apart."""
+    lane = about(report) if report.lane in LANES else None
+    found: list[Finding] = []
+    for group, title in _TITLES.items():
+        found += [
+            _finding(report, one, title, f"r{number}-{len(found) + at}", at)
+            for at, one in enumerate(getattr(report, group), 1)
+        ]
+    return SimpleNamespace(
+        r=report,
+        anchor=f"r{number}",
+        findings=found,
+        axes=getattr(lane, "AXES", {}),
+        exercised=_exercised(report, lane),
+        reached=[(report.reached.get(name, 0), what) for name, what in getattr(lane, "REACHED", {}).items()],
+        clean_shows=getattr(lane, "CLEAN_SHOWS", ""),
+        legend=next((one.anchor for one in found if one.drawn), ""),
+        said=_said(report),
+        loud=[one for one in report.warnings if one.startswith("VACUOUS")],
+        warnings=[one for one in report.warnings if not one.startswith("VACUOUS")],
+        exact=percent(report.equivalence.exact_match),
+        prefix=percent(report.equivalence.prefix_match),
+        declined=declined_of(report),
+        not_taken=not_taken(report),
+        sampled=sampled(report),
+        chart=Chart.of(report.sampling) if report.sampling and len(report.sampling.course) > 1 else None,
+    )
+
+
+def _finding(report: Report, one: ReportedViolation, title: str, anchor: str, number: int) -> Finding:
+    of = report.cases.run
+    if title == "Discovery":  # made on cases beyond the claim, which are not among those that ran
+        of = sum(cells.cases for cells in report.matrix.values() if not cells.claimed)
+    return Finding(number, anchor, title, of, one)
+
+
+def _exercised(report: Report, lane: Any) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    """What the lane exercises: its name, what it is, and in how many cases; the least first. Sampled rows apart."""
+    plain, of_sampled = getattr(lane, "COUNTERS", {}), getattr(lane, "SAMPLED", {}) if report.sampling else {}
+    of_sampled = {name: what for name, what in of_sampled.items() if name not in plain}
+    plain = {**dict.fromkeys((name for name in report.coverage if name not in of_sampled), ""), **plain}
+    found = []
+    for title, names in (("", plain), ("Of cases with sampled rows", of_sampled)):
+        rows = [(name, what or name, report.coverage.get(name, 0)) for name, what in names.items()]
+        found.append((title, sorted(rows, key=lambda row: row[2])))
+    return [(title, rows) for title, rows in found if rows]
+
+
+def _said(report: Report) -> str:
+    """The verdict as a sentence."""
+    run, wrong = report.cases.run, report.cases.violation
+    if not run:
+        return "Nothing was tested: no case ran."
+    if report.verdict == "violation":
+        parts = [f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}."]
+        unknown = sum(one.component == "unattributed" for one in report.violations)
+        named = [many(len(report.violations) - unknown, "cause")] * (len(report.violations) > unknown)
+        named += [f"{many(unknown, 'violation')} without a cause that could be shown"] * bool(unknown)
+        return " ".join([*parts, *([f"Found: {' and '.join(named)}."] if named else [])])
+    if report.verdict == "inconclusive":
+        return f"{run} cases ran. They do not settle whether the decoder is right."
+    ties = f" {report.cases.tie} ended in a near-tie." if report.cases.tie else ""
+    return f"No violation was found in {run} cases.{ties}"
