@@ -292,7 +292,7 @@ def test_evidence_beyond_floats() -> None:
 
 def test_the_course_is_thinned_starts_at_nothing_and_ends_at_the_evidence() -> None:
     wealth = Wealth()
-    assert wealth.course == ()
+    assert not wealth.course
     for number in range(30):
         wealth.add([as_row(number, (0,) * 50)], "std")
         (*_, last) = wealth.course

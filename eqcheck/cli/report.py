@@ -120,8 +120,8 @@ def _reports(folder: Path) -> tuple[dict[Path, Report], int]:
             errors.append(error)
     if not found:
         raise errors[0]
-    for error in errors:
-        print(f"eqcheck: {printable(str(error))}", file=sys.stderr)
+    for unread in errors:
+        print(f"eqcheck: {printable(str(unread))}", file=sys.stderr)
     return found, USAGE if errors else EQUIVALENT
 
 

@@ -68,16 +68,19 @@ class Comparison:
     @property
     def figures(self) -> list[tuple[str, str, str]]:
         """Verdicts, cases and means, before and now."""
-        both = (self.before, self.now)
-        rows = {
-            "verdict": [one.verdict for one in both],
-            "cases": [str(one.cases.run) for one in both],
-            "in violation": [str(one.cases.violation) for one in both],
-            "exact match": [percent(one.equivalence.exact_match) for one in both],
-            "prefix match": [percent(one.equivalence.prefix_match) for one in both],
-            "drafts accepted": ["-" if one.acceptance is None else f"{one.acceptance:.0%}" for one in both],
-        }
-        return [(name, first, second) for name, (first, second) in rows.items() if (first, second) != ("-", "-")]
+        before, now = _figures(self.before), _figures(self.now)
+        return [(name, before[name], now[name]) for name in now if (before[name], now[name]) != ("-", "-")]
+
+
+def _figures(report: Report) -> dict[str, str]:
+    return {
+        "verdict": report.verdict,
+        "cases": str(report.cases.run),
+        "in violation": str(report.cases.violation),
+        "exact match": percent(report.equivalence.exact_match),
+        "prefix match": percent(report.equivalence.prefix_match),
+        "drafts accepted": "-" if report.acceptance is None else f"{report.acceptance:.0%}",
+    }
 
 
 def compare(before: Report, now: Report) -> Comparison:

@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Open a page that is given as text; what the console, dialogs and requests say is in its ``complaints``."""
-    contexts = []
+    contexts: list[Any] = []
 
     def show(text: str, width: int = 1600, **context: Any) -> Any:
         file = tmp_path / f"{len(contexts)}.html"
