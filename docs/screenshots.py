@@ -1,10 +1,11 @@
-"""The pictures of README and site: a report's page, and the page of a replay, made anew with a real browser.
+"""The pictures of README and site: the page of a report, made anew with a real browser.
 
 python docs/screenshots.py        writes docs/pictures/*.png; needs Playwright and Debian's Chromium, takes a minute
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,33 +14,35 @@ from typing import Any
 from eqcheck.cli import main
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
+WIDTH = 1120
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
 FLAGS += "--disable-component-update --disable-sync"
 
 
-def shoot(browser: Any, page: Path, picture: str, width: int, height: int, selector: str = "") -> None:
-    """Take a picture of the first screen of a page, or of what a selector finds first."""
-    context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=1)
-    opened = context.new_page()
+def shoot(browser: Any, page: Path, picture: str, *, height: int = 900, of: str = "") -> None:
+    """Take a picture of the first screen of a page, or of what a selector finds first, with a margin."""
+    opened = browser.new_page(viewport={"width": WIDTH, "height": height})
     opened.goto(page.as_uri())
-    what = opened.locator(selector).first if selector else opened
-    what.screenshot(path=PICTURES / picture)
-    context.close()
+    box = opened.locator(of).first.bounding_box() if of else None
+    if box:
+        clip = {"x": 0, "y": box["y"] + 1, "width": WIDTH, "height": box["height"]}
+        opened.screenshot(path=PICTURES / picture, full_page=True, clip=clip)
+    else:
+        opened.screenshot(path=PICTURES / picture)
+    opened.close()
 
 
 def run() -> int:
     from playwright.sync_api import sync_playwright
 
-    PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        out = Path(folder)
-        main(["audit", "bsp", "--cases", "60", "--no-corpus", "--out", folder])
-        case = out / "bsp" / "cases" / "position-query-position.json"
-        main(["replay", "-v", str(case), "--html", str(out / "replay.html")])
+        os.chdir(folder)  # so that the commands on the pages are those of a reader
+        main(["audit", "bsp", "--cases", "60", "--no-corpus"])
+        report = Path("reports/bsp").resolve()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        shoot(browser, out / "bsp" / "report.html", "report.png", 1280, 900)
-        shoot(browser, out / "replay.html", "replay.png", 1280, 900)
+        shoot(browser, report / "report.html", "report.png", height=620)
+        shoot(browser, report / "report.html", "finding.png", of="article")
         browser.close()
     return 0
 
