@@ -1,190 +1,271 @@
-"""Every call of one decode as text, for ``eqcheck replay -v``: what it fed, saw and answered, what rows have then."""
+"""Every call of a decode in the terminal, for ``eqcheck replay -v``: what it fed, saw and answered.
+
+Signs say what colours say, so that nothing is lost where there are none.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from textwrap import fill
+from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
-from eqcheck.attribution.context import holds
-from eqcheck.attribution.labels import Labels, labels_of
-from eqcheck.attribution.record import Label, Write, self_hidden
-from eqcheck.harness import Run
-from eqcheck.hashing import CALL, COLUMN, MODEL, POSITION, ROW, TOKEN, Ints
+from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot
 from eqcheck.text import ids
-from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import many
 
-_ROWS, _COLUMNS, _SLOTS = 8, 12, 12  # of a call, of a row and of its cache; more are shortened
-_MODELS = {TARGET: "target", DRAFT: "draft"}
-_ABOUT = """Every call of the decoder. Slots are shown as the queries of the call see them, its own tokens among them.
-`position 3` in a slot is the token of the row there; the column `position` is what the query carries. Of a draft's
-query that saw no row exactly (-) only id and position are known. A new token is counted from the call that answers
-for it; the first wrong one is in brackets."""
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
+_WIDE = 118  # characters, where nothing says how wide the terminal is
+_SEEN = {  # whether a slot is seen, and should be
+    "11": ("#", "blue"),
+    "00": (".", "bright_black"),
+    "10": ("X", "bold red"),
+    "01": ("O", "bold red"),
+    "1": ("+", "yellow"),
+    "0": ("-", "bright_black"),
+}
+_ABOUT = """Every call of the decoder, step by step. A row of a call has its queries first, then its slots as they see
+them, their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O is
+hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or answer
+has the right one behind it. `position 3` in a slot is the token of the row there; the column `position` is what it
+carries. What a row has after a call is read from what it is fed later; the first wrong id is in brackets."""
 
 
-def view(run: Run) -> str:
-    """The calls of a decode, in order, and what was returned."""
-    labels = labels_of(run, run.trace)
-    drafts = _draft_labels(run)
+def show(decode: DrawnDecode) -> None:
+    """Print a decode, in colours on a terminal that has them, unless the variable NO_COLOR is set."""
+    import os
+    import sys
+
+    from rich.console import Console
+
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    console = Console(file=sys.stdout, width=None if known else _WIDE, highlight=False, markup=False, emoji=False)
+    for part in parts(decode):
+        console.print(part)
+
+
+def view(decode: DrawnDecode, width: int = _WIDE) -> str:
+    """A decode as plain text of so many characters a line."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False, color_system=None)
+    for part in parts(decode):
+        console.print(part)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
+    """What is shown of a decode, in order: its calls, the rounds of its rows, and what was returned."""
+    from rich.text import Text
+
+    yield Text(" ".join(_ABOUT.split()), style="bright_black")
     had: dict[int, int] = defaultdict(int)
-    blocks = []
-    for call in run.trace.calls:
-        block = [_head(run, call), *_rows(call, labels, drafts)]
-        if call.role == TARGET:
-            block += _commits(run, labels, call, had)
-        blocks.append("\n".join(block))
-    return "\n\n".join([_ABOUT, *blocks, "\n".join(_returned(run))])
+    before = 0
+    for call in decode.calls:
+        yield Text()
+        if call.number > before + 1:
+            yield Text(f"... {many(call.number - before - 1, 'call')} left out ...\n", style="bright_black")
+        yield from _call(decode, call)
+        for row, committed in sorted((int(name), tokens) for name, tokens in call.committed.items()):
+            had[row] += len(committed)
+            yield _output(decode, row, had[row], f"  after it row {row} has ")
+        before = call.number
+    yield Text()
+    at_fault = {decode.story.row} if decode.story else set()
+    for row, rounds in enumerate(decode.rounds):
+        if rounds and (row < _ROWS or row in at_fault):
+            yield Text(f"row {row}, round by round", style="bold")
+            yield _rounds(decode, row)
+            yield Text()
+    yield from _returned(decode)
+    if decode.note:
+        yield Text(f"\n{decode.note}")
 
 
-def _head(run: Run, call: Call) -> str:
-    (rows, columns), slots = call.tokens.shape, call.visible.shape[2]
-    shape = f"{many(rows, 'row')} of {many(columns, 'column')}, {many(slots, 'slot')}"
-    given = ", made before the decoder began" if call.number <= run.trace.given else ""
-    return f"call {call.number}, {_MODELS[call.role]}: {shape}{given}"
+def _call(decode: DrawnDecode, call: DrawnCall) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    story = decode.story
+    told = story if story and story.call and story.call.number == call.number else None
+    rows, slots = len(call.rows) + call.left_out, len(call.rows[0].slots) if call.rows else 0
+    given = ", made before the decoder began" if call.given else ""
+    head = Text(f"call {call.number}, {call.model}: {many(rows, 'row')}, {many(slots, 'slot')}{given}", style="bold")
+    yield head.append("   <-- here it goes wrong", style="bold red") if told else head
+    for row in call.rows:
+        marked = told.column if told and told.at == row.batch_row else None
+        round_ = f", round {row.round}" if row.round else ""
+        name = "no row is recognised" if row.row is None else f"row {row.row}{round_}"
+        yield Text(f"  batch row {row.batch_row} ({name})")
+        yield _queries(row, marked)
+        yield _slots(row)
+    if call.left_out:
+        yield Text(f"  and {call.left_out} more batch rows")
 
 
-def _rows(call: Call, labels: Labels, drafts: dict[Write, Label]) -> Iterator[str]:
-    of = labels.of if call.role == TARGET else drafts
-    for row in range(min(len(call.tokens), _ROWS)):
-        columns = [of.get((call.number, row, column)) for column in range(call.tokens.shape[1])]
-        slots = [of.get(_write(fields)) for fields in call.kv[0][0, row, 0] if fields[MODEL] == call.role]
-        fed, held = ([one.request for one in some if one and one.request >= 0] for some in (columns, slots))
-        request = max(fed or held, key=(fed or held).count, default=-1)
-        round_ = labels.round_of(request, call.number) if call.role == TARGET and fed else 0
-        name = f"row {request}{f', round {round_}' if round_ else ''}" if fed else "no row is recognised"
-        yield f"  batch row {row} ({f'its slots hold row {request}' if held and not fed else name})"
-        yield from _shortened(_queries(call, row, columns, request))
-        yield fill(f"    slots  {_held(call, row, of, request)}", 118, subsequent_indent=" " * 11)
-    if len(call.tokens) > _ROWS:
-        yield f"  and {len(call.tokens) - _ROWS} more batch rows"
+def _table(*headers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    table.add_column("", width=2)
+    for name in headers:
+        table.add_column(name, overflow="fold", no_wrap=name in ("", "column", "id", "seen by"))
+    return table
 
 
-def _queries(call: Call, row: int, columns: Sequence[Label | None], request: int) -> list[str]:
-    """A line for each column: what it stands for, what it sees and answers."""
-    table = [
-        [
-            column,
-            holds(label, request) if label else "-",
-            call.tokens[row, column],
-            call.places[row, column],
-            _ranges([slot for slot, seen in enumerate(call.visible[row, column]) if seen]),
-            call.predictions[row, column],
-        ]
-        for column, label in enumerate(columns)
-    ]
-    headers = ["column", "stands for", "id", "position", "sees slots", "answers id"]
-    text = tabulate(table, headers=headers, tablefmt="plain", disable_numparse=True)
-    return [f"    {line.rstrip()}" for line in text.splitlines()]
+def _queries(row: DrawnRow, marked: int | None) -> Table:
+    """A line for each column: what it stands for, and whether what it saw is right."""
+    from rich.text import Text
+
+    table = _table("column", "stands for", "id", "position", "answers id", "saw its row")
+    before = -1
+    for query in row.queries:
+        if query.column > before + 1:
+            table.add_row("", "...", f"{query.column - before - 1} more columns")
+        right = row.right(query)
+        table.add_row(
+            "",
+            f"{query.column}{'<' if query.column == marked else ''}",
+            query.stands_for or "-",
+            str(query.id),
+            _beside(query.position, query.expected_position),
+            _beside(query.answer, query.expected),
+            Text("-") if right is None else Text("yes", "green") if right else Text("NO", "bold red"),
+        )
+        before = query.column
+    return table
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    """A table with its head, and only the first and last lines of a long one."""
-    left_out = len(lines) - 1 - _COLUMNS
-    if left_out <= 0:
-        return lines
-    half = _COLUMNS // 2
-    return [*lines[: half + 1], f"    ... {left_out} more columns", *lines[-half:]]
+def _beside(number: int, right: int | None) -> Text:
+    """A number, and the right one if that is another."""
+    from rich.text import Text
+
+    return Text(str(number)) if right in (None, number) else Text(f"{number} (not {right})", "bold red")
 
 
-def _held(call: Call, row: int, of: dict[Write, Label], request: int) -> str:
-    """What the slots hold, alike ones and those in order together."""
-    if call.kv[0].shape != call.kv[1].shape:
-        return "the layers hold different numbers of slots"
-    entries = [_entry(fields, call, of, request) for fields in call.kv[0][0, row, 0]]
-    numbered = list(enumerate(entries))
-    parts = []
-    for _, group in groupby(numbered, key=lambda one: _alike(*one)):
-        some = list(group)
-        (first, (what, at)), (last, (_, end)) = some[0], some[-1]
-        slots = f"{first}" if first == last else f"{first}..{last}"
-        text = f"{what}{at}" if first == last or at is None else f"{what.replace('position', 'positions')}{at}..{end}"
-        parts.append(f"{slots}: {what if at is None else text}")
-    if len(parts) > _SLOTS:
-        half = _SLOTS // 2
-        parts = [*parts[:half], "...", *parts[-half:]]
-    return " | ".join(parts)
+def _slots(row: DrawnRow) -> Table:
+    """A line for each slot, or for neighbours that are alike and in order; of very many the first and last."""
+    from rich.text import Text
+
+    table = _table("slot", "holds", "id", "position", f"seen by {_ranges([query.column for query in row.queries])}")
+    lines = [list(group) for _, group in groupby(enumerate(row.slots), key=lambda one: _alike(row, *one))]
+    for number, some in enumerate(lines):
+        if len(lines) > _GROUPS and _GROUPS // 2 <= number < len(lines) - _GROUPS // 2:
+            if number == _GROUPS // 2:
+                table.add_row("", "...", f"{len(lines) - _GROUPS} more lines")
+            continue
+        (first, slot), (last, end) = some[0], some[-1]
+        wrong = slot.position_right is False
+        carried = "-" if slot.position is None else _span(slot.position, end.position)
+        shown = " ".join("-" if one.id is None else str(one.id) for _, one in some[:4])
+        table.add_row(
+            "",
+            _span(first, last),
+            _holds(slot, end) if len(some) > 1 else slot.holds,
+            shown if len(some) <= 4 else f"{shown} ..",
+            Text(f"{carried} (wrong)", "bold red") if wrong else carried,
+            _marks(row.queries, first),
+        )
+    return table
 
 
-def _alike(slot: int, entry: tuple[str, int | None]) -> tuple[str, int | None]:
-    """What neighbouring slots have in common that are shown as one."""
-    what, at = entry
-    return what, None if at is None else at - slot
+def _alike(row: DrawnRow, number: int, slot: DrawnSlot) -> tuple[object, ...]:
+    """What neighbouring slots have in common that are shown in one line."""
+    what, at = _place(slot)
+    seen = tuple(_mark(query, number) for query in row.queries)
+    ordered = None if at is None else at - number, None if slot.position is None else slot.position - number
+    return what, ordered, seen, slot.position_right, at is None and slot.id
 
 
-def _entry(fields: Ints, call: Call, of: dict[Write, Label], request: int) -> tuple[str, int | None]:
-    """What a slot holds in words, and the logical position that ends them."""
-    if fields[MODEL] not in _MODELS:
-        return ("never written" if fields[MODEL] == 0 else "what no model wrote"), None
-    if fields[MODEL] != call.role:
-        return f"an entry of the {_MODELS[int(fields[MODEL])]}", None
-    label = of.get(_write(fields))
-    if label is None:
-        return f"id {fields[TOKEN]} carrying position {fields[POSITION]}", None
-    text = holds(label, request)
-    number = str(label.position)
-    return (text.removesuffix(number), label.position) if text.endswith(f"position {number}") else (text, None)
+def _place(slot: DrawnSlot) -> tuple[str, int | None]:
+    """What a slot holds, and the logical position that ends the words."""
+    words, _, number = slot.holds.rpartition(" ")
+    return (words, int(number)) if words.endswith("position") and number.isdigit() else (slot.holds, None)
 
 
-def _write(fields: Ints) -> Write:
-    return int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])
+def _holds(first: DrawnSlot, last: DrawnSlot) -> str:
+    (what, begin), (_, end) = _place(first), _place(last)
+    return what if begin is None or end is None else f"{what}s {begin}..{end}"
 
 
-def _draft_labels(run: Run) -> dict[Write, Label]:
-    """The draft's queries that saw exactly a row up to some position, and pads that the mask hides."""
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for request, digests in enumerate(run.truth.digests):
-        for position, digest in enumerate(digests[-1].tolist()):
-            places[digest].append((request, position))
-    found = {}
-    for call in run.trace.of(DRAFT):
-        for row, digests in enumerate(call.digests.tolist()):
-            pads = self_hidden(call, row)
-            for column, digest in enumerate(digests):
-                if pads[column] and call.tokens[row, column] == run.case.pad_token_id:
-                    found[call.number, row, column] = Label(-1, -1, "pad")
-                for request, position in sorted(places.get(digest, []), key=lambda place: place[0] != row)[:1]:
-                    found[call.number, row, column] = Label(request, position, "token", exact=True)
-    return found
+def _span(first: int, last: int | None) -> str:
+    return str(first) if last in (None, first) else f"{first}..{last}"
 
 
-def _commits(run: Run, labels: Labels, call: Call, had: dict[int, int]) -> Iterator[str]:
-    """The new tokens that rows have after a call and had not before."""
-    for row, output in enumerate(run.outputs or ()):
-        count, prompt = had[row], len(run.case.prompts[row])
-        while count < len(output) and any(
-            write[0] <= call.number for write, _ in labels.queries(row, prompt + count - 1)
-        ):
-            count += 1
-        if count > had[row]:
-            had[row] = count
-            shown = ids(output[:count], _wrong(run, row, count))
-            yield f"  after it row {row} has {many(count, 'new token')}: ids {shown}"
+def _mark(query: DrawnQuery, slot: int) -> str:
+    return query.sees[slot : slot + 1] + query.should[slot : slot + 1]
 
 
-def _wrong(run: Run, row: int, count: int) -> int | None:
+def _marks(queries: Sequence[DrawnQuery], slot: int) -> Text:
+    """A sign for each query: how it stands to a slot."""
+    from rich.text import Text
+
+    text = Text()
+    for query in queries:
+        text.append(*_SEEN.get(_mark(query, slot), ("-", "")))
+    return text
+
+
+def _rounds(decode: DrawnDecode, row: int) -> Table:
+    """The timeline of a row."""
+    table = _table("round", "call", "drafted", "accepted", "then", "committed")
+    at = 0
+    wrong = _wrong(decode, row, len((decode.returned or decode.expected)[row]))
+    for one in decode.rounds[row]:
+        mark = None if wrong is None or not at <= wrong < at + len(one.committed) else wrong - at
+        table.add_row(
+            "",
+            str(one.number),
+            str(one.call),
+            ids(one.drafted) or "-",
+            str(one.accepted) if one.drafted else "-",
+            f"{one.last} {one.last_id}" if one.last else "-",
+            ids(one.committed, mark) or "-",
+        )
+        at += len(one.committed)
+    return table
+
+
+def _wrong(decode: DrawnDecode, row: int, count: int) -> int | None:
     """The index of the first wrong new token among so many."""
-    assert run.outputs is not None
-    pairs = zip(run.outputs[row][:count], run.truth.rows[row], strict=False)
+    pairs = zip((decode.returned or ())[row][:count], decode.expected[row], strict=False) if decode.returned else ()
     return next((index for index, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _returned(run: Run) -> Iterator[str]:
-    if run.outputs is None:
-        yield "The decoder returned no rows."
-    for row, output in enumerate(run.outputs or ()):
-        shown = ids(output, _wrong(run, row, len(output)))
-        yield f"returned for row {row}: {many(len(output), 'new token')}, ids {shown}"
+def _output(decode: DrawnDecode, row: int, count: int, begin: str) -> Text:
+    from rich.text import Text
+
+    committed = [token for one in decode.rounds[row] for token in one.committed][:count]
+    same = decode.returned is not None and decode.returned[row][: len(committed)] == tuple(committed)
+    mark = _wrong(decode, row, count) if same else None
+    return Text(f"{begin}{many(len(committed), 'new token')}: ids {ids(tuple(committed), mark)}")
 
 
-def _ranges(slots: Sequence[int]) -> str:
+def _returned(decode: DrawnDecode) -> Iterator[Text]:
+    from rich.text import Text
+
+    if decode.returned is None:
+        yield Text("The decoder returned no rows.")
+    for row, output in enumerate(decode.returned or ()):
+        mark = _wrong(decode, row, len(output))
+        ends = "" if mark is not None or len(output) == len(decode.expected[row]) else " (wrong length)"
+        text = f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, mark)}{ends}"
+        right = f"; right are ids {ids(decode.expected[row], mark)}" if mark is not None or ends else ""
+        yield Text(text + right, style="bold red" if right else "")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
     """Numbers in a line, those in order together.
 
     >>> _ranges([0, 1, 2, 5])
     '0..2 5'
     """
-    runs = [list(group) for _, group in groupby(enumerate(slots), key=lambda one: one[1] - one[0])]
+    runs = [list(group) for _, group in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
     return " ".join(f"{g[0][1]}" if len(g) == 1 else f"{g[0][1]}..{g[-1][1]}" for g in runs) or "none"

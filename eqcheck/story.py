@@ -59,6 +59,20 @@ class DrawnRow:
     slots: tuple[DrawnSlot, ...]
     queries: tuple[DrawnQuery, ...]
 
+    def right(self, query: DrawnQuery) -> bool | None:
+        """Whether one of the queries saw exactly what it should, positions included; None where that is not known.
+
+        >>> slots = (DrawnSlot("position 0", 5, 0, True, ""), DrawnSlot("pad", 0, 0, None, ""))
+        >>> one, other = (DrawnQuery(0, "position 0", 5, 0, 0, sees, "10", 7, 7) for sees in ("10", "11"))
+        >>> row = DrawnRow(0, 0, 1, slots, (one, other))
+        >>> row.right(one), row.right(other)
+        (True, False)
+        """
+        if not query.should:
+            return None
+        misplaced = (s.position_right is False for s, seen in zip(self.slots, query.sees, strict=False) if seen == "1")
+        return query.sees == query.should and query.position == query.expected_position and not any(misplaced)
+
 
 @dataclass(frozen=True)
 class DrawnCall:
@@ -109,3 +123,21 @@ class Story:
     call: DrawnCall | None = None
     at: int | None = None
     column: int | None = None
+
+
+@dataclass(frozen=True)
+class DrawnDecode:
+    """A whole decode: its calls in order, and per row what is right and what was returned (None: nothing was).
+
+    ``left_out`` counts calls that are not drawn, which are gaps in the numbers of the others. ``rounds`` are those of
+    each row, as far as they are seen. ``story`` is of the row at fault, None where none is. ``note`` is what else is to
+    be said.
+    """
+
+    calls: tuple[DrawnCall, ...]
+    left_out: int
+    rounds: tuple[tuple[DrawnRound, ...], ...]
+    expected: tuple[tuple[int, ...], ...]
+    returned: tuple[tuple[int, ...], ...] | None
+    story: Story | None = None
+    note: str = ""

@@ -18,22 +18,48 @@ from eqcheck.attribution.turns import Turns
 from eqcheck.family import FAMILY
 from eqcheck.harness import Run
 from eqcheck.hashing import Bools, table_row, truncated
-from eqcheck.story import DrawnCall, DrawnQuery, DrawnRow, DrawnSlot, Story
+from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot, Story
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Explanation, RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
-_CELLS = 4000  # of the rows beside the failing one in a story, slots times columns
+_CELLS = 4000  # of a call, slots times columns: rows beyond it are left out, but for the one at fault
+_ALL_CELLS = 150_000  # of all calls
 _MODELS = {TARGET: "target", DRAFT: "draft"}
 
 
 def drawn(run: Run, explanation: Explanation | None = None) -> tuple[DrawnCall, ...]:
-    """Every call of a decode, in order: the first `ROWS` batch rows of each, and of a long row its ends.
+    """Every call of a decode, in order: of many batch rows some, and of a long row its ends.
 
     The query that an ``explanation`` names is held against what it should have seen, as reading did.
     """
     scene = _Scene(run, explanation)
-    return tuple(scene.call(call, range(min(len(call.tokens), ROWS))) for call in run.trace.calls)
+    return tuple(map(scene.shown, run.trace.calls))
+
+
+def decode_of(run: Run, explanation: Explanation | None = None, note: str = "") -> DrawnDecode:
+    """A whole decode, and the story of the row that an ``explanation`` names; of very many calls some are left out."""
+    scene = _Scene(run, explanation)
+    calls = list(map(scene.shown, _kept(run.trace.calls, scene.at[0] if scene.at else 0)))
+    rounds = tuple(scene.turns.rounds[row] for row in range(len(run.case.prompts)))
+    story = _story(scene, explanation) if explanation else None
+    left_out = len(run.trace.calls) - len(calls)
+    return DrawnDecode(tuple(calls), left_out, rounds, run.truth.rows, run.outputs, story, note)
+
+
+def _kept(calls: Sequence[Call], failing: int) -> list[Call]:
+    """The calls to be drawn: where these are too many, the first, the last, and those around the failing one."""
+    cells = sum(
+        min(_CELLS, call.visible.shape[0] * call.visible.shape[2] * min(call.visible.shape[1], COLUMNS))
+        for call in calls
+    )
+    most = len(calls) * _ALL_CELLS // max(cells, _ALL_CELLS)
+    near = range(failing - most // 4, failing + most // 4) if failing else ()
+    ends = most // 4 if failing else most // 2
+    first, last = len(calls) - ends, ends
+    return [
+        call for at, call in enumerate(calls) if most >= len(calls) or at < last or at >= first or call.number in near
+    ]
 
 
 def story_of(run: Run, explanation: Explanation) -> Story | None:
@@ -42,10 +68,13 @@ def story_of(run: Run, explanation: Explanation) -> Story | None:
     The call is that of the query whose context was wrong. Where every context was right, it is the call that answered
     for the first wrong token.
     """
+    return _story(_Scene(run, explanation), explanation)
+
+
+def _story(scene: _Scene, explanation: Explanation) -> Story | None:
     row = explanation.row
-    if row is None or run.outputs is None:
+    if row is None or scene.run.outputs is None:
         return None
-    scene = _Scene(run, explanation)
     number, batch_row, column = scene.at or _declared(explanation)
     if batch_row is None:
         return Story(row, scene.turns.rounds[row])
@@ -83,13 +112,16 @@ class _Scene:
         outputs = run.truth.rows if run.outputs is None else run.outputs
         verdicts = [RowVerdict(row, *pair) for row, pair in enumerate(zip(run.truth.rows, outputs, strict=True))]
         self._wrong = {verdict.row: verdict.first for verdict in verdicts if verdict.first is not None}
-        self._blamed = self._query_of(explanation) if explanation else None
+        asserted = explanation if explanation and explanation.component != "unattributed" else None
+        self._blamed = self._query_of(asserted) if asserted else None
         self._fed_with: int | None = None  # by how much the row's positions are shifted, where the blamed one is wrong
-        if explanation and explanation.query and explanation.kind == "query-position":
-            right = explanation.deviations[0].expected
-            self._fed_with = None if right is None else right - explanation.query.logical_position
+        if asserted and asserted.query and asserted.kind == "query-position":
+            right = asserted.deviations[0].expected
+            self._fed_with = None if right is None else right - asserted.query.logical_position
         self.turns = Turns(run, self.labels, self._blamed)
-        self.at = self._blamed or (self._answer_to(explanation) if explanation else None)
+        query = explanation.query if explanation else None
+        place = (query.call, query.call_row, query.column) if query else None
+        self.at = place or (self._answer_to(explanation) if explanation else None)
 
     def _query_of(self, explanation: Explanation) -> Write | None:
         """The query whose context is wrong, labelled as reading did."""
@@ -110,6 +142,11 @@ class _Scene:
         queries = self.labels.queries(row, len(self.run.case.prompts[row]) + index - 1)
         asked = [(one.exact, write) for write, one in queries if self.turns.number.get((row, write[0])) == place]
         return max(asked, default=(False, None))[1]
+
+    def shown(self, call: Call) -> DrawnCall:
+        """A call with as many of its batch rows as are shown, the one at fault among them."""
+        row = self.at[1] if self.at and self.at[0] == call.number else 0
+        return self.call(call, _beside(call, row, ()))
 
     def call(self, call: Call, rows: Sequence[int]) -> DrawnCall:
         """A call with these batch rows."""

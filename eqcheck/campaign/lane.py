@@ -89,8 +89,8 @@ class Lane(Protocol):
     def still(self, stored: str, outcome: Outcome) -> bool:
         """Whether a stored case fails as it did when it was ``stored`` under this fingerprint."""
 
-    def again(self, case: Any, calls: bool) -> tuple[Outcome, str]:
-        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call as text.
+    def again(self, case: Any, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
+        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call, or why there is none.
 
         Declined is what the decoder does not take, too; raises `UsageError` where the lane cannot decode the case.
         """

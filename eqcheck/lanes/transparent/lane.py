@@ -11,7 +11,7 @@ from itertools import count
 import torch
 
 from eqcheck.attribution.state import leaked
-from eqcheck.callview import view
+from eqcheck.attribution.story import decode_of
 from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
@@ -25,6 +25,7 @@ from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.requirements import refused, unmet
+from eqcheck.story import DrawnDecode
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.local import InProcess, set_up
 from eqcheck.workers.pool import Workers
@@ -179,7 +180,7 @@ class TransparentLane:
     def still(self, stored: str, outcome: Outcome) -> bool:
         return outcome.symptom == stored
 
-    def again(self, case: Case, calls: bool) -> tuple[Outcome, str]:
+    def again(self, case: Case, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
         decoder = self.decoder
         if decoder.checkpoints:
             return Outcome(case, "skipped", declined="it loads checkpoints, and the case is for transparent models"), ""
@@ -198,13 +199,14 @@ class TransparentLane:
         with self.runner(1) as running:
             return running.try_case(case, opinion=True)
 
-    def _calls(self, outcome: Outcome) -> str:
+    def _calls(self, outcome: Outcome) -> DrawnDecode | str:
         if self.result.options.isolate and outcome.outputs is None:
             return "The decoder failed in a process of its own: its calls are not shown."
         with set_up(self.decoder, []) as generate:
             done = run(generate, outcome.case, self.limits.timeout)
-        differs = "\n\nThe decoder answered differently when its calls were recorded."
-        return view(done) + (differs if done.outputs != outcome.outputs else "")
+        if done.outputs != outcome.outputs:
+            return decode_of(done, note="The decoder answered differently when its calls were recorded.")
+        return decode_of(done, outcome.explanation)
 
     @property
     def decoder(self) -> Decoder:
