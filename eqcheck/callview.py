@@ -32,8 +32,9 @@ _SEEN = {  # whether a slot is seen, and should be
 _ABOUT = """Every call of the decoder, step by step. A row of a call has its queries first, then its slots as they see
 them, their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O is
 hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or answer
-has the right one behind it. `position 3` in a slot is the token of the row there; the column `position` is what it
-carries. What a row has after a call is read from what it is fed later; the first wrong id is in brackets."""
+has the right one behind it; a query is right if it saw exactly its row, - where that is not known. `position 3` in a
+slot is the token of the row there; the column `position` is what it carries. What a row has after a call is read from
+what it is fed later; the first wrong id is in brackets."""
 
 
 def show(decode: DrawnDecode) -> None:
@@ -76,7 +77,7 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
         yield from _call(decode, call)
         for row, committed in sorted((int(name), tokens) for name, tokens in call.committed.items()):
             had[row] += len(committed)
-            yield _output(decode, row, had[row], f"  after it row {row} has ")
+            yield _output(decode, row, had[row])
         before = call.number
     yield Text()
     at_fault = {decode.story.row} if decode.story else set()
@@ -116,7 +117,9 @@ def _table(*headers: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     table.add_column("", width=2)
     for name in headers:
-        table.add_column(name, overflow="fold", no_wrap=name in ("", "column", "id", "seen by"))
+        table.add_column(
+            name, overflow="fold", no_wrap=name not in ("stands for", "holds", "ids", "drafted", "committed")
+        )
     return table
 
 
@@ -124,7 +127,7 @@ def _queries(row: DrawnRow, marked: int | None) -> Table:
     """A line for each column: what it stands for, and whether what it saw is right."""
     from rich.text import Text
 
-    table = _table("column", "stands for", "id", "position", "answers id", "saw its row")
+    table = _table("column", "stands for", "id", "position", "answers", "right")
     before = -1
     for query in row.queries:
         if query.column > before + 1:
@@ -154,7 +157,7 @@ def _slots(row: DrawnRow) -> Table:
     """A line for each slot, or for neighbours that are alike and in order; of very many the first and last."""
     from rich.text import Text
 
-    table = _table("slot", "holds", "id", "position", f"seen by {_ranges([query.column for query in row.queries])}")
+    table = _table("slot", "holds", "ids", "position", f"seen by {_ranges([query.column for query in row.queries])}")
     lines = [list(group) for _, group in groupby(enumerate(row.slots), key=lambda one: _alike(row, *one))]
     for number, some in enumerate(lines):
         if len(lines) > _GROUPS and _GROUPS // 2 <= number < len(lines) - _GROUPS // 2:
@@ -217,7 +220,7 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
     """The timeline of a row."""
     table = _table("round", "call", "drafted", "accepted", "then", "committed")
     at = 0
-    wrong = _wrong(decode, row, len((decode.returned or decode.expected)[row]))
+    wrong = decode.first_wrong(row)
     for one in decode.rounds[row]:
         mark = None if wrong is None or not at <= wrong < at + len(one.committed) else wrong - at
         table.add_row(
@@ -233,19 +236,20 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
     return table
 
 
-def _wrong(decode: DrawnDecode, row: int, count: int) -> int | None:
-    """The index of the first wrong new token among so many."""
-    pairs = zip((decode.returned or ())[row][:count], decode.expected[row], strict=False) if decode.returned else ()
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), None)
-
-
-def _output(decode: DrawnDecode, row: int, count: int, begin: str) -> Text:
+def _output(decode: DrawnDecode, row: int, count: int) -> Text:
+    """What a row has after so many new tokens."""
     from rich.text import Text
 
-    committed = [token for one in decode.rounds[row] for token in one.committed][:count]
-    same = decode.returned is not None and decode.returned[row][: len(committed)] == tuple(committed)
-    mark = _wrong(decode, row, count) if same else None
-    return Text(f"{begin}{many(len(committed), 'new token')}: ids {ids(tuple(committed), mark)}")
+    committed = tuple(token for one in decode.rounds[row] for token in one.committed)[:count]
+    return Text(
+        f"  after it row {row} has {many(count, 'new token')}: ids {ids(committed, _within(decode, row, count))}"
+    )
+
+
+def _within(decode: DrawnDecode, row: int, count: int) -> int | None:
+    """The index of the first wrong new token of a row, if it is among so many."""
+    wrong = decode.first_wrong(row)
+    return wrong if wrong is not None and wrong < count else None
 
 
 def _returned(decode: DrawnDecode) -> Iterator[Text]:
@@ -254,11 +258,10 @@ def _returned(decode: DrawnDecode) -> Iterator[Text]:
     if decode.returned is None:
         yield Text("The decoder returned no rows.")
     for row, output in enumerate(decode.returned or ()):
-        mark = _wrong(decode, row, len(output))
-        ends = "" if mark is not None or len(output) == len(decode.expected[row]) else " (wrong length)"
-        text = f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, mark)}{ends}"
-        right = f"; right are ids {ids(decode.expected[row], mark)}" if mark is not None or ends else ""
-        yield Text(text + right, style="bold red" if right else "")
+        wrong = decode.first_wrong(row)
+        yield Text(f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, wrong)}")
+        if wrong is not None:
+            yield Text(f"  right for row {row} are ids {ids(decode.expected[row], wrong)}", style="bold red")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

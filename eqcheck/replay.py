@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
-from eqcheck import registry
-from eqcheck.campaign.casefile import StoredViolation, command, read_case
+from eqcheck import callview, registry
+from eqcheck.campaign.casefile import StoredViolation, command, read_case, write_whole
 from eqcheck.campaign.lane import lane_named
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.findings import Options
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
 from eqcheck.plain import printable
+from eqcheck.report.html.trace import trace_page
+from eqcheck.story import DrawnDecode
 from eqcheck.text import render
 
 
 def replay(
-    path: Path, adapter: str | None = None, isolate: bool = False, python: str | None = None, calls: bool = False
+    path: Path,
+    adapter: str | None = None,
+    isolate: bool = False,
+    python: str | None = None,
+    calls: bool = False,
+    html: Path | None = None,
 ) -> int:
     """Run the case of a file with the adapter it names, or another one; returns the exit code.
 
-    ``calls``: print every call of the models first.
+    ``calls``: print every call of the models first; ``html``: write them to this file as a page.
     """
     stored = read_case(path)
+    if html is not None:
+        _check_page(html)
     spec = adapter or stored.adapter
     if spec is None:
         raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
     if not adapter and registry.names_code(spec):
         flags = [flag for flag, given in (("--isolate", isolate), ("-v", calls)) if given]
-        options = [*flags, *(["--python", python] if python else [])]
+        options = [*flags, *(["--python", python] if python else []), *(["--html", str(html)] if html else [])]
         raise UsageError(
             f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
             f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
@@ -43,16 +54,47 @@ def replay(
     isolate = isolate or stored.isolated
     asked = Options(case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
     lane = lane_named(stored.case.lane)(decoder, asked)
-    outcome, shown = lane.again(stored.case, calls)
+    outcome, shown = lane.again(stored.case, calls or html is not None)
     if outcome.declined:
         print(printable(f"DECLINED: {decoder.name}: {outcome.declined}; nothing was tested"))
         return NOTHING
-    if shown:
-        print(f"{shown}\n")
-    code = _tell(f"{decoder.name} {lane.result.version}".strip(), stored, outcome)
+    name = f"{decoder.name} {lane.result.version}".strip()
+    said = StringIO()
+    with redirect_stdout(said):
+        code = _tell(name, stored, outcome)
+    _show(shown, calls, html, (name, stored.case.id, said.getvalue()))
+    print(said.getvalue(), end="")
     if code == VIOLATION and not lane.result.claims(stored.case):
         print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
     return code
+
+
+def _check_page(html: Path) -> None:
+    """`UsageError` where a page cannot be written, or would take the place of something else."""
+    usual = "give the name of a new file, or of a page to be replaced"
+    if not html.parent.is_dir():
+        raise UsageError(f"--html {html}: expected a file in a folder that exists, got none at {html.parent}; {usual}")
+    try:
+        if html.is_dir() or (html.exists() and not html.read_text(errors="replace").startswith("<!doctype html>")):
+            raise UsageError(f"--html {html}: expected a page or nothing, got something else, which stays; {usual}")
+    except OSError as error:
+        raise UsageError(f"--html {html}: {error.strerror}; {usual}") from error
+
+
+def _show(shown: DrawnDecode | str, calls: bool, html: Path | None, about: tuple[str, str, str]) -> None:
+    """Print every call, or why there is none; and write them as a page."""
+    if isinstance(shown, str):
+        print(f"{shown}\n" if shown else "", end="")
+        return
+    if calls:
+        callview.show(shown)
+        print()
+    if html is not None:
+        try:
+            write_whole(html, trace_page(*about, shown))
+        except OSError as error:
+            raise UsageError(f"--html {html}: {error.strerror}; nothing was written") from error
+        print(printable(f"Every call is shown in {html}\n"))
 
 
 def _limits(stored: StoredViolation) -> tuple[float, int | None]:

@@ -141,3 +141,15 @@ class DrawnDecode:
     returned: tuple[tuple[int, ...], ...] | None
     story: Story | None = None
     note: str = ""
+
+    def first_wrong(self, row: int) -> int | None:
+        """The index of the first new token of a row that is not right, or that is missing; None where none is.
+
+        >>> decode = DrawnDecode((), 0, (), ((5, 6), (7,), (8,)), ((5, 9), (7, 7), (8,)))
+        >>> [decode.first_wrong(row) for row in range(3)]
+        [1, 1, None]
+        """
+        if self.returned is None or self.returned[row] == self.expected[row]:
+            return None
+        pairs = [a == b for a, b in zip(self.returned[row], self.expected[row], strict=False)]
+        return pairs.index(False) if False in pairs else len(pairs)

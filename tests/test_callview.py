@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import torch
 
 import eqcheck
 from eqcheck import cli
-from eqcheck.callview import _ranges, view
+from eqcheck.attribution import story
+from eqcheck.attribution.story import decode_of
+from eqcheck.callview import _ranges, parts, view
 from eqcheck.case import Case
 from eqcheck.contract import Request
 from eqcheck.harness import Run, run
+from eqcheck.oracle import judge
+from eqcheck.story import DrawnDecode
 from eqcheck.trace import DRAFT, TARGET
 
 CASE = Case(
@@ -46,15 +52,23 @@ class Shown:
         head, *lines = text.splitlines()
         self.role = role
         self.request = int(found[1]) if (found := re.search(r"row (\d+)(, round|\))", head)) else None
-        at = next(index for index, line in enumerate(lines) if line.startswith("    slots"))
-        end = next((i for i, line in enumerate(lines) if i > at and not line.startswith(" " * 11)), len(lines))
+        at = next(index for index, line in enumerate(lines) if line.startswith("    slot"))
+        end = next((i for i, line in enumerate(lines) if not line.startswith("    ")), len(lines))
         self.table = [re.split(r"  +", line.strip()) for line in lines[1:at]]
         self.slots: dict[int, str] = {}
-        for part in " ".join(line.strip() for line in lines[at:end]).removeprefix("slots ").split(" | "):
-            slots, what = part.strip().split(": ", 1)
+        self.carried: dict[int, str] = {}
+        self.marks: dict[int, str] = {}
+        for line in lines[at + 1 : end]:
+            slots, what, _, carried, marks = re.split(r"  +", line.strip())
             held = re.fullmatch(r"(.*)positions (\d+\.\.\d+)", what)
             names = [f"{held[1]}position {n}" for n in numbers(held[2])] if held else [what] * len(numbers(slots))
             self.slots.update(zip(numbers(slots), names, strict=True))
+            self.carried.update(dict.fromkeys(numbers(slots), carried))
+            self.marks.update(dict.fromkeys(numbers(slots), marks))
+
+    def sees(self, column: int) -> list[int]:
+        """The slots that a query sees."""
+        return [slot for slot, marks in self.marks.items() if marks[column] in "#X+"]
 
 
 def shown(text: str) -> list[list[Shown]]:
@@ -68,7 +82,11 @@ def shown(text: str) -> list[list[Shown]]:
 
 def decoded(name: str) -> tuple[Run, str]:
     done = run(eqcheck.load(name), CASE)
-    return done, view(done)
+    return done, view(drawn_of(done))
+
+
+def drawn_of(done: Run) -> DrawnDecode:
+    return decode_of(done, None if done.outputs is None else judge(done).explanation)
 
 
 @pytest.mark.parametrize("name", ["bsp", "eqspec"])
@@ -81,11 +99,11 @@ def test_every_number_is_that_of_the_trace(name: str) -> None:
         for row, one in enumerate(rows):
             assert one.role == {TARGET: "target", DRAFT: "draft"}[call.role]
             assert list(one.slots) == list(range(call.visible.shape[2]))
-            for column, (number, _, token, position, sees, answers) in enumerate(one.table):
-                assert (int(number), int(token)) == (column, call.tokens[row, column])
-                assert (int(position), int(answers)) == (call.positions[row, column], call.predictions[row, column])
-                seen = [] if sees == "none" else numbers(sees)
-                assert seen == [slot for slot, visible in enumerate(call.visible[row, column]) if visible]
+            for column, (number, _, token, position, answers, _) in enumerate(one.table):
+                assert (int(number.strip("<")), int(token)) == (column, call.tokens[row, column])
+                assert int(position.split()[0]) == call.positions[row, column]
+                assert int(answers.split()[0]) == call.predictions[row, column]
+                assert one.sees(column) == [slot for slot, seen in enumerate(call.visible[row, column]) if seen]
 
 
 def test_of_a_right_decoder_every_query_is_seen_to_see_its_row() -> None:
@@ -93,28 +111,30 @@ def test_of_a_right_decoder_every_query_is_seen_to_see_its_row() -> None:
     queries = 0
     for rows in shown(text):
         for one in rows:
-            for _, stands_for, _, carried, sees, _ in one.table:
+            for column, (_, stands_for, _, carried, _, right) in enumerate(one.table):
                 if stands_for.startswith("position "):
                     position = int(stands_for.split()[1])
-                    assert sorted(one.slots[slot] for slot in numbers(sees)) == sorted(
+                    assert sorted(one.slots[slot] for slot in one.sees(column)) == sorted(
                         f"position {n}" for n in range(position + 1)
                     )
-                    assert int(carried) == position
+                    assert (int(carried), right) == (position, "yes")
+                    assert {marks[column] for marks in one.marks.values()} <= {"#", "."}
                     queries += 1
     assert queries > 15
-    assert "[" not in text
+    assert not re.search(r"\[\d| NO$|not \d|\(wrong|here it goes", text, re.MULTILINE)
 
 
 def test_of_a_wrong_decoder_the_fault_is_to_be_seen() -> None:
     done, text = decoded("bsp")
     wrong = [
-        (stands_for, carried)
+        (number, stands_for, carried, one.slots[one.sees(0)[-1]], one.carried[one.sees(0)[-1]])
         for rows in shown(text)
         for one in rows
-        for _, stands_for, _, carried, _, _ in one.table
-        if one.role == "target" and stands_for.startswith("position ") and stands_for != f"position {carried}"
+        for number, stands_for, _, carried, _, right in one.table
+        if right == "NO"
     ]
-    assert wrong
+    assert wrong[0] == ("0<", "position 1", "3 (not 1)", "position 1", "3 (wrong)")
+    assert "call 4, target: 2 rows, 6 slots   <-- here it goes wrong" in text
     assert done.outputs is not None
     assert done.outputs != done.truth.rows
     assert "after it row 1 has 4 new tokens: ids 62 [" in text
@@ -135,12 +155,54 @@ def test_what_rows_have_grows_to_what_was_returned(name: str) -> None:
 
 def test_many_rows_and_columns_are_shortened() -> None:
     prompts = tuple(tuple(range(row + 1, row + 41)) for row in range(12))
-    text = view(run(eqcheck.load("eqspec"), Case(prompts=prompts, max_new_tokens=4, num_draft_tokens=8)))
+    text = view(drawn_of(run(eqcheck.load("eqspec"), Case(prompts=prompts, max_new_tokens=4, num_draft_tokens=8))))
     assert "  and 4 more batch rows" in text
-    assert "    ... 28 more columns" in text
-    assert max(map(len, text.splitlines())) < 160
-    small = view(run(eqcheck.load("eqspec"), Case(prompts=((1, 2), (3,), (4, 5, 6), (7,)), num_draft_tokens=7)))
-    assert "more" not in small.partition("call 1")[2]
+    assert re.search(r"^    \.\.\. +28 more columns$", text, re.MULTILINE)
+    small = Case(prompts=((1, 2), (3,), (4, 5, 6), (7,)), num_draft_tokens=7)
+    assert "more" not in view(drawn_of(run(eqcheck.load("eqspec"), small))).partition("call 1")[2]
+
+
+def test_very_many_calls_are_left_out_but_for_those_at_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(eqcheck.load("bsp"), CASE)
+    whole = drawn_of(done)
+    some = replace(whole, calls=(whole.calls[0], *whole.calls[3:]), left_out=2)
+    assert "\n... 2 calls left out ...\n\ncall 4" in view(some)
+    monkeypatch.setattr(story, "_ALL_CELLS", 80)
+    shortened = drawn_of(done)
+    assert shortened.left_out == 3
+    assert [call.number for call in shortened.calls] == [1, 3, 4, 7]
+    assert shortened.story == whole.story
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_it_is_legible_on_narrow_and_on_wide_terminals(width: int) -> None:
+    done = run(eqcheck.load("bsp"), CASE)
+    lines = view(drawn_of(done), width).splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines)
+    for said in ("3 (not 1)", "62 (not 74)", "3 (wrong)", "<-- here it goes wrong", "62 [62] 53 81"):
+        assert said in words
+
+
+def test_colours_are_there_on_a_terminal_only_and_say_nothing_that_signs_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rich.console import Console
+
+    def printed(**options: Any) -> str:
+        console = Console(file=StringIO(), width=118, highlight=False, markup=False, **options)
+        for part in parts(drawn_of(run(eqcheck.load("bsp"), CASE))):
+            console.print(part)
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, coloured = printed(), printed(force_terminal=True, color_system="standard")
+    assert "\x1b[" not in plain
+    assert "\x1b[1;31m" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[\d;]*3\d", printed(force_terminal=True, color_system="standard"))
 
 
 def test_a_decoder_that_returns_nothing_still_shows_its_calls() -> None:
@@ -148,7 +210,7 @@ def test_a_decoder_that_returns_nothing_still_shows_its_calls() -> None:
         target(input_ids=torch.tensor([request.prompts[0]]))
         raise KeyError("no such layer")
 
-    text = view(run(fails, CASE))
+    text = view(drawn_of(run(fails, CASE)))
     assert len(shown(text)) == 1
     assert text.endswith("The decoder returned no rows.")
 
@@ -164,7 +226,8 @@ def test_replay_prints_them_above_the_same_explanation(capsys: Printed) -> None:
     text = capsys.readouterr().out
     assert text.endswith(plain)
     case = Case.from_dict(json.loads(SHOWCASE.read_text())["case"])
-    assert text.startswith(view(run(eqcheck.load("bsp"), case)))
+    printed = "\n".join(line.rstrip() for line in text.splitlines())
+    assert printed.startswith(view(drawn_of(run(eqcheck.load("bsp"), case))))
     assert cli.main(("replay", "-v", "--adapter", "eqspec", str(SHOWCASE))) == 0
     assert "call 1, " in capsys.readouterr().out
 

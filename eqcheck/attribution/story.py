@@ -54,12 +54,12 @@ def _kept(calls: Sequence[Call], failing: int) -> list[Call]:
         for call in calls
     )
     most = len(calls) * _ALL_CELLS // max(cells, _ALL_CELLS)
-    near = range(failing - most // 4, failing + most // 4) if failing else ()
-    ends = most // 4 if failing else most // 2
-    first, last = len(calls) - ends, ends
-    return [
-        call for at, call in enumerate(calls) if most >= len(calls) or at < last or at >= first or call.number in near
-    ]
+    if most >= len(calls):
+        return list(calls)
+    some = max(1, most // 4 if failing else most // 2)
+    numbers = {call.number for call in (*calls[:some], *calls[-some:])}
+    numbers |= set(range(failing - some, failing + some) if failing else ())
+    return [call for call in calls if call.number in numbers]
 
 
 def story_of(run: Run, explanation: Explanation) -> Story | None:

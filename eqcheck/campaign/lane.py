@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from eqcheck.contract import Decoder
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.outcome import Outcome
+from eqcheck.story import DrawnDecode
 from eqcheck.workers.runner import Runner
 
 LANES = {
@@ -90,7 +91,7 @@ class Lane(Protocol):
         """Whether a stored case fails as it did when it was ``stored`` under this fingerprint."""
 
     def again(self, case: Any, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
-        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call, or why there is none.
+        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call, or why none.
 
         Declined is what the decoder does not take, too; raises `UsageError` where the lane cannot decode the case.
         """

@@ -24,10 +24,11 @@ def add(commands: Commands) -> None:
     )
     replay.add_argument("--python", metavar="PATH", help="for a case of an engine: the Python to run it with")
     replay.add_argument("-v", "--verbose", action="store_true", help="print every call of the models first")
+    replay.add_argument("--html", type=Path, metavar="FILE", help="write every call of the models as a page")
     replay.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.replay import replay
 
-    return replay(options.case, options.adapter, options.isolate, options.python, options.verbose)
+    return replay(options.case, options.adapter, options.isolate, options.python, options.verbose, options.html)

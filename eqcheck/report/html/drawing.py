@@ -39,7 +39,8 @@ _KINDS = {
     "filler": "pad",
     "rejected draft": "draft",
     "row": "other",
-    "draft model": "other",
+    "an entry": "other",
+    "what no model wrote": "other",
     "never written": "blank",
     "blank": "blank",
 }

@@ -82,6 +82,43 @@
     next.scrollIntoView({ block: "start" });
   });
 
+  // Steps, such as the calls of a trace, are shown one at a time.
+  const steps = all("[data-step]");
+  if (steps.length) {
+    const links = steps.map((step) => document.querySelector(`a[href="#${step.id}"]`));
+    let shown = -1;
+    const show = (number) => {
+      if (number < 0 || number >= steps.length || number === shown) return;
+      shown = number;
+      steps.forEach((step, other) => step.classList.toggle("on", other === number));
+      links.forEach((link, other) => {
+        if (other === number) link.setAttribute("aria-current", "step");
+        else link.removeAttribute("aria-current");
+      });
+      links[number].scrollIntoView({ block: "nearest", inline: "nearest" });
+    };
+    const named = () => steps.findIndex((step) => "#" + step.id === location.hash);
+    const go = (number) => {
+      show(number);
+      if (shown === number) history.replaceState(null, "", "#" + steps[number].id);
+    };
+    document.documentElement.classList.add("stepping");
+    show(named() >= 0 ? named() : Math.max(steps.findIndex((step) => "first" in step.dataset), 0));
+    links.forEach((link, number) => link.addEventListener("click", (event) => {
+      event.preventDefault();
+      go(number);
+    }));
+    addEventListener("hashchange", () => show(named()));
+    document.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1, k: -1, j: 1 }[event.key];
+      const inside = event.key.length === 1 ? "input, textarea, select" : ".scroll, input, textarea, select";
+      const taken = event.target.closest && event.target.closest(inside);
+      if (!step || taken || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+      event.preventDefault();
+      go(shown + step);
+    });
+  }
+
   // Commands are copied with a button.
   for (const line of all("[data-copy]")) {
     const button = document.createElement("button");
