@@ -243,3 +243,28 @@ def test_a_decoder_that_ends_its_process_is_not_decoded_here(
     path.write_text(json.dumps(CASE.to_dict()))
     assert cli.main(("replay", "-v", "--isolate", "--adapter", "mine.py", str(path))) == 1
     assert "its calls are not shown" in capsys.readouterr().out
+
+
+def test_replay_writes_them_as_a_page_and_takes_the_place_of_nothing_else(tmp_path: Path, capsys: Printed) -> None:
+    page, mine = tmp_path / "trace.html", tmp_path / "mine.txt"
+    mine.write_text("notes")
+    for file in (page, page):  # which is replaced
+        assert cli.main(("replay", str(SHOWCASE), "--html", str(file))) == 1
+        said = capsys.readouterr().out
+        assert said.startswith(f"Every call is shown in {page}\n\nFAILS: bsp")
+        assert "call 1, target" not in said
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "FAILS: bsp: position/query-position" in text
+    for file, what in (
+        (mine, "something else, which stays"),
+        (SHOWCASE, "something else"),
+        (tmp_path / "no" / "x", "got none"),
+    ):
+        assert cli.main(("replay", str(SHOWCASE), "--html", str(file))) == 4
+        assert what in capsys.readouterr().err
+    assert mine.read_text() == "notes"
+    assert cli.main(("replay", "-v", "--adapter", "eqspec", str(SHOWCASE), "--html", str(page))) == 0
+    said = capsys.readouterr().out
+    assert "\ncall 1, " in said
+    assert "here it goes wrong" not in said + page.read_text()

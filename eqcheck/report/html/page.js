@@ -85,7 +85,8 @@
   // Steps, such as the calls of a trace, are shown one at a time.
   const steps = all("[data-step]");
   if (steps.length) {
-    const links = steps.map((step) => document.querySelector(`a[href="#${step.id}"]`));
+    const within = all(".calls a");
+    const links = steps.map((step) => within.find((link) => link.hash === "#" + step.id));
     let shown = -1;
     const show = (number) => {
       if (number < 0 || number >= steps.length || number === shown) return;
