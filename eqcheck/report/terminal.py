@@ -156,7 +156,7 @@ def _details(report: Report, folder: str) -> list[str]:
         lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}")
     for discovery in report.discoveries:
         families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]
-        where = [f for f in families if not report.matrix[f].claimed] or [discovery.case["family"]]
+        where = [f for f in families if not report.matrix[f].claimed] or [str(discovery.case.get("family", "-"))]
         title = f"{name}: DISCOVERY, {discovery.count} cases in families not claimed ({', '.join(where)})"
         lines += _finding(discovery, title)
     for doubtful in report.inconclusive:
