@@ -44,7 +44,7 @@ class Known:
 
 def load(path: Path) -> tuple[Known, ...]:
     """The entries of a file; raises `UsageError`, which says what is wrong in which entry."""
-    where = f"--known {path}"
+    where = f"known violations, {path}"
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{where}: expected at most {_MOST_BYTES} bytes")

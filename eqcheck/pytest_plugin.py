@@ -14,7 +14,10 @@ import pytest
 from eqcheck import __version__
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from eqcheck.contract import Decoder
+    from eqcheck.known import Known
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
@@ -38,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--eqcheck-cases", type=int, default=40, metavar="N", help="cases per conformance law (default: 40)"
     )
+    group.addoption(
+        "--eqcheck-known", metavar="FILE", help="a TOML file of faults that are known: expected failures until a day"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,9 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
     try:
         decoders = [registry.load(spec) for spec in specs]
+        _entries(config)  # a file that is wrong is told at once
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     config.option.adapter = [decoder.spec for decoder in decoders]  # absolute, for workers in other directories
+    if known := config.getoption("--eqcheck-known"):
+        config.option.eqcheck_known = str(Path(known).resolve())
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(_conformance())]
 
@@ -68,6 +77,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         cases = f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
+        lines += [f"eqcheck: {line}" for line in _past(config)]
     return lines
 
 
@@ -149,7 +159,7 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder]:
     torch.set_num_threads(1)
     loaded = registry.load(request.param)
     with loaded.running() as generate:
-        yield replace(loaded, function=generate)
+        yield replace(loaded, function=generate, known={**loaded.known, **_listed(request.config, loaded.name)})
 
 
 def _decoders(config: pytest.Config) -> list[Decoder]:
@@ -160,6 +170,32 @@ def _decoders(config: pytest.Config) -> list[Decoder]:
     from eqcheck import registry
 
     return [registry.load(spec) for spec in specs]
+
+
+def _listed(config: pytest.Config, decoder: str) -> dict[str, str]:
+    """What ``--eqcheck-known`` lists for a decoder today: fingerprints with their links, and until when."""
+    entries, today = _entries(config)
+    listed = [entry for entry in entries if entry.until >= today and entry.of(decoder)]
+    return {entry.fingerprint: f"{entry.link}, until {entry.until}" for entry in listed}
+
+
+def _past(config: pytest.Config) -> list[str]:
+    """What ``--eqcheck-known`` lists in vain, as lines."""
+    entries, today = _entries(config)
+    return [
+        f"listed as known, {entry.fingerprint} ({entry.link}): its last day, {entry.until}, is past"
+        for entry in entries
+        if entry.until < today
+    ]
+
+
+def _entries(config: pytest.Config) -> tuple[tuple[Known, ...], date]:
+    from datetime import datetime, timezone
+
+    from eqcheck.known import load
+
+    path = config.getoption("--eqcheck-known")
+    return (load(Path(path)) if path else ()), datetime.now(timezone.utc).date()
 
 
 def _conformance() -> Path:

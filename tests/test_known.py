@@ -87,7 +87,7 @@ def test_a_wrong_file_gives_one_clear_line(tmp_path: Path, right: str, wrong: st
     with pytest.raises(UsageError) as raised:
         load(path)
     assert said in str(raised.value)
-    assert str(raised.value).startswith(f"--known {path}: ")
+    assert str(raised.value).startswith(f"known violations, {path}: ")
     assert str(raised.value).isprintable()
 
 

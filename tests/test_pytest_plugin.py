@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
+from eqcheck import pytest_plugin
 from eqcheck.campaign.casefile import read_case
 from eqcheck.replay import replay
 
@@ -88,6 +89,13 @@ LAWS, SAMPLED = 10, 4  # the latter for decoders that sample
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+LISTED = """[[violation]]
+fingerprint = "bookkeeping/premature-stop"
+link = "https://example.org/7"
+until = {}
+"""
 
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
@@ -205,6 +213,27 @@ def test_a_declared_fault_is_an_expected_failure(pytester: pytest.Pytester) -> N
             "XFAIL *solo_equivalence* - bookkeeping/premature-stop in 3 of 3 cases, https://example.org/1",
         ]
     )
+
+
+@pytest.mark.usefixtures("engines")
+def test_a_listed_fault_is_an_expected_failure_until_its_last_day(pytester: pytest.Pytester) -> None:
+    (pytester.path / "known.toml").write_text(LISTED.format("2999-12-31"))
+    words = ("--adapter=engines/mine.py:short", "--eqcheck-cases=5", "--eqcheck-known=known.toml", "-k", "solo", "-rx")
+    result = run(pytester, *words)
+    result.assert_outcomes(xfailed=1)
+    result.stdout.fnmatch_lines(["*premature-stop in * cases, https://example.org/7, until 2999-12-31*"])
+    (pytester.path / "known.toml").write_text(LISTED.format("2020-12-31"))
+    result = run(pytester, *words, "--collect-only")
+    result.stdout.fnmatch_lines(["eqcheck: listed as known, *: its last day, 2020-12-31, is past"])
+    config = pytester.parseconfig(*words[:3])
+    assert pytest_plugin._listed(config, "short") == {}
+
+
+def test_a_wrong_list_of_known_faults_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    (pytester.path / "known.toml").write_text(LISTED.format('"soon"'))
+    result = run(pytester, "--adapter=eqspec", "--eqcheck-known=known.toml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*known.toml: violation 1 (bookkeeping/premature-stop): expected until = a date*"])
 
 
 @pytest.mark.usefixtures("engines")

@@ -1,0 +1,118 @@
+"""The action, the workflows and the hook: valid YAML, whose commands and options exist and whose inputs are no code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eqcheck import cli
+from eqcheck.cli.scaffold import WORKFLOW
+
+yaml: Any = pytest.importorskip("yaml")
+ROOT = Path(__file__).parents[1]
+ACTION = ROOT / "action.yml"
+OWN = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+SCAFFOLD = WORKFLOW.substitute(file="engine.py")
+
+
+def steps(text: str) -> list[dict[str, Any]]:
+    data = yaml.safe_load(text)
+    jobs = data["jobs"].values() if "jobs" in data else [data["runs"]]
+    return [step for job in jobs for step in job["steps"]]
+
+
+def flaws(text: str) -> list[str]:
+    """What is wrong with the steps of an action or a workflow."""
+    found = []
+    for step in steps(text):
+        uses, run = step.get("uses", ""), step.get("run", "")
+        if uses and uses != "./" and not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", uses):
+            found.append(f"not pinned: {uses}")
+        if "${{" in run:
+            found.append(f"an expression in a script: {run}")
+        for line in run.splitlines():
+            words = shlex.split(line)
+            try:
+                if words[:1] == ["eqcheck"]:
+                    cli._parsed(cli._parser(), words[1:])
+                elif words[:1] == ["make"] and not re.search(rf"^\$\(VENV\)/{words[1][6:]}:|^{words[1]}:", MAKE, re.M):
+                    found.append(f"no such target: {line}")
+            except ValueError as error:
+                found.append(str(error))
+    return found
+
+
+MAKE = (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("path", [ACTION, *OWN], ids=lambda path: str(path.name))
+def test_the_repositorys_own(path: Path) -> None:
+    assert not flaws(path.read_text())
+
+
+def test_what_the_scaffold_writes() -> None:
+    assert not flaws(SCAFFOLD)
+    assert any(step.get("run", "").startswith("eqcheck audit engine.py") for step in steps(SCAFFOLD))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("@v4.2.2", "@main", "not pinned: actions/checkout@main"),
+        ("@v4.2.2", "@v4", "not pinned: actions/checkout@v4"),
+        ("--budget 60s", "--bugdet 60s", "unrecognized arguments: --bugdet 60s"),
+        ("--budget 60s", "--budget soon", "expected a time"),
+        ("engine.py", "${{ github.head_ref }}", "an expression in a script"),
+        ("python -m pip install eqcheck", "make nothing", "no such target: make nothing"),
+    ],
+)
+def test_a_flaw_is_seen(right: str, wrong: str, said: str) -> None:
+    assert any(said in flaw for flaw in flaws(SCAFFOLD.replace(right, wrong)))
+
+
+def test_every_input_of_the_action_is_used_as_a_variable() -> None:
+    data = yaml.safe_load(ACTION.read_text())
+    audit = next(step for step in data["runs"]["steps"] if step.get("name") == "Audit")
+    assert set(data["inputs"]) == {"adapter", "budget", "known", "python", "out"}
+    assert {f"EQCHECK_{name.upper()}" for name in data["inputs"]} == set(audit["env"])
+    assert all(f'"${name}"' in audit["run"] or f'"${name}/' in audit["run"] for name in audit["env"])
+
+
+@pytest.mark.parametrize("known", ["", "my known.toml"])
+def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str) -> None:
+    """Its script is run with a Python that prints what it is given, and inputs that a shell would obey."""
+    audit = next(step for step in steps(ACTION.read_text()) if step.get("name") == "Audit")
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; print(sys.argv[1:])" "$@"\n')
+    fake.chmod(0o755)
+    inputs = {"ADAPTER": "eqspec\nmy engine.py:x\n\n$(touch gotcha)", "BUDGET": "5s", "KNOWN": known, "OUT": "a b"}
+    variables = {f"EQCHECK_{name}": value for name, value in {**inputs, "PYTHON": str(fake)}.items()}
+    done = subprocess.run(
+        ["bash", "-e", "-c", audit["run"]],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    words = ["-m", "eqcheck.cli", "audit", "--budget", "5s", "--out", "a b", "--junit", "a b/junit.xml"]
+    words += ["--known", known] if known else []
+    for spec in ("eqspec", "my engine.py:x", "$(touch gotcha)"):
+        words += ["--adapter", spec]
+    assert done.stdout.strip() == str(words), done.stderr
+    cli._parsed(cli._parser(), words[2:])
+    assert not (tmp_path / "gotcha").exists()
+
+
+def test_the_hook_is_a_command() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert {"id", "name", "entry", "language"} <= set(hook)
+    command, *words = shlex.split(hook["entry"])
+    options = cli._parsed(cli._parser(), [*words, "engine.py"])
+    assert (command, options.specs, options.budget) == ("eqcheck", ["engine.py"], 2.0)
