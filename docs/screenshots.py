@@ -1,4 +1,4 @@
-"""The pictures of README and site: the page of a report, made anew with a real browser.
+"""The pictures of README and site: a report's page, and the page of a replay, made anew with a real browser.
 
 python docs/screenshots.py        writes docs/pictures/*.png; needs Playwright and Debian's Chromium, takes a minute
 """
@@ -40,9 +40,11 @@ def run() -> int:
         os.chdir(folder)  # so that the commands on the pages are those of a reader
         main(["audit", "bsp", "--cases", "60", "--no-corpus"])
         report = Path("reports/bsp").resolve()
+        main(["replay", "-v", "reports/bsp/cases/position-query-position.json", "--html", "replay.html"])
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         shoot(browser, report / "report.html", "report.png", height=620)
         shoot(browser, report / "report.html", "finding.png", of="article")
+        shoot(browser, Path("replay.html").resolve(), "replay.png")
         browser.close()
     return 0
 
