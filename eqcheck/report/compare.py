@@ -11,7 +11,8 @@ from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Report
 from eqcheck.verdict import many
 
-STATES = ("new", "still there", "in doubt", "gone", "no violation")
+STATES = ("new", "still there", "in doubt", "not seen", "gone", "no violation")
+_RARE = 0.01
 _GROUPS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive"}
 
 
@@ -33,8 +34,8 @@ class Change:
     """A cause in two audits; ``state`` is one of `STATES`.
 
     ``new``: a violation that was none. ``in doubt``: it was a violation and is a discovery or inconclusive now.
-    ``missed`` is the probability that the later cases show nothing of a cause that is as frequent as it was, None where
-    it is not ``gone``.
+    ``missed`` is the probability that the later cases show nothing of a cause that is as frequent as it was; where it
+    is more than 1 %, or not known, the cause is ``not seen``, which is less than ``gone``.
     """
 
     state: str
@@ -110,10 +111,12 @@ def _change(fingerprint: str, meaning: str, before: Seen | None, now: Seen | Non
     was, is_now = (bool(one and one.standing == "violation") for one in (before, now))
     if not was:
         return Change("new" if is_now else "no violation", fingerprint, meaning, before, now)
-    state = "still there" if is_now else "in doubt" if now else "gone"
+    if now:
+        return Change("still there" if is_now else "in doubt", fingerprint, meaning, before, now)
     missed = None
-    if state == "gone" and before and 0 < before.count <= before.of:
+    if before and 0 < before.count <= before.of:
         missed = (1 - before.count / before.of) ** ran
+    state = "gone" if missed is not None and missed <= _RARE else "not seen"
     return Change(state, fingerprint, meaning, before, now, missed)
 
 
@@ -155,7 +158,7 @@ def to_text(comparisons: Sequence[Comparison]) -> str:
         causes = [[c.state, c.fingerprint, str(c.before or "-"), str(c.now or "-")] for c in one.changes]
         if causes:
             lines += [tabulate(causes, headers=["", "cause", "before", "now"], disable_numparse=True)]
-            lines += [f"{c.fingerprint}: gone; {chance(c)}" for c in one.changes if chance(c)]
+            lines += [f"{c.fingerprint}: {c.state}; {chance(c)}" for c in one.changes if chance(c)]
         lines.append(f"{name}: {in_words(one)}")
     return "\n".join(lines).lstrip("\n")
 

@@ -59,6 +59,8 @@ class Chart:
 
         points = [place(tokens, log) for tokens, log in course]
         greatest, end = max(log for _, log in course), course[-1][1]
+        if 0 < evidence.greatest < math.inf:  # it may lie between two points
+            greatest = max(greatest, math.log10(evidence.greatest))
         return cls(
             points=" ".join(f"{x},{y}" for x, y in points),
             marks=_marks({log: place(0, log)[1] for log in (_crossing(evidence), 3.0, 0.0)}),
