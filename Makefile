@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm
 
-.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test clean
+.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test cluster-test clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
@@ -48,6 +48,14 @@ engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)
 
 engines-test: engines
 	$(VENV)/bin/python -m pytest tests/engines
+
+# A Ray cluster of three nodes on this machine, one of which is killed, and the coordinator too.
+cluster-test: $(VENV)/.with-ray
+	$(VENV)/bin/python -m pytest -p no:xdist tests/cluster
+
+$(VENV)/.with-ray: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[dev,ray]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(ENGINES:%=.venv-%)

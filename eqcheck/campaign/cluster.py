@@ -96,7 +96,8 @@ class ClusterCampaign:
         """Begin shards, take in what ends, until there is no more to begin and nothing under way."""
         self.terms = shards.terms_of(self.decoder, self.options)
         self.corpus = Corpus(self.options.corpus, self.decoder.name) if self.options.corpus else None
-        self.listen(Started(self.decoder.name, "transparent", self.options.cases))
+        engine = self.decoder.checkpoints or self.options.python
+        self.listen(Started(self.decoder.name, "checkpoint" if engine else "transparent", self.options.cases))
         self._resume()
         self.begun = time.monotonic()
         work = self._work()

@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,7 +56,11 @@ def code_of(spec: str) -> str:
     if source.endswith(".py"):
         path = Path(source)
     else:
-        found = find_spec(registry.shipped().get(source, source)) if source else None
+        entries = {point.name: point.value.partition(":")[0] for point in entry_points(group=registry.GROUP)}
+        try:
+            found = find_spec(registry.shipped().get(source) or entries.get(source) or source) if source else None
+        except (ImportError, ValueError):
+            found = None
         path = Path(found.origin) if found and found.origin else Path()
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
