@@ -30,7 +30,7 @@ GOOD = known_good()
 def generate(target, draft, request):
     return GOOD["one_row"](target, draft, request)
 """
-SHARDS, CASES = 8, 100
+SHARDS, CASES = 8, 30
 STORE = 80 * 2**20
 
 
