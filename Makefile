@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm
 
-.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test cluster-test clean
+.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test cluster-test dist clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --pair
@@ -56,6 +56,13 @@ cluster-test: $(VENV)/.with-ray
 $(VENV)/.with-ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[dev,ray]'
 	touch $@
+
+# What would be published: built, the wheel from the sdist, and checked. tests/test_dist.py does the same.
+dist: $(VENV)/.installed
+	rm -rf dist
+	$(VENV)/bin/python -m build --no-isolation
+	$(VENV)/bin/twine check --strict dist/*
+	$(VENV)/bin/check-wheel-contents dist/*.whl
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(ENGINES:%=.venv-%)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eqcheck.registry import names as names
     from eqcheck.verdict import Verdict as Verdict
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "Case": "eqcheck.case",

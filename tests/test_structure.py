@@ -24,6 +24,7 @@ LAYERS = (
     "compat catalogue bench",
     "selfcheck sampledcheck",
     "report",
+    "history",
     "replay cli pytest_plugin",
 )
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units.split()}

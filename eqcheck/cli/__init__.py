@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Sequence
 
 from eqcheck import __version__
-from eqcheck.cli import audit, bench, completion, explain, kinds, listing, new, replay, report, selfcheck
+from eqcheck.cli import audit, bench, completion, explain, history, kinds, listing, new, replay, report, selfcheck
 from eqcheck.cli.common import EPILOG
 from eqcheck.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.plain import printable
 
-COMMANDS = (new, audit, replay, report, kinds, explain, listing, selfcheck, bench)
+COMMANDS = (new, audit, replay, report, kinds, explain, listing, selfcheck, bench, history)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,104 @@
+"""What would be published is whole and passes the checks of the index; version, citation and changelog agree."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from test_packaging import ROOT, _files
+
+import eqcheck
+
+CHECKS = {"twine": ["twine", "check", "--strict"], "check_wheel_contents": ["check_wheel_contents"]}
+DOCUMENTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md")
+NEEDED = ("Makefile", "constraints.txt", "pyproject.toml", "environments/vllm.txt", "tests/tiny.py")
+EXAMPLE = "examples/tiny-decoder/tiny_decoder.py"
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of the files as they are now, and the wheel that is made of it."""
+    pytest.importorskip("build", reason="needs the packages of eqcheck[dev]")
+    copy = tmp_path_factory.mktemp("dist")
+    for name in _files(ROOT, "-co"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    done = run("build", "--no-isolation", "--outdir", str(copy / "dist"), str(copy))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return copy / "dist"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {*DOCUMENTS, *NEEDED, EXAMPLE} <= names
+    assert {
+        name for name in _files(ROOT, "-co") if re.match(r"(eqcheck|adapters|reference_impls|tests)/.*\.py$", name)
+    } <= names
+    assert not [name for name in names if name.startswith(("reports", ".")) or name.endswith((".safetensors", ".pyc"))]
+    assert sdist.stat().st_size < 2 * 10**6
+
+
+@pytest.mark.parametrize("tool", CHECKS)
+def test_the_checks_pass_and_can_fail(tool: str, dist: Path, tmp_path: Path) -> None:
+    pytest.importorskip(tool, reason="needs the packages of eqcheck[dev]")
+    (wheel,) = dist.glob("*.whl")
+    published = [wheel] if tool == "check_wheel_contents" else list(dist.iterdir())
+    done = run(
+        *CHECKS[tool], *(["--config", str(ROOT / "pyproject.toml")] if tool != "twine" else []), *map(str, published)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    spoilt = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(spoilt, "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            if item.filename.endswith("METADATA"):
+                data = data.partition(b"\n\n")[0] + b"\n"  # without its description
+            if item.filename.endswith("RECORD"):
+                data += b"eqcheck/left.pyc,,\n"
+            new.writestr(item, data)
+        new.writestr("eqcheck/left.pyc", b"")
+    assert run(*CHECKS[tool], str(spoilt)).returncode != 0
+
+
+def test_the_version_is_the_same_everywhere(dist: Path) -> None:
+    version = eqcheck.__version__
+    assert {path.name for path in dist.iterdir()} == {
+        f"eqcheck-{version}.tar.gz",
+        f"eqcheck-{version}-py3-none-any.whl",
+    }
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def _missing(citation: str) -> set[str]:
+    """The keys that a citation file of version 1.2.0 has to have, and this text has not."""
+    data = yaml.safe_load(citation)
+    return {"cff-version", "message", "title", "authors"} - {key for key, value in data.items() if value}
+
+
+def test_the_citation_is_whole_and_names_no_person() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    data = yaml.safe_load(text)
+    assert not _missing(text)
+    assert _missing("cff-version: 1.2.0\nauthors: []\ntitle: x") == {"message", "authors"}
+    assert (data["version"], data["cff-version"]) == (eqcheck.__version__, "1.2.0")
+    assert data["authors"] == [{"name": "eqcheck contributors"}]
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_documents_invent_no_address(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "issue tracker" in text
+    assert not re.findall(r"https?://|[\w.]+@[\w.]+", text)
