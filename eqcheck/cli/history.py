@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,9 +79,13 @@ def run(options: argparse.Namespace) -> int:
         waiting = [Column(version, PENDING) for version in wanted[len(found) :]]
         write(history(asked, found + waiting), folder)
 
-    for column in columns(asked, base, wanted, folder, lambda text: print(printable(text), file=sys.stderr)):
-        found.append(column)
-        keep()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the environment is removed then, too
+    try:
+        for column in columns(asked, base, wanted, folder, lambda text: print(printable(text), file=sys.stderr)):
+            found.append(column)
+            keep()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     text = to_markdown(history(asked, found))
     say(printable(f"{text}\nWritten to {folder}/history.md and history.json"))
     return EQUIVALENT if any(column.status == AUDITED for column in found) else NOTHING
