@@ -10,8 +10,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
-import yaml
 from test_packaging import ROOT, _files
 
 import eqcheck
@@ -84,13 +84,13 @@ def test_the_version_is_the_same_everywhere(dist: Path) -> None:
 
 def _missing(citation: str) -> set[str]:
     """The keys that a citation file of version 1.2.0 has to have, and this text has not."""
-    data = yaml.safe_load(citation)
+    data = msgspec.yaml.decode(citation)
     return {"cff-version", "message", "title", "authors"} - {key for key, value in data.items() if value}
 
 
 def test_the_citation_is_whole_and_names_no_person() -> None:
     text = (ROOT / "CITATION.cff").read_text()
-    data = yaml.safe_load(text)
+    data = msgspec.yaml.decode(text)
     assert not _missing(text)
     assert _missing("cff-version: 1.2.0\nauthors: []\ntitle: x") == {"message", "authors"}
     assert (data["version"], data["cff-version"]) == (eqcheck.__version__, "1.2.0")

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
-import yaml
 
 import eqcheck
 
@@ -71,7 +71,7 @@ def test_it_uses_public_names_only() -> None:
 
 
 def test_its_workflow_runs_what_its_readme_says() -> None:
-    workflow = yaml.safe_load((EXAMPLE / ".github" / "workflows" / "tests.yml").read_text())
+    workflow = msgspec.yaml.decode((EXAMPLE / ".github" / "workflows" / "tests.yml").read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["tests"]["steps"]]
     for command in ("pytest", "pytest --adapter=tiny_decoder", "eqcheck audit --adapter tiny_decoder"):
         assert any(step.startswith(command) for step in steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,8 +72,11 @@ class _Kept:
     installed: tuple[str, ...]
 
 
-def columns(asked: Asked, base: str, versions: list[str], folder: Path, say: Say) -> Iterator[Column]:
-    """Audit each version on top of the environment of the Python ``base``; a column each, as soon as it is there."""
+def columns(asked: Asked, base: str, versions: list[str], folder: Path, say: Say) -> Generator[Column, None, None]:
+    """Audit each version on top of the environment of the Python ``base``; a column each, as soon as it is there.
+
+    Raises `UsageError` where ``base`` does not have the package, or the folder cannot be written.
+    """
     left_out: frozenset[str] | None = None
     for version in versions:
         kept = read(asked, version, folder / version)

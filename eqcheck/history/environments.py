@@ -134,7 +134,7 @@ class Environment:
             raise NotInstalled(f"the environment finds {pins.package} {found or 'nowhere'}, not {pins.version}")
 
     def _pip(self, *arguments: str) -> None:
-        command = [*_PIP, "--python", self.python, "install", "--quiet", "--only-binary", ":all:", *arguments]
+        command = [*_PIP, "--python", self.python, "install", "--only-binary", ":all:", *arguments]
         run(command, cwd=str(self._place))
 
 
@@ -157,12 +157,20 @@ def run(command: Sequence[str], **options: Any) -> str:
     """What a command prints; raises `NotInstalled` with its last words where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace", **options)
     if done.returncode:
-        raise NotInstalled(_reason(done.stderr) or f"{command[0]} ended with {done.returncode}")
-    return done.stdout
+        raise NotInstalled(_reason(done.stdout, done.stderr) or f"{command[0]} ended with {done.returncode}")
+    printed: str = done.stdout
+    return printed
 
 
-def _reason(text: str) -> str:
-    """What pip says is wrong, without its warnings."""
-    errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
-    last = [line for line in text.splitlines() if line.strip()][-1:]
-    return one_line(re.sub(r" \(from versions: [^)]*\)", "", " ".join(errors or last)), 400)
+def _reason(printed: str, failed: str) -> str:
+    """What pip says is wrong: its errors without its warnings, and which requirements contradict each other.
+
+    >>> _reason("The conflict is caused by:\\n    a 1 depends on b<1\\n\\nTo fix", "ERROR: Cannot install a==1\\n")
+    'Cannot install a==1 a 1 depends on b<1'
+    """
+    errors = [line.removeprefix("ERROR: ") for line in failed.splitlines() if line.startswith("ERROR: ")]
+    errors = [line for line in errors if not line.startswith("ResolutionImpossible")]
+    last = [line for line in failed.splitlines() if line.strip()][-1:]
+    conflict = printed.partition("The conflict is caused by:\n")[2].partition("\n\n")[0]
+    text = " ".join([*(errors or last), *conflict.split()])
+    return one_line(re.sub(r" \(from versions: [^)]*\)", "", text), 400)
