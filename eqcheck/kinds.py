@@ -135,7 +135,7 @@ _RECORDS = (
     Kind(
         "sampling",
         "target-option",
-        "an option of the row is missing, or another row's, where draft tokens are verified",
+        "where draft tokens are verified, an option of the row is missing, wrong, or another row's",
     ),
     Kind("sampling", "first-token", "the first new token is not drawn from the law of the target"),
     Kind("sampling", "seed-ignored", "a row with a seed emits other tokens when it is asked again"),

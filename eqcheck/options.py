@@ -68,6 +68,18 @@ class RowOptions:
                 raise UsageError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
 
+def sampling_of(options: RowOptions) -> str:
+    """How a row is to be sampled, in words.
+
+    >>> sampling_of(RowOptions(4, temperature=0.7, top_k=3))
+    'temperature 0.7, top-k 3'
+    """
+    cuts = {"top-k": options.top_k or None, "top-p": options.top_p if options.top_p < 1 else None}
+    cuts |= {"min-p": options.min_p or None}
+    said = {"temperature": options.temperature, **{name: value for name, value in cuts.items() if value is not None}}
+    return ", ".join(f"{name} {value:g}" for name, value in said.items())
+
+
 _EXPECTED = {
     "temperature": "0 (greedy) or a number from 1e-6 to 1e6",
     "top_k": "a whole number from 0 (no cut) to 2**31 - 1",

@@ -256,6 +256,7 @@ def wrong_law(name: str, p: Floats, q: Floats, raw: Floats, other: Floats) -> Fl
         "prefix-before": before,
         "other-rows": other,
         "row-before": other,
+        "tighter": normal(np.where(p > np.where(p > 0, p, 1.0).min(-1, keepdims=True), p, 0.0)),
         "first-row-options": normal(p**0.6),
         "first-argmax": one_hot(p),
         "first-raw": raw,
@@ -269,6 +270,8 @@ def gain(name: str, law: Callable[[Floats, Floats, Floats, Floats], Floats], row
     total = 0.0
     for _ in range(rows):
         p, q, raw = contexts(rng, n)
+        if name.startswith("tighter"):
+            p = normal(np.where(p >= np.sort(p, axis=-1)[:, -5:-4], p, 0.0))
         other = SampledRow(draw(p, rng.random(n)), *contexts(rng, n), np.zeros(n, bool))
         tokens = draw(law(p, q, raw, other.p), rng.random(n))
         row = SampledRow(tokens, p, q, raw, np.zeros(n, bool), first_row=normal(p**0.6))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eqcheck.lanes.sampling import explain
+from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.naming import MANY, NAMED, Named, borne_out, named
 from eqcheck.sampling.rounds import MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
@@ -173,6 +174,29 @@ def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None
         and one.draft == ("",)
     )
     assert borne_out([told], sampler) == often
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
+    """It shows by what never comes; and a sampler whose law is right but for that does not fit."""
+    one = read(rejection, count=4 * TOKENS)
+    cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
+    cut /= cut.sum(-1, keepdims=True)
+    short = tighter(cut) if everywhere else cut
+    rng, n = np.random.default_rng(2), 4 * TOKENS
+    drawn = [rejection(rng, short[i], one.q[""][i]) for i in range(n)]
+    one.role[:n], one.token[:n], one.draft[:n] = zip(*drawn, strict=True)
+    one.token[n:] = [pick(rng, law) for law in short[n:]]
+    laws = {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""], "top-p-tighter": tighter(cut)}
+    told = Read(**{**vars(one), "p": laws, "behind": cut, "before": cut})
+    found = named([told])
+    if everywhere:
+        assert found is not None
+        assert found.kind == "target-option"
+        assert misfit([told], "bonus", ("",)) > np.log(NAMED)
+    else:
+        assert found is None
+        assert misfit([told], "bonus", ("",)) < np.log(NAMED)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.05])

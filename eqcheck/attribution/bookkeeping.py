@@ -100,7 +100,8 @@ def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: in
         if observed[index:][:2] == two and len(two) == 2:
             return Diagnosis("lost-token", state("lost", tokens=dropped), known.queried)
     if token == pad and token not in known.nearby and token not in verdict.expected:
-        return Diagnosis("pad-in-output", state("pad", index=index), known.queried)
+        # With other ids the pad id is another: only what emits that, too, emits a pad.
+        return Diagnosis("pad-in-output", state("pad", index=index), False)
     if known.behind_pad:
         return Diagnosis("wrong-correction", state("behind-pad"), known.queried)
     return Diagnosis("wrong-correction", _of_another("", verdict.row, known), False)

@@ -159,11 +159,16 @@ def sampled(report: Report) -> list[str]:
         return []
     never = f"never exceeded {max(evidence.greatest, 1):.2g}"
     reached = never if evidence.greatest < evidence.threshold else f"reached {evidence.greatest:.2g}"
-    return [
+    said = (
         f"{evidence.tokens} sampled tokens; the evidence against the target's law {reached}. At {evidence.threshold:g} "
-        "it is a violation; a right decoder gets there once in a million audits.",
-        *evidence.excludes,
-    ]
+        "it is a violation; a right decoder gets there once in a million audits."
+    )
+    if reached == never and any(one.component == "sampling" for one in report.violations):
+        said = (
+            f"{evidence.tokens} sampled tokens; single cases show for certain that something is wrong. The evidence of "
+            f"all tokens together {never}; at {evidence.threshold:g} it alone would be a violation."
+        )
+    return [said, *evidence.excludes]
 
 
 def declined_of(report: Report) -> str:

@@ -34,6 +34,7 @@ SHARES: dict[str, tuple[float, ...]] = {
     "prefix-before": (0.1, 0.3),  # a column late
     "other-rows": (0.1, 0.3),
     "row-before": (0.1, 0.3),
+    "tighter": (0.5, WHOLE),  # a cut that takes one token too many
     "first-row-options": (WHOLE,),  # all rows drawn with the options of the first
     "first-argmax": (0.3,),  # new token 0 only
     "first-raw": (WHOLE,),
@@ -101,6 +102,7 @@ def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Float
     found |= {f"power-{power}": _power(p, power) for power in POWERS}
     found |= {f"raw-{power}": raw if power == 1 else row.merged(_power(row.raw, power)) for power in RAW_POWERS}
     found["argmax"] = _argmax(p)
+    found["tighter"] = row.merged(tighter(row.p))
     if row.first_row is not None:
         found["first-row-options"] = row.merged(row.first_row)
     found["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
@@ -118,6 +120,16 @@ def _argmax(law: Floats) -> Floats:
     best = np.zeros_like(law)
     best[np.arange(len(law)), law.argmax(-1)] = 1.0
     return best
+
+
+def tighter(law: Floats) -> Floats:
+    """A law ``[n, V]`` without the least likely token that it allows, unless that is the only one."""
+    allowed = law > 0
+    least = np.where(allowed, law, np.inf).argmin(-1)
+    found = law.copy()
+    several = np.flatnonzero(allowed.sum(-1) > 1)
+    found[several, least[several]] = 0.0
+    return np.asarray(found / found.sum(-1, keepdims=True))
 
 
 def _power(law: Floats, power: float) -> Floats:

@@ -29,6 +29,7 @@ _SAY = {
     "residual-unused": "residual",
     "drawn-again": "residual",
     "argmax": "target-option",
+    "tighter": "target-option",
     "first-row-options": "target-option",
     "first-argmax": "first-token",
     "first-raw": "first-token",

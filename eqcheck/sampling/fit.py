@@ -13,6 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.rounds import Name, Read, acceptances, bounded, laws
 from eqcheck.sampling.row import Floats
 
@@ -25,6 +26,7 @@ def misfit(reads: list[Read], part: str, name: Name) -> float:
     """The logarithm of the evidence that a part of the rounds does not follow the law of this name."""
     tables = [_Acceptance(by) for by in ("chance", "column", "p")] if part == "accept" else []
     orders = [_Order(by) for by in ("id", "likely", "draft")] if part != "accept" else []
+    least = 0.0  # of a bet that the least likely token that the law allows never comes
     for read in reads:
         told = read.of(part)
         if not len(told):
@@ -37,10 +39,12 @@ def misfit(reads: list[Read], part: str, name: Name) -> float:
             continue
         law = dict(laws(told, part))[name]
         seen = told.draft if part == "draft" else told.token
+        own, short = (one[np.arange(len(told)), seen] for one in (law, tighter(law)))
+        least += float(np.log((1 + np.divide(short, own, out=np.ones_like(own), where=own > 0)) / 2).sum())
         for t in range(len(told)):
             for order in orders:
                 order.see(law[t], told.q[""][t], int(seen[t]))
-    logs = [table.log for table in tables] + [order.log for order in orders]
+    logs = [table.log for table in tables] + [order.log for order in orders] + [least] * (part != "accept")
     return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
 
 

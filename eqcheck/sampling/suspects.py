@@ -23,6 +23,8 @@ _WITHOUT = {
     "greedy": "as if the row were greedy",
     "order": "with the temperature applied behind the cuts",
     "order-first": "with the temperature applied before the cuts",
+    "top-k-tighter": "with a top-k that is less by one",
+    "top-p-tighter": "with a top-p that cuts one token too many",
     "top-k-greedy": "as if a row with a top-k were greedy",
     "greedy-beside": "as if a row beside a greedy one were greedy",
     "first-row": "with the options of the first row",

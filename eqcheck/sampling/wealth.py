@@ -55,6 +55,7 @@ tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -216,7 +217,7 @@ class Wealth:
         """The evidence over tokens, thinned to `_POINTS` at most: how many tokens, and its decimal logarithm then."""
         points = [point for point in self._course if point[0] < self.tokens]
         points += [[self.tokens, self.log_evidence]] if self.tokens else []
-        return tuple((int(number), round(log / np.log(10), 3)) for number, log in points)
+        return tuple((int(number), round(log / math.log(10), 3)) for number, log in points)
 
     @property
     def log_evidence(self) -> float:

@@ -13,6 +13,7 @@ LAWS = {
     "prefix-before": "drawn from the law of the prefix before",
     "other-rows": "drawn from the laws of other rows",
     "row-before": "drawn from the law of the row before",
+    "tighter": "drawn as if the row's cut took one token more",
     "first-row-options": "drawn with the options of the first row",
     "first-argmax": "at the start of a row that are the target's most likely ones",
     "first-raw": "at the start of a row that are drawn without its options",

@@ -14,6 +14,7 @@ from eqcheck.contract import Generate
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
 from eqcheck.lanes.sampling.seeds import broken, repeated
+from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
 from eqcheck.statements import state
@@ -99,7 +100,8 @@ def certain(done: SampledRun) -> Explanation | None:
         chosen = sampled.p[np.arange(len(sampled.tokens)), sampled.tokens]
         if (impossible := np.flatnonzero((chosen == 0) & ~sampled.skip)).size:
             index = int(impossible[0])
-            detail = f"new token {index} has the probability 0 under the options of row {row}"
+            asked = sampling_of(case.rows[row])
+            detail = f"new token {index} has the probability 0 under the options of row {row} ({asked})"
             return _explanation(case, "sampling", IMPOSSIBLE, row, index, run.outputs[row], detail)
     return None
 

@@ -16,6 +16,7 @@ from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import DRAFT, TARGET, UNCUT, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.options import ORDER
+from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.row import Floats
 from eqcheck.sampling.suspects import BESIDE, VARIANTS
@@ -80,6 +81,8 @@ def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, 
     for name, (options, order) in _changes(case, number).items():
         same = options == case.rows[number] and order == case.order
         found[name] = right if same else laws(case, which, number, tokens, digests, options, order)
+    cut = (right > 0).sum(-1) < (found["top-p"] > 0).sum(-1)
+    found["top-p-tighter"] = np.where(cut[:, None], tighter(right), right)
     assert set(found) == {"", *VARIANTS}
     return found
 
@@ -97,6 +100,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
         "cuts": {name: UNCUT[name] for name in _OWN[1:]},
         "options": UNCUT,
         "greedy": {"temperature": 0.0},
+        "top-k-tighter": {"top_k": own.top_k - 1 if own.top_k > 1 else own.top_k},
         "top-k-greedy": {"temperature": 1e-5 if own.top_k else own.temperature},
         "greedy-beside": {"temperature": 1e-5 if greedy else own.temperature},
         "first-row-temperature": {"temperature": case.rows[0].temperature},

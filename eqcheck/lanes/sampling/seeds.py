@@ -51,30 +51,36 @@ def broken(generate: Generate, done: SampledRun, timeout: float | None) -> Expla
     seeded = [row for row, options in enumerate(case.rows) if options.seed is not None and options.temperature]
     if outputs is None or not seeded:
         return None
-    for level, what, other, rows in trials(case, seeded):
+    for level, what, first, other, rows in trials(case, seeded):
+        known = [outputs[row] for row in rows] if first is None else decode(generate, first, timeout).run.outputs
         tried = decode(generate, other, timeout).run.outputs
-        if tried is None:
+        if known is None or tried is None:
             continue
-        for at, row in enumerate(rows):
-            if row in seeded and tried[at] != outputs[row]:
-                return broken_promise(case, row, level, what, outputs[row], tried[at])
+        for row, was, now in zip(rows, known, tried, strict=True):
+            if row in seeded and now != was:
+                return broken_promise(case, row, level, what, was, now)
     return None
 
 
-def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, list[int]]]:
-    """A level of the promise, what is changed, the changed case, and which row each of its rows was."""
+def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, Any, list[int]]]:
+    """A level of the promise, what is changed, two cases whose rows are to agree, and which row each of theirs was.
+
+    The first case is None where it is the one that was decoded.
+    """
     level = PROMISES.index(case.promise)
-    every = list(range(len(case.rows)))
-    case = replace(case, entropy=case.entropy ^ _OTHER)
+    every, one = list(range(len(case.rows))), list(seeded[:1])
+    again = replace(case, entropy=case.entropy ^ _OTHER)
     of_rows = [getattr(row, "options", row) for row in case.rows]
-    # Rows without a seed come out otherwise the second time, and only a decoder that promises more is free of them.
-    if level >= 2 or all(row.seed is not None for row in of_rows if row.temperature):
-        yield "repeatable", "the same request again", case, every
+    # Rows without a seed come out otherwise the second time. Whether a row heeds its seed shows without them.
+    if all(row.seed is not None for row in of_rows if row.temperature):
+        yield "repeatable", "the same request again", None, again, every
+    elif level >= 2:
+        yield "repeatable", "the row alone once more", case.of(one), again.of(one), one
     if level >= 2:
-        yield "mates", "the rows in another order", case.of(every[::-1]), every[::-1]
-        yield "mates", "the row alone", case.of(seeded[:1]), list(seeded[:1])
+        yield "mates", "the rows in another order", None, again.of(every[::-1]), every[::-1]
+        yield "mates", "the row alone", None, again.of(one), one
     if level >= 3:
-        yield "speculation", "another K", replace(case, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
+        yield "speculation", "another K", None, replace(again, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
 
 
 def broken_promise(

@@ -12,6 +12,7 @@ from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement, truth
 from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.sampling.row import Floats, SampledRow
@@ -111,7 +112,8 @@ def _impossible(
     for number, row in sampled.items():
         if row.impossible:
             index = row.impossible[0]
-            detail = f"new token {index} has the probability 0 under the options of row {number}"
+            options = sampling_of(case.rows[number].options)
+            detail = f"new token {index} has the probability 0 under the options of row {number} ({options})"
             return _explanation(case, "sampling", IMPOSSIBLE, number, index, outputs[number], detail)
     return None
 
