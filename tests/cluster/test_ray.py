@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -101,7 +102,7 @@ def test_a_node_that_dies_loses_nothing_but_its_unfinished_shards(
     def listen(event: Event) -> None:
         if isinstance(event, CaseDone) and len(stored_then) == 0:
             stored_then.append([path.name for path in (tmp_path / "shards").iterdir()])
-            nodes.remove_node(doomed, allow_graceful=False)
+            threading.Timer(1.0, nodes.remove_node, (doomed,), {"allow_graceful": False}).start()  # it is busy then
 
     monkeypatch.setattr(ClusterCampaign, "_begin", begin)
     with Cluster(nodes.address) as connected:
