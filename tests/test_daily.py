@@ -28,8 +28,8 @@ def lines(capsys: Printed, *words: str, columns: int = 0, monkeypatch: pytest.Mo
     return capsys.readouterr().out.splitlines()
 
 
-def test_kinds_lists_each_with_its_meaning(capsys: Printed) -> None:
-    listed = lines(capsys, "kinds")[2:]
+def test_kinds_lists_each_with_its_meaning(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = lines(capsys, "kinds", columns=200, monkeypatch=monkeypatch)[2:]
     assert [line.split()[0] for line in listed] == list(FINGERPRINTS)
     assert all(line.endswith(kind.meaning) for line, kind in zip(listed, KINDS.values(), strict=True))
 
