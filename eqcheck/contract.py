@@ -51,13 +51,15 @@ CAPABILITIES = {
     "prefix-caching": "caches of common beginnings are shared, also with earlier requests",
     "kv-blocks": "the KV cache holds so few blocks that rows have to be preempted",
     "ngram": "draft tokens are looked up in the row itself, and there may be none",
+    "dictated-drafts": "draft tokens are those that the request names",
+    "only-dictated-drafts": "draft tokens are always those that the request names",
     "temperature": "rows are sampled, each at a temperature of its own; at 0 a row is greedy",
     "top-k": "a sampled row is cut to its so many likeliest tokens",
     "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
     "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
     "seeds": "a sampled row may have a seed",
 }
-DRAFTING = ("model", "ngram", "none")
+DRAFTING = ("model", "ngram", "dictated", "none")
 
 
 @dataclass
@@ -78,7 +80,8 @@ class Request:
 
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
-    ``prefix_caching``; the last three mean the engine's own default where they are None.
+    ``prefix_caching``; the last three mean the engine's own default where they are None. Where the drafting is
+    ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")
@@ -102,6 +105,7 @@ class Request:
     token_budget: int | None = None
     kv_blocks: int | None = None
     prefix_caching: bool | None = None
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 DTYPES = ("float64", "float32")
@@ -116,9 +120,11 @@ class Hooks:
 
     ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
     calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
-    (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``). For scripts that show a violation with
-    the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
-    request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where drafts are dictated
+    ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. For scripts that show a
+    violation with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``,
+    ``start(target, draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the
+    packages to install.
 
         >>> Hooks().version, Hooks().requirements
         ('', 'the engine')
@@ -126,7 +132,7 @@ class Hooks:
 
     version: str = ""
     note: str = ""
-    observed: Mapping[str, int] = MappingProxyType({})
+    observed: Mapping[str, Any] = MappingProxyType({})
     script: tuple[Callable[..., Any], ...] = ()
     requirements: str = "the engine"
 

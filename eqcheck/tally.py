@@ -17,6 +17,9 @@ from eqcheck.outcome import Outcome
 SPEAKS = "speaks"
 """Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
 
+DICTATED = "dictated "
+"""Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
+
 
 @dataclass(frozen=True)
 class Alike:
@@ -82,8 +85,9 @@ class Tally:
         self.coverage.update(outcome.coverage)
         self.losses.update(dict(outcome.losses))
         self.observed[SPEAKS] += "drafted" in outcome.observed
-        for name in ("drafted", "accepted"):
-            self.observed[name] += outcome.observed.get(name, 0)
+        for name, number in outcome.observed.items():
+            if name in ("drafted", "accepted") or name.startswith(DICTATED):
+                self.observed[name] += number
         self.ties += outcome.ties
         self.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
         if isinstance(case, Case):

@@ -105,6 +105,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         reached=facts.get("reached", {}),
         draft_losses=facts.get("draft_losses", {}),
         acceptance=facts.get("acceptance"),
+        dictated_rounds=facts.get("dictated_rounds", {}),
         ties=facts.get("ties", 0),
         corpus=CorpusCases(tally.replayed, tally.failing),
         real_pair=audit.real_pair,

@@ -122,7 +122,19 @@ def _exercised(report: Report) -> list[str]:
     rows = [(name, report.coverage.get(name, 0), what) for name, what in counters.items()]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     largest = ", ".join(f"{report.reached[name]} {what}" for name, what in about(report).REACHED.items())
-    return ["## What was exercised", "", *([f"At most {largest}.", ""] if largest else []), table, ""]
+    return ["## What was exercised", "", *([f"At most {largest}.", ""] if largest else []), table, "", *_rounds(report)]
+
+
+def _rounds(report: Report) -> list[str]:
+    """Dictated rounds: how many were asked for, and how many of them were seen to be played."""
+    rows = [(*map(int, name.split("/")), *counts) for name, counts in report.dictated_rounds.items()]
+    if not rows:
+        return []
+    asked, played = (sum(counts[n] for counts in report.dictated_rounds.values()) for n in (0, 1))
+    rows.sort(key=lambda row: (row[1], row[0]))
+    headers = ("accepted", "of K", "rounds asked", "seen to be played")
+    text = f"{played} of {asked} rounds with dictated drafts were seen to be played as asked:"
+    return [text, "", tabulate(rows, headers=headers, tablefmt="github"), ""]
 
 
 def matrix_table(reports: Sequence[Report], tablefmt: str = "simple") -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -156,7 +156,8 @@ class Report:
 
     ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
     what each family showed, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
-    ``sampling`` is what sampled tokens say together.
+    ``sampling`` is what sampled tokens say together. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
+    dictated drafts that were asked for, and those of them that were seen to be played.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -190,6 +191,7 @@ class Report:
     cases_per_second: float | None
     elapsed_s: float
     sampling: Evidence | None = None
+    dictated_rounds: dict[str, tuple[Count, Count]] = field(default_factory=dict)
 
 
 def to_builtins(report: Report) -> dict[str, Any]:

@@ -16,14 +16,21 @@ from eqcheck.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
 PAD = 0
+MOST_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class EngineRow:
-    """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.RowOptions`."""
+    """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.RowOptions`.
+
+    Where drafts are dictated, ``accepts[round]`` says how many of a round's draft tokens agree with the target; in a
+    round it does not name, none does. The first new token comes from the prompt's own forward, so rounds count from the
+    second.
+    """
 
     prompt: tuple[int, ...]
     options: RowOptions
+    accepts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         options = self.options
@@ -32,6 +39,8 @@ class EngineRow:
                 raise CaseError(f"{name}: expected token ids below {VOCAB_SIZE}, got {tokens!r}")
         if not self.prompt:
             raise CaseError("prompt: expected at least one token id, got none")
+        for accepted in self.accepts:
+            whole("accepts", accepted, 0, MOST_DRAFT_TOKENS)
         most = POSITIONS - len(self.prompt)
         for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
             whole(name, getattr(options, name), least, greatest)
@@ -44,7 +53,8 @@ class EngineRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without what is at its default."""
-        return {"prompt": list(self.prompt), **_set(self.options)}
+        accepts = {"accepts": list(self.accepts)} if self.accepts else {}
+        return {"prompt": list(self.prompt), **_set(self.options), **accepts}
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class EngineCase:
             raise CaseError(f"prefix_caching: expected true, false or null, got {self.prefix_caching!r}")
         if not isinstance(self.checkpoint, str):
             raise CaseError(f"checkpoint: expected text, got {self.checkpoint!r}")
-        whole("num_draft_tokens", self.num_draft_tokens, 1, 64)
+        whole("num_draft_tokens", self.num_draft_tokens, 1, MOST_DRAFT_TOKENS)
         for name in ("token_budget", "kv_blocks"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1, 10**6)
@@ -144,13 +154,14 @@ class EngineCase:
 
 def _row(number: int, data: Mapping[str, Any]) -> EngineRow:
     options = {name: value for name, value in data.items() if name != "prompt"}
-    _known(options, {field.name for field in fields(RowOptions)}, f"rows[{number}]")
-    lists = {"prompt": data["prompt"], "eos_token_ids": options.pop("eos_token_ids", ())}
+    _known(options, {"accepts", *(field.name for field in fields(RowOptions))}, f"rows[{number}]")
+    lists = {"prompt": data["prompt"]} | {name: options.pop(name, ()) for name in ("eos_token_ids", "accepts")}
     for name, value in lists.items():
         if not isinstance(value, list | tuple):
-            raise CaseError(f"rows[{number}].{name}: expected a list of token ids, got {value!r}")
+            raise CaseError(f"rows[{number}].{name}: expected a list of whole numbers, got {value!r}")
+    prompt, eos, accepts = map(tuple, lists.values())
     try:
-        return EngineRow(tuple(lists["prompt"]), RowOptions(eos_token_ids=tuple(lists["eos_token_ids"]), **options))
+        return EngineRow(prompt, RowOptions(eos_token_ids=eos, **options), accepts)
     except (CaseError, TypeError) as error:
         raise CaseError(f"rows[{number}].{error}") from error
 

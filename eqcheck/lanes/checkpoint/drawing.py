@@ -21,6 +21,7 @@ from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.truth import row_with, with_options
 
 BLOCK = 50  # cases under one setting of the engine
+DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
 _KV_BLOCK = 32  # tokens, in both engines
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
@@ -53,10 +54,14 @@ class EngineCases:
     def _settings(self, rng: random.Random, number: int) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
         case = EngineCase((EngineRow((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
+        if "only-dictated-drafts" in self.capabilities:
+            case = replace(case, drafting="dictated")
         if number == 0:
             return case
         if self._has(rng, "ngram", 0.25):
             case = replace(case, drafting="ngram")
+        elif case.drafting == "model" and "dictated-drafts" in self.capabilities and number % DICTATED_EVERY:
+            case = replace(case, drafting="dictated")
         if self._has(rng, "token-budget", 0.4):
             case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
         if self._has(rng, "kv-blocks", 0.3):
@@ -93,6 +98,8 @@ class EngineCases:
                 rows[number] = _ending(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.2):
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
+        if settings.drafting == "dictated":
+            rows = [replace(row, accepts=_accepts(rng, settings.num_draft_tokens, limit)) for row in rows]
         return replace(settings, rows=tuple(rows))
 
     def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
@@ -112,6 +119,17 @@ class EngineCases:
             prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
+
+
+def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:
+    """How many draft tokens of each round a row accepts, up to about its limit."""
+    kind = rng.choice(("any", "any", "all", "most", "ends"))
+    counts = {"any": range(k + 1), "all": (k,), "most": (k, k, k - 1), "ends": (0, k)}[kind]
+    rounds, tokens = list[int](), 1
+    while tokens < limit:
+        rounds.append(rng.choice(counts))
+        tokens += rounds[-1] + 1
+    return tuple(rounds)
 
 
 def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
@@ -182,6 +200,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "many_rows": len(rows) >= 32,
         "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
         "ngram": case.drafting == "ngram",
+        "dictated": case.drafting == "dictated",
         "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
         "row_limits": len({o.max_new_tokens for o in options}) > 1,
         "row_eos": len({o.eos_token_ids for o in options}) > 1,

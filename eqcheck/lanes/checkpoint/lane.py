@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from eqcheck import declining
 from eqcheck.contract import CAPABILITIES, Decoder
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
+from eqcheck.lanes.checkpoint import dictated
 from eqcheck.lanes.checkpoint.about import COUNTERS
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
@@ -28,7 +30,7 @@ from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, sh
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.outcome import UNTRIED, Outcome
 from eqcheck.requirements import unmet
-from eqcheck.tally import SPEAKS
+from eqcheck.tally import DICTATED, SPEAKS
 from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
@@ -42,6 +44,7 @@ VERDICT = 1000  # cases
 LEAST_ROUND = 0.08  # of the budget
 _LAST_RESORT_S = 3600.0
 _TELLING = 3  # cases of a group that abduction is asked about first
+_ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 
@@ -54,7 +57,7 @@ def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged |
 
 
 def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
-    request = asdict(replace(case.request(), padding_side=padding_side))  # type: ignore[arg-type]
+    request = asdict(replace(case.request(), padding_side=padding_side, drafts=dictated.drafts(case)))  # type: ignore[arg-type]
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 
@@ -239,10 +242,16 @@ class CheckpointLane:
             )
         observed = result.tally.observed
         drafted, accepted = observed["drafted"], observed["accepted"]
+        rounds = _dictated_rounds(result)
         result.facts |= {
             "capabilities": list(result.decoder.capabilities),
             "acceptance": round(accepted / drafted, 3) if drafted else None,
             "ties": result.tally.ties,
+            "dictated_rounds": {
+                name.removesuffix(f" {dictated.ASKED}"): (count, rounds[name.replace(dictated.ASKED, dictated.PLAYED)])
+                for name, count in sorted(rounds.items())
+                if name.endswith(f" {dictated.ASKED}")
+            },
         }
         result.warnings += _warnings(result)
 
@@ -263,7 +272,10 @@ class CheckpointLane:
 def _warnings(result: Audit) -> list[str]:
     """What the audit cannot say."""
     found, tally = list[str](), result.tally
-    lacking = [name for name in CAPABILITIES if name not in result.decoder.capabilities]
+    claimed = {*result.decoder.capabilities, _ONLY}
+    lacking = [name for name in CAPABILITIES if name not in claimed]
+    if _ONLY in result.decoder.capabilities:
+        lacking.remove("dictated-drafts")
     if lacking:
         found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
     essential = ["several_rows", "ragged_prompts"]
@@ -274,6 +286,7 @@ def _warnings(result: Audit) -> list[str]:
     missing = [name for name in essential if not result.coverage.get(name)]
     if missing and tally.run:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+    found += _about_rounds(result)
     found += declining.of_requirements(result.decoder)
     found += declining.too_many(tally.declined, tally.drawn)
     if result.doubtful:
@@ -282,6 +295,32 @@ def _warnings(result: Audit) -> list[str]:
         found.append(
             f"INCONCLUSIVE: {many(count, 'failing case')} did not fail in the same way when decoded alone "
             f"by a new process ({ids}); what was decoded before may matter, so this is no violation"
+        )
+    return found
+
+
+def _dictated_rounds(result: Audit) -> Counter[str]:
+    observed = result.tally.observed.items()
+    return Counter({name.removeprefix(DICTATED): n for name, n in observed if name.startswith(DICTATED)})
+
+
+def _about_rounds(result: Audit) -> list[str]:
+    """What is wrong with the rounds of dictated drafts, whatever the tokens are."""
+    if not result.coverage.get("dictated"):
+        return []
+    rounds = _dictated_rounds(result)
+    asked, found = rounds[dictated.ASKED], []
+    if not rounds[dictated.PLAYED]:
+        found.append("VACUOUS: draft tokens were dictated, and no round was seen to be played as asked")
+    if rounds[dictated.OTHERS]:
+        found.append(
+            f"in {many(rounds[dictated.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
+            "dictated ones: what hands them over is wrong, and those rounds show nothing of what was asked"
+        )
+    if rounds[dictated.FEWER]:
+        found.append(
+            f"in {many(rounds[dictated.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
+            "engine was given allow: right ones were lost. This costs speed, not output"
         )
     return found
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
+from eqcheck.lanes.checkpoint import dictated
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
+from eqcheck.tally import DICTATED
 from eqcheck.verdict import Explanation, check_rows
 
 WRONG_TOKEN = "wrong token"
@@ -51,7 +53,11 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
             "crash", "invalid-output", detail=detail, subject=detail.partition(":")[0].partition("[")[0]
         )
         return EngineOutcome(case, "violation", explanation=failure)
-    observed = answer.get("observed") or {}
+    observed, shown = dict(answer.get("observed") or {}), set[str]()
+    rounds = observed.pop("rounds", None)
+    if rounds is not None and case.drafting == "dictated":
+        counts, shown = dictated.played(case, outputs, rounds)
+        observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
     rows = tuple(judge.rows(case, outputs))
     wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
     shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
@@ -60,7 +66,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         "violation" if wrong else "tie" if ties else "equivalent",
         exact_match=1 - len(wrong) / len(rows),
         prefix_match=sum(shares) / len(rows),
-        coverage=frozenset(exercised(case, outputs, observed)),
+        coverage=frozenset(exercised(case, outputs, observed) | shown),
         outputs=outputs,
         observed=observed,
         rows=rows,

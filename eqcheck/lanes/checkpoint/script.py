@@ -23,7 +23,8 @@ from eqcheck.contract import Decoder, hook
 from eqcheck.findings import Finding
 from eqcheck.kinds import KINDS
 from eqcheck.lanes.checkpoint import checkpoints
-from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE
+from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE, EngineCase
+from eqcheck.lanes.checkpoint.dictated import drafts
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.plain import one_line
 from eqcheck.text import reason
@@ -182,7 +183,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         shared=SHARED,
         module=SHARED.removesuffix(".py"),
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
-        settings={name: getattr(case, name) for name in SETTINGS},
+        settings={name: getattr(case, name) for name in SETTINGS} | _dictated(case),
         expected=json.dumps([truth().row(row) for row in case.rows]),
     )
 
@@ -211,8 +212,12 @@ def in_docstring(text: str) -> str:
 def row_text(row: dict[str, Any]) -> str:
     """A row as a script writes it."""
     limit = row.pop("max_new_tokens")
-    options = "".join(f", {name}={value!r}" for name, value in row.items() if name != "prompt")
+    options = "".join(f", {name}={value!r}" for name, value in row.items() if name not in ("prompt", "accepts"))
     return f"    row({row['prompt']}, {limit}{options}),"
+
+
+def _dictated(case: EngineCase) -> dict[str, Any]:
+    return {"drafts": drafts(case)} if case.drafting == "dictated" else {}
 
 
 def _source(part: object) -> str:

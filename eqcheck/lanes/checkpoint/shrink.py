@@ -15,6 +15,7 @@ from eqcheck.lanes.checkpoint.drawing import ending_like
 from eqcheck.lanes.checkpoint.truth import row_with
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
+_DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _ROW = ("arrival", "min_new_tokens", "repetition_penalty", "presence_penalty", "eos_token_ids")
 
@@ -42,7 +43,7 @@ def minimise(
 
 def needs(case: EngineCase) -> tuple[str, ...]:
     """The options of a case that are not at their defaults, by name: those of the engine, then those of rows."""
-    found = ["ngram"] if case.drafting == "ngram" else []
+    found = [name for name, drafting in _DRAFTING.items() if case.drafting == drafting]
     found += [name for name in _ENGINE if getattr(case, name) is not None]
     defaults = {field.name: field.default for field in fields(RowOptions)}
     found += [name for name in _ROW if any(getattr(row.options, name) != defaults[name] for row in case.rows)]
@@ -55,8 +56,8 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
     for name in (name.replace("-", "_") for name in names):
         if name == "many_rows":
             case = _rows(case, list(case.rows[: MANY - 1]))
-        elif name == "ngram":
-            case = replace(case, drafting="model")
+        elif name.replace("_", "-") in _DRAFTING:
+            case = _rows(replace(case, drafting="model"), [replace(row, accepts=()) for row in case.rows])
         elif name in _ENGINE:
             case = replace(case, **{name: None})  # type: ignore[arg-type]
         else:
@@ -69,6 +70,8 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
     """Smaller cases, those that promise most first."""
     own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
     for name in needs(case):
+        if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
+            continue
         yield without(case, (name,))
         if name.endswith("-penalty") and own:
             yield _rows(case, list(map(ending_like, case.rows, without(case, (name,)).rows)))
@@ -84,6 +87,7 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             yield _rows(case, [replace(row, options=options) for row in rows])
     for number, row in enumerate(rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
+        smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
         smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids and own]
         if own:
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
@@ -105,6 +109,15 @@ def _simpler(options: RowOptions) -> Iterator[RowOptions]:
     limit = options.max_new_tokens
     for shorter in sorted({limit // 2, limit - 1} - {0, limit}):
         yield replace(options, max_new_tokens=shorter, min_new_tokens=min(shorter, options.min_new_tokens))
+
+
+def _duller(accepts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Fewer rounds in which something is accepted, and less."""
+    for size in sorted({0, len(accepts) // 2, len(accepts) - 1} - {-1, len(accepts)}):
+        yield accepts[:size]
+    for number, count in enumerate(accepts):
+        if count:
+            yield (*accepts[:number], 0, *accepts[number + 1 :])
 
 
 def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,9 +55,36 @@ class ModelTruth:
             for number, (row, text) in enumerate(zip(rows, texts, strict=True))
         ]
 
-    @torch.no_grad()
     def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
         """So many tokens after each prompt, whatever the rows' options; for drawing cases, where it has to be fast."""
+        return [list(tokens) for tokens in zip(*self._grown(rows, count, lambda s: s.argmax(-1)), strict=True)]
+
+    def best_two(self, rows: Sequence[EngineRow], count: int) -> list[list[tuple[int, int]]]:
+        """The two best choices for so many tokens after each prompt, with options; the first one goes on, past an EOS.
+
+        >>> from eqcheck.lanes.checkpoint.judge import truth
+        >>> from eqcheck.contract import RowOptions
+        >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
+        >>> [best for best, _ in truth().best_two([row], 5)[0]] == truth().row(row)
+        True
+        """
+        found: list[list[tuple[int, int]]] = [[] for _ in rows]
+
+        def choose(scores: torch.Tensor) -> torch.Tensor:
+            for row, score, chosen in zip(rows, scores, found, strict=True):
+                score = at_place(score, row, [best for best, _ in chosen])
+                chosen.append(tuple(score.topk(2).indices.tolist()))
+            return torch.tensor([chosen[-1][0] for chosen in found])
+
+        for _ in self._grown(rows, count, choose):
+            pass
+        return found
+
+    @torch.no_grad()
+    def _grown(
+        self, rows: Sequence[EngineRow], count: int, choose: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[list[int]]:
+        """The next token of each row, so many times; ``choose`` takes it from the scores ``[rows, vocabulary]``."""
         lengths = torch.tensor([len(row.prompt) for row in rows])
         places = torch.arange(int(lengths.max())).expand(len(rows), -1)
         seen = (places < lengths[:, None]).long()
@@ -66,13 +93,14 @@ class ModelTruth:
             line[: len(row.prompt)] = torch.tensor(row.prompt)
         cache = DynamicCache(config=self.model.config)
         logits = self.model(ids, attention_mask=seen, position_ids=places, past_key_values=cache).logits
-        found = [logits[torch.arange(len(rows)), lengths - 1].argmax(-1)]
+        found = choose(logits[torch.arange(len(rows)), lengths - 1])
+        yield found.tolist()
         for step in range(count - 1):
             seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-            fed, at = found[-1][:, None], (lengths + step)[:, None]
+            fed, at = found[:, None], (lengths + step)[:, None]
             logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
-            found.append(logits[:, -1].argmax(-1))
-        return [list(tokens) for tokens in zip(*(step.tolist() for step in found), strict=True)]
+            found = choose(logits[:, -1])
+            yield found.tolist()
 
     def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
-from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, agreeing
+from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
 from eqcheck.lanes.checkpoint.case import PAD
+from eqcheck.lanes.checkpoint.dictated import agreeing
 
 Tokens = Sequence[int]
 

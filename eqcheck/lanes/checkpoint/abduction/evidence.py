@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint import dictated
 from eqcheck.lanes.checkpoint.abduction.program import Program, answers
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase, EngineRow
+from eqcheck.lanes.checkpoint.dictated import agreeing
 from eqcheck.lanes.checkpoint.truth import at_place, with_options
 
 
@@ -143,10 +145,17 @@ class Evidence:
         """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
         if self.case.drafting == "ngram":
             return self._each(lambda row, at: looked_up(self.texts[row][:at], self.case.num_draft_tokens))
+        if self.case.drafting == "dictated":
+            return self._each(self._dictated)
         return self._drafted(with_options=False)
 
     def _each(self, found: Callable[[int, int], list[int]]) -> list[dict[int, list[int]]]:
         return [{at: found(row, at) for at in self._places(row)} for row in range(len(self.texts))]
+
+    def _dictated(self, row: int, at: int) -> list[int]:
+        start = at - len(self.prompts[row])
+        after = dictated.drafts(self.case)[row][start : start + self.case.num_draft_tokens]
+        return list(after) if start else []  # the first new token is the prompt's own
 
     def _drafted(self, with_options: bool) -> list[dict[int, list[int]]]:
         """What the draft proposes, if it has to; ``with_options`` of the rows applied, or greedily."""
@@ -218,6 +227,8 @@ class Evidence:
         Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
         """
         k = self.case.num_draft_tokens
+        if self.case.drafting == "dictated":
+            return self.schedules
         if self.case.drafting == "ngram":
             drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
         else:
@@ -261,16 +272,6 @@ def looked_up(text: Sequence[int], k: int) -> list[int]:
             if text[start : start + size] == text[len(text) - size :]:
                 return list(text[start + size : start + size + k])
     return []
-
-
-def agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
-    """How many draft tokens, from the first, the text goes on with."""
-    count = 0
-    for draft, token in zip(drafts, text, strict=False):
-        if draft != token:
-            break
-        count += 1
-    return count
 
 
 def plain_row(row: int, text: Sequence[int], start: int) -> Program:

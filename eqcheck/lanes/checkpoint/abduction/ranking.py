@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from eqcheck.lanes.checkpoint.abduction.contexts import ContextEdit, single
 from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
-from eqcheck.lanes.checkpoint.abduction.evidence import LEAST_CHANCE, Evidence, agreeing, pick
+from eqcheck.lanes.checkpoint.abduction.evidence import LEAST_CHANCE, Evidence, pick
 from eqcheck.lanes.checkpoint.abduction.program import Answers, answers
+from eqcheck.lanes.checkpoint.dictated import agreeing
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,249 @@
+"""Dictated drafts on engines: what is proposed, whether it was played, and what is said where it was not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from eqcheck import registry
+from eqcheck.contract import RowOptions, decoder
+from eqcheck.errors import CaseError
+from eqcheck.findings import Audit, Finding, Options
+from eqcheck.lanes.checkpoint import dictated, drawing
+from eqcheck.lanes.checkpoint.abduction import abduce
+from eqcheck.lanes.checkpoint.about import COUNTERS
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.drawing import EngineCases
+from eqcheck.lanes.checkpoint.judge import Judge, truth
+from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
+from eqcheck.lanes.checkpoint.script import script
+from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
+from eqcheck.report.build import report_of
+from eqcheck.report.markdown import to_markdown
+from eqcheck.verdict import Explanation
+
+CLAIMS = ("row-limits", "row-eos", "dictated-drafts")
+Round = tuple[list[int], list[int]]  # the draft tokens, and the target's choice before each of them and after the last
+
+
+class Engine:
+    """A right engine that says what its rounds were; what subclasses change is what goes wrong."""
+
+    def drafts(self, drafts: list[int], start: int, k: int) -> list[int]:
+        return drafts[start : start + k]
+
+    def accepted(self, count: int, drafted: int) -> int:
+        return count
+
+    @torch.no_grad()
+    def answer(self, case: EngineCase) -> dict[str, Any]:
+        """As the worker of an engine answers."""
+        found = [self._row(case, *of_row) for of_row in zip(case.rows, dictated.drafts(case), strict=True)]
+        return {"outputs": [new for new, _ in found], "observed": {"rounds": [rounds for _, rounds in found]}}
+
+    def _row(self, case: EngineCase, row: EngineRow, drafts: tuple[int, ...]) -> tuple[list[int], list[Any]]:
+        options, new, rounds = row.options, list[int](), list[Any]()
+        while len(new) < options.max_new_tokens and not set(new) & set(options.eos_token_ids):
+            start = len(new)
+            drafted = self.drafts(list(drafts), start, case.num_draft_tokens) if start else []
+            best = truth().choices(row, [*new, *drafted])[start:].tolist()
+            count = self.accepted(dictated.agreeing(drafted, best), len(drafted))
+            new += [*drafted[:count], best[count]]
+            end = next((i + 1 for i, token in enumerate(new) if token in options.eos_token_ids), len(new))
+            new = new[: min(end, options.max_new_tokens)]
+            if start:
+                rounds.append([start, drafted, len(new)])
+        return new, rounds
+
+
+class Late(Engine):
+    def drafts(self, drafts: list[int], start: int, k: int) -> list[int]:
+        return drafts[start + 1 : start + 1 + k]
+
+
+class Wasteful(Engine):
+    def accepted(self, count: int, drafted: int) -> int:
+        return max(0, count - 1)
+
+
+class Trusting(Engine):
+    def accepted(self, count: int, drafted: int) -> int:
+        return min(count + 1, drafted)
+
+
+class Silent(Engine):
+    def answer(self, case: EngineCase) -> dict[str, Any]:
+        return {**super().answer(case), "observed": {}}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(drawing, "DICTATED_EVERY", 1_000_000)  # every block but the first
+    monkeypatch.setattr(drawing, "BLOCK", 8)
+
+
+def _decoded(engine: Engine, count: int = 6) -> Audit:
+    """What an audit concludes from so many cases."""
+    found = Audit(decoder(name="played", checkpoints=True, capabilities=CLAIMS)(engine.answer), Options(), "checkpoint")
+    found.claimed_families = (EngineCase.family,)
+    judge = Judge("float64")
+    found.outcomes = [judged(judge, case, engine.answer(case)) for case in _cases(count)]
+    CheckpointLane.conclusions(found)
+    return found
+
+
+def _cases(count: int) -> list[EngineCase]:
+    drawn = EngineCases(2, CLAIMS).cases()
+    return list(islice((case for case in drawn if case.drafting == "dictated"), count))
+
+
+def test_every_pattern_that_is_asked_for_is_seen_to_be_played(tmp_path: Path) -> None:
+    found = _decoded(Engine(), 24)
+    assert not any(outcome.failed for outcome in found.outcomes)
+    rounds = found.facts["dictated_rounds"]
+    assert sum(asked for asked, _ in rounds.values()) > 100
+    assert all(asked == played for asked, played in rounds.values())
+    names = ("dictated", "dictated_played", "ragged_round", "all_rejected", "all_accepted")
+    for name in (*names, "eos_inside_block", "eos_rejected", "limit_inside_block"):
+        assert name in COUNTERS
+        assert found.coverage.get(name, 0) > 0, name
+    assert not [warning for warning in found.warnings if "round" in warning]
+    text = to_markdown(report_of(found, tmp_path))
+    assert "rounds with dictated drafts were seen to be played as asked" in text
+
+
+OTHERS, LOST, NONE = "given other draft tokens than the dictated ones", "right ones were lost", "VACUOUS: draft tokens"
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"), [(Engine(), []), (Late(), [OTHERS, NONE]), (Wasteful(), [LOST]), (Silent(), [NONE])]
+)
+def test_what_is_wrong_with_right_rows_is_told_as_what_it_is(engine: Engine, said: list[str]) -> None:
+    found = _decoded(engine)
+    assert not any(outcome.failed for outcome in found.outcomes)
+    assert [what for what in (OTHERS, LOST, NONE) if any(what in warning for warning in found.warnings)] == said
+
+
+def test_a_rejected_draft_that_is_emitted_is_named() -> None:
+    found = _decoded(Trusting(), 6)
+    target = checkpoint().models()[0]
+    named = [abduce(target, None, one.case, one.outputs or ()) for one in found.outcomes if one.failed]
+    assert len(named) > 2
+    assert {one.component for one in named if one} == {"bookkeeping"}
+    assert {one.kind for one in named if one} <= {"over-accept", "unverified"}
+    assert sum(one is not None for one in named) > len(named) / 2
+
+
+def test_the_drafts_reach_a_decoder_in_its_process(tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text("""
+import eqcheck
+
+@eqcheck.decoder(name="echo", checkpoints=True, dtype="float64", capabilities=("dictated-drafts",))
+def echo(target, draft, request):
+    return [drafts[: row.max_new_tokens] for row, drafts in zip(request.rows, request.drafts)]
+""")
+    row = EngineRow((1, 2, 3), RowOptions(6), (2, 2))
+    with worker(registry.load(str(tmp_path / "echo.py")), sys.executable) as echo:
+        assert echo.try_case(EngineCase((row,), 2, drafting="dictated")).status == "equivalent"
+        wrong = EngineCase((replace(row, accepts=(1, 2)),), 2, drafting="dictated")
+        assert echo.try_case(wrong).wrong[0].first == 2
+
+
+def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
+    for case in _cases(6):
+        k = case.num_draft_tokens
+        for row, drafts in zip(case.rows, dictated.drafts(case), strict=True):
+            endless = replace(row, options=replace(row.options, eos_token_ids=()))
+            right, count = truth().row(endless), row.options.max_new_tokens
+            assert len(drafts) == count + k
+            wrong = [draft != token for draft, token in zip(drafts, right, strict=False)]
+            assert wrong == dictated.wrong_at(row, k, count)[: len(right)]
+    assert dictated.drafts(replace(case, drafting="model")) == ()
+
+
+def test_rounds_that_differ_from_what_is_asked_are_counted_by_what_differs() -> None:
+    row = EngineRow((1, 2, 3), RowOptions(6), (2, 0))
+    case = EngineCase((row,), 2, drafting="dictated")
+    output = truth().row(row)
+    (drafts,) = dictated.drafts(case)
+    right = [[1, list(drafts[1:3]), 4], [4, list(drafts[4:6]), 5], [5, list(drafts[5:7]), 6]]
+    counts, coverage = dictated.played(case, [output], [right])
+    assert counts == {"2/2 asked": 1, "2/2 played": 1, "0/2 asked": 2, "0/2 played": 2, "asked": 3, "played": 3}
+    assert coverage == {"dictated_played", "all_accepted", "all_rejected"}
+    for rounds, name, number in (
+        ([[1, [drafts[1], 0], 3], *right[1:]], dictated.OTHERS, 1),
+        ([[1, list(drafts[1:3]), 2], *right[1:]], dictated.FEWER, 1),
+        ([[1, [drafts[1]], 3], *right[1:]], dictated.PLAYED, 2),
+        ([], dictated.PLAYED, 0),
+    ):
+        counts, coverage = dictated.played(case, [output], [rounds])
+        assert counts[name] == number
+        assert "dictated_played" not in coverage
+    less = [[1, list(drafts[1:3]), 2], *right[1:]]
+    assert dictated.played(replace(case, token_budget=16), [output], [less])[0][dictated.FEWER] == 0
+
+
+def test_every_block_is_dictated_for_who_takes_no_other_drafts() -> None:
+    kinds = {
+        claim: [EngineCases(1, ("ngram", claim)).case(block * drawing.BLOCK).drafting for block in range(12)]
+        for claim in ("dictated-drafts", "only-dictated-drafts")
+    }
+    assert kinds["dictated-drafts"][0] == "model"
+    assert set(kinds["dictated-drafts"]) == {"model", "ngram", "dictated"}
+    assert kinds["only-dictated-drafts"][0] == "dictated"
+    assert "model" not in kinds["only-dictated-drafts"]
+    case = _cases(1)[0]
+    smallest = minimise(case, lambda one: True, 20.0, ("only-dictated-drafts",))
+    assert (smallest.drafting, smallest.rows[0].accepts) == ("dictated", ())
+
+
+def test_a_case_with_dictated_drafts_is_stored_and_bad_ones_are_refused() -> None:
+    for case in _cases(3):
+        assert EngineCase.from_dict(case.to_dict()) == case
+    with pytest.raises(CaseError, match="accepts"):
+        EngineRow((1,), RowOptions(3), (-1,))
+    data = EngineCase((EngineRow((1,), RowOptions(3)),)).to_dict()
+    data["rows"][0]["accepts"] = "3"
+    with pytest.raises(CaseError, match=r"rows\[0\].accepts"):
+        EngineCase.from_dict(data)
+
+
+def test_minimising_makes_the_table_dull_or_does_without_it() -> None:
+    case = replace(_cases(8)[-1], num_draft_tokens=3)
+    assert "dictated-drafts" in needs(case)
+    bare = without(case, ("dictated-drafts",))
+    assert (bare.drafting, {row.accepts for row in bare.rows}) == ("model", {()})
+    smallest = minimise(case, lambda one: one.drafting == "dictated", 20.0)
+    assert (smallest.drafting, smallest.rows[0].accepts, len(smallest.rows)) == ("dictated", (), 1)
+    kept = minimise(case, lambda one: any(2 in row.accepts for row in one.rows), 20.0)
+    assert next(row.accepts for row in kept.rows if 2 in row.accepts)[-1] == 2
+
+
+def test_a_script_has_the_drafts() -> None:
+    (case,) = _cases(1)
+    finding = Finding(EngineOutcome(case, "violation"), Explanation("bookkeeping", "over-accept"))
+    text = script(registry.load("vllm"), "1", finding)
+    assert repr(dictated.drafts(case)) in text
+    assert "accepts" not in text
+
+
+def test_the_proposer_in_vllm_finds_each_request_and_how_far_it_is() -> None:
+    config = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=2))
+    proposer: Any = import_module("eqcheck.adapters.vllm").Dictated(config)
+    batch = SimpleNamespace(req_ids=["1-a", "0-b", "2-c"], num_prompt_tokens=[3, 2, 4])
+    proposer.runner = SimpleNamespace(input_batch=batch)
+    proposer.drafts, proposer.proposed = [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31]], {}
+    assert proposer.propose([[5], [6, 7], []], [4, 4, 2], None) == [[21, 22], [12, 13], []]
+    assert proposer.proposed[1] == {1: [21, 22]}
+    assert proposer.proposed[0] == {2: [12, 13]}
