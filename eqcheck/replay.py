@@ -13,6 +13,7 @@ from eqcheck.campaign.lane import lane_named
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.findings import Options
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.narrow import WHOLE, columns
 from eqcheck.outcome import Outcome
 from eqcheck.plain import printable
 from eqcheck.report.html.trace import trace_page
@@ -61,9 +62,9 @@ def replay(
     name = f"{decoder.name} {lane.result.version}".strip()
     said = StringIO()
     with redirect_stdout(said):
-        code = _tell(name, stored, outcome)
+        code = _tell(name, stored, outcome, WHOLE)  # for the page
     _show(shown, calls, html, (name, stored.case.id, said.getvalue()))
-    print(said.getvalue(), end="")
+    _tell(name, stored, outcome, columns())
     if code == VIOLATION and not lane.result.claims(stored.case):
         print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
     return code
@@ -105,7 +106,7 @@ def _limits(stored: StoredViolation) -> tuple[float, int | None]:
     return timeout, memory
 
 
-def _tell(name: str, stored: StoredViolation, outcome: Outcome) -> int:
+def _tell(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> int:
     explanation, before = outcome.explanation, stored.fingerprint
     was = f" (was {before})" if before else ""
     seen = outcome.observed
@@ -116,7 +117,7 @@ def _tell(name: str, stored: StoredViolation, outcome: Outcome) -> int:
     if explanation is None:
         print(f"FIXED: {name} is equivalent on this case{was}{drawn}")
         return EQUIVALENT
-    print(printable(f"FAILS: {name}\n{render(explanation)}\n{outcome.traceback}"), end="")
+    print(printable(f"FAILS: {name}\n{render(explanation, width)}\n{outcome.traceback}"), end="")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
         print(f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.")
     now = explanation.fingerprint

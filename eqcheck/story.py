@@ -13,11 +13,12 @@ class DrawnSlot:
     """One slot of a row's cache in a call.
 
     ``holds`` says in words what is stored, from the view of the row: ``position 3``, ``rejected draft at position 3``,
-    ``row 1, position 3``, ``row 1, rejected draft at position 3``, ``pad``, ``filler`` (fills up like a pad, with
-    another id), ``unknown``, ``never written``, ``what no model wrote``, ``an entry of the draft``. Where the copies
-    in K and V, layers and heads disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the
-    one that it carries, ``origin`` says which call and column wrote it; None and empty for what no model wrote.
-    ``position_right`` is None where no position is right, or none is known to be.
+    ``cut draft at position 3`` (the target agreed with it, and the row ends before it), ``row 1, position 3``, ``row 1,
+    rejected draft at position 3``, ``pad``, ``filler`` (fills up like a pad, with another id), ``unknown``, ``never
+    written``, ``what no model wrote``, ``an entry of the draft``. Where the copies in K and V, layers and heads
+    disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the one that it carries, ``origin``
+    says which call and column wrote it; None and empty for what no model wrote. ``position_right`` is None where no
+    position is right, or none is known to be.
     """
 
     holds: str
@@ -94,10 +95,11 @@ class DrawnCall:
 class DrawnRound:
     """One round of a row: the ids drafted, how many were accepted, the correction or bonus, and what was committed.
 
-    ``accepted`` counts the drafts, from the first, that the row has after the round. ``last`` says what the row has
-    behind them: ``correction`` in the place of a draft, ``bonus`` behind all of them, or empty where it has nothing, or
-    nothing was drafted; ``last_id`` is its id. ``committed`` are the new tokens that the row has after the round and
-    had not before. ``call`` is the number of the target's call.
+    ``accepted`` counts the drafts, from the first, that the row has after the round; ``agreed`` those that the target
+    answered as well, None in reports of eqcheck 0.1. ``last`` says what the row has behind the accepted ones:
+    ``correction`` in the place of a draft that was rejected, ``bonus`` behind all of them, or empty where it has
+    nothing, or nothing was drafted, or a draft was cut; ``last_id`` is its id. ``committed`` are the new tokens that
+    the row has after the round and had not before. ``call`` is the number of the target's call.
     """
 
     number: int
@@ -107,6 +109,33 @@ class DrawnRound:
     last: str
     last_id: int | None
     committed: tuple[int, ...]
+    agreed: int | None = None
+
+    def fate(self, number: int) -> str:
+        """What became of a draft, by its number from 0.
+
+        ``accepted``; ``cut``: the target agreed with it, and the row does not have it, as it ends before; ``rejected``;
+        ``over-accepted``: the row has it though the target answered another id.
+
+        >>> one = DrawnRound(1, 2, drafted=(5, 6, 7), accepted=1, last="", last_id=None, committed=(5,), agreed=2)
+        >>> [one.fate(number) for number in range(3)]
+        ['accepted', 'cut', 'rejected']
+        """
+        agreed = number < (self.accepted if self.agreed is None else self.agreed)
+        if number < self.accepted:
+            return "accepted" if agreed else "over-accepted"
+        return "cut" if agreed else "rejected"
+
+    @property
+    def fates(self) -> str:
+        """How many drafts were accepted, and how many fared otherwise than drafts do as a rule.
+
+        >>> DrawnRound(1, 2, (5, 6, 7), 1, "", None, (5,), agreed=2).fates
+        '1, 1 cut'
+        """
+        every = [self.fate(number) for number in range(len(self.drafted))]
+        odd = [f"{every.count(fate)} {fate}" for fate in ("over-accepted", "cut") if fate in every]
+        return ", ".join([str(self.accepted), *odd])
 
 
 @dataclass(frozen=True)

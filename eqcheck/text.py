@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from eqcheck.kinds import KINDS
+from eqcheck.narrow import WHOLE, wrapped
 from eqcheck.verdict import Deviation, Explanation, Search, Slot, many
 
 
-def render(explanation: Explanation) -> str:
-    """The text of an explanation.
+def render(explanation: Explanation, width: int = WHOLE) -> str:
+    """The text of an explanation, in lines of at most ``width`` characters.
 
     >>> from eqcheck.verdict import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
@@ -21,20 +22,20 @@ def render(explanation: Explanation) -> str:
     """
     head = f"{explanation.fingerprint} - {KINDS[explanation.kind].meaning}"
     if explanation.row is None or explanation.token_index is None:
-        return f"{head}\n  {explanation.detail}"
+        return wrapped(f"{head}\n  {explanation.detail}", width)
     if explanation.component == "sampling":
-        return "\n".join([head, *_sampled(explanation)])
+        return wrapped("\n".join([head, *_sampled(explanation)]), width)
     lines = [head, *_let(explanation)]
     if explanation.component == "unattributed" and explanation.query and explanation.repair:
         lines += [f"  Two opinions: {explanation.detail}.", "  What reading saw, and repair does not bear out:"]
     lines += [*_then(explanation), *_however(explanation)]
     lines += _witnesses(explanation)
     if explanation.slots:
-        lines += ["", *_picture(explanation)]
+        lines += ["", *_picture(explanation, width)]
     if explanation.consequences:
         lines += ["", "  Also wrong, there or later (not counted):"]
         lines += [f"    {line}" for line in consequences(explanation)]
-    return "\n".join(lines)
+    return wrapped("\n".join(lines), width)
 
 
 def argument(e: Explanation) -> list[tuple[str, list[str]]]:
@@ -84,7 +85,16 @@ def _let(e: Explanation) -> list[str]:
         f"It is expected to emit ids {ids(e.expected_row, e.token_index)}.",
         f"It is observed to emit ids {ids(e.observed_row, e.token_index)}.",
     ]
-    return [*_row(e), *_indented(lines)]
+    return [*_row(e), *_indented([*lines, *_others(e)])]
+
+
+def _others(e: Explanation) -> list[str]:
+    """Which other rows of the case are wrong."""
+    rows = [str(row) for row in e.wrong_rows if row != e.row]
+    if len(rows) < 2:
+        return [f"Row {row} is wrong, too." for row in rows]
+    *begin, last = rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"{len(rows) - _ROWS} more"]
+    return [f"Rows {', '.join(begin)} and {last} are wrong, too."]
 
 
 def _row(e: Explanation) -> list[str]:
@@ -219,7 +229,8 @@ def say(d: Deviation) -> str:
 def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
     kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
-    kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept).replace("rejected draft", "the rejected draft")
+    kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept)
+    kept = re.sub(r"^(rejected|cut) draft", r"the \1 draft", kept)
     return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
 
 
@@ -233,7 +244,7 @@ def consequences(e: Explanation) -> list[str]:
     return lines[:6] + ([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])
 
 
-def _picture(e: Explanation) -> list[str]:
+def _picture(e: Explanation, width: int) -> list[str]:
     rows: list[list[object]] = []
     for number, slot in enumerate(e.slots):
         if 0 < number < len(e.slots) - 1 and all(_idle(s) for s in e.slots[number - 1 : number + 2]):
@@ -250,7 +261,25 @@ def _picture(e: Explanation) -> list[str]:
     headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
     table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
     lines = ["  " + line.rstrip() for line in table.splitlines()]
+    if max(map(len, lines)) > width:
+        lines = ["  The slots that it could see:", *(f"  - {_slot_in_words(slot, e)}" for slot in e.slots)]
     return lines + ([f"  {shifted(e)}"] if shifted(e) else [])
+
+
+def _slot_in_words(slot: Slot, e: Explanation) -> str:
+    """A line of the picture for a narrow terminal."""
+    where = "in no slot" if slot.index is None else f"slot {slot.index}"
+    said = f"{where}: {slot.holds}"
+    if slot.holds != "blank":
+        said += f", {_id(slot.token, e)}"
+    if slot.position is not None and slot.holds != "blank":
+        right = slot.expected_position
+        said += f", carries {slot.position}" + (
+            f" where {right} is right" if right not in (None, slot.position) else ""
+        )
+    seen, should = ("seen" if one else "hidden" for one in (slot.visible, slot.expected_visible))
+    wrong = slot.torn or seen != should or (slot.visible and slot.position != slot.expected_position)
+    return f"{said}, {seen}{'' if seen == should else f', should be {should}'}{'   <--' if wrong else ''}"
 
 
 def shifted(e: Explanation) -> str:
@@ -287,7 +316,7 @@ def ids(row: tuple[int, ...], mark: int | None = None) -> str:
     return f"{' '.join(words)} ({len(row)} ids)"
 
 
-_LONG, _END = 24, 6
+_LONG, _END, _ROWS = 24, 6, 12
 
 
 def _id(token: int | None, e: Explanation, observed: bool = False) -> str:

@@ -36,7 +36,9 @@ def test_failing_cases_are_counted_by_every_axis() -> None:
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
     statement = "right padding only: 12 of 20 cases; left padding: 0 of 20"
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20) == [statement]
-    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [f"{statement} (without 3 cases that fail otherwise)"]
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [
+        f"{statement}; not counted are 3 cases of another failure"
+    ]
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 5) == []  # too few of the others
     assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
     assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -111,3 +112,31 @@ def loaded(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_page_of_decoders_has_what_they_declare() -> None:
+    from eqcheck import registry
+
+    page = (ROOT / "docs" / "decoders.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(registry.names())
+    for name, _, families, sides, known in rows:
+        decoder = registry.load(name.strip("`"))
+        claimed = ("rotary",) if decoder.checkpoints else decoder.families
+        assert (families, sides) == (", ".join(claimed), ", ".join(decoder.padding_sides)), name
+        assert re.findall(r"\[`([^`]*)`\]\(kinds\.md#([\w-]*)\)", known) == [
+            (kind, kind.replace("/", "-")) for kind in decoder.known
+        ], name
+    ready = page.split("\n- ")[1].partition(" need nothing else")[0]
+    assert set(re.findall(r"`(\w+)`", ready)) == set(registry.names()) - {"openvino_genai", "vllm", "openai_http"}
+
+
+def test_the_search_finds_names_by_their_parts(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    separator = re.compile(index["config"]["separator"])
+    assert separator.split("position/query-position") == ["position", "query", "position"]
+    assert separator.split("request.max_new_tokens") == ["request", "max", "new", "tokens"]
+    words = {word.lower() for one in index["docs"] for word in separator.split(f"{one['title']} {one['text']}")}
+    assert {part for kind in FINGERPRINTS for part in separator.split(kind)} <= words
+    assert {"max", "new", "tokens", "bsp", "replay"} <= words
+    assert "max_new_tokens" not in words

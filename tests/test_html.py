@@ -46,7 +46,9 @@ def test_what_a_slot_holds_has_a_class_of_a_fixed_list(holds: str, kind: str) ->
 
 def test_rounds_say_which_drafts_were_accepted_and_where_tokens_lie_in_the_output() -> None:
     first, second = a_story().rounds
-    assert drafts(first) == [(104, True), (62, False)]
+    assert drafts(first) == [(104, "accepted"), (62, "rejected")]
+    assert drafts(replace(first, agreed=2)) == [(104, "accepted"), (62, "cut")]
+    assert drafts(replace(first, agreed=0)) == [(104, "over-accepted"), (62, "rejected")]
     assert committed([first, second])[1] == (second, [(2, 7), (3, 73)])
 
 

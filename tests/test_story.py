@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 import eqcheck
-from eqcheck.attribution.story import drawn, story_of
+from eqcheck.attribution.story import decode_of, drawn, story_of
+from eqcheck.callview import view
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract import FAMILIES, Decoder
-from eqcheck.harness import Run, agrees, run
+from eqcheck.harness import Run, agrees, run, truth_of
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
+from eqcheck.report.html.trace import trace_page
 from eqcheck.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
 from eqcheck.verdict import Explanation
 
@@ -81,6 +84,7 @@ def as_scripted(done: Run, story: Story) -> None:
         left = len(done.truth.rows[story.row]) - had
         if one.committed:  # a state that cannot be cropped is fed again, in calls of their own
             assert one.accepted == min(block.index(False), left), (case.id, story.row, one)
+            assert one.agreed == block.index(False), (case.id, story.row, one)
             assert len(one.committed) == min(one.accepted + 1, left)
             own = one.committed[one.accepted :]
             assert one.last == ("" if not (own and one.drafted) else "correction" if False in block[:-1] else "bonus")
@@ -91,6 +95,41 @@ def as_scripted(done: Run, story: Story) -> None:
 @lru_cache(maxsize=16)
 def chunk(cache_states: tuple[str, ...]) -> list[Case]:
     return Source(3, FAMILIES, ("left",), cache_states).chunk(0)
+
+
+@pytest.mark.parametrize(("name", "ended_by"), [("holes", "EOS"), ("bsp", "limit")])
+def test_a_draft_that_was_accepted_and_cut_away_is_not_called_rejected(name: str, ended_by: str) -> None:
+    """The row ends behind the second of four draft tokens in a block, and the target agrees with all of them."""
+    case = Case(prompts=((5, 7, 9), (11,)), max_new_tokens=3, num_draft_tokens=4, accepts=((4,), (1, 4)))
+    if ended_by == "EOS":
+        case = replace(case, max_new_tokens=6, eos_token_ids=(truth_of(case).rows[0][1],))
+    done = run(known_good()["holes"] if name == "holes" else eqcheck.load(name), case)
+    decode = decode_of(done)
+    last = decode.rounds[0][-1]
+    assert done.trace.calls[last.call - 1].predictions[0, -5:-1].tolist() == list(last.drafted)
+    fates = [last.fate(number) for number in range(4)]
+    assert fates == ["accepted", "accepted", "cut", "cut"]
+    assert last.last == ""
+    assert "2, 2 cut" in view(decode)
+    page = trace_page(name, "c0ffee", "FIXED", decode)
+    shown = page.split("Row 0, round by round")[1].split("</table>")[0]
+    assert re.findall(r'class="token (accepted|cut|rejected)"', shown)[-4:] == fates
+    call = next(call for call in decode.calls if call.number == last.call)
+    assert [query.stands_for for query in call.rows[0].queries[-1:]] == (
+        ["position 6"] if ended_by == "EOS" else ["cut draft at position 7"]
+    )
+    assert "over-accepted" not in shown
+    rejected = Counter(one.fate(number) for one in decode.rounds[1] for number in range(len(one.drafted)))["rejected"]
+    assert rejected == (3 if ended_by == "EOS" else 0), "of a row that goes on, drafts are rejected as before"
+
+
+def test_a_draft_that_is_emitted_though_the_target_answered_another_id_is_told_from_accepted_ones() -> None:
+    done = run(eqcheck.load("dsd"), Case(prompts=((10,),), max_new_tokens=1, num_draft_tokens=1))
+    decode = decode_of(done, judge(done).explanation)
+    (one,) = decode.rounds[0]
+    assert (one.accepted, one.agreed, one.fate(0)) == (1, 0, "over-accepted")
+    assert "1, 1 over-accepted" in view(decode)
+    assert 'class="token over-accepted" title="over-accepted: the row has it' in trace_page("dsd", "", "FAILS", decode)
 
 
 def failing(fault: Fault, most: int) -> Iterator[tuple[Run, Explanation]]:
@@ -172,6 +211,7 @@ def test_what_is_not_known_is_not_drawn() -> None:
     assert {what: known for what, known in kinds if not what.startswith("position")} == {
         "pad": False,
         "rejected draft": False,
+        "cut draft": False,
     }
     twins = Case(prompts=((5, 7), (5, 7)), max_new_tokens=4, num_draft_tokens=2)
     same = run(known_good()["one_row"], twins)

@@ -204,6 +204,14 @@ def test_a_shift_that_is_forgiven_is_told() -> None:
     assert "shifted" not in render(given(query=query, slots=tuple(slots)))
 
 
+def test_other_wrong_rows_are_named() -> None:
+    assert "wrong, too" not in render(given(wrong_rows=(1,)))
+    assert "Row 2 is wrong, too.\n" in render(given(wrong_rows=(1, 2)))
+    assert "Rows 0, 2 and 5 are wrong, too.\n" in render(given(wrong_rows=(0, 1, 2, 5)))
+    twenty = render(given(wrong_rows=tuple(range(20))))
+    assert "Rows 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 7 more are wrong, too." in twenty
+
+
 def test_a_slot_that_was_never_written_holds_no_id() -> None:
     query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=4, predicted=9)
     text = render(given(query=query, slots=(Slot(0, "blank", 0, 0, None, True, False),)))

@@ -207,7 +207,8 @@ class Labels(Record):
                 position += 1
                 filler = self.drafted and int(call.tokens[row, column]) not in proposed
                 what, at = "filler" if filler else "draft", position
-            self.of[call.number, row, column] = Label(request, at, what, column in exact)
+            agreed = what == "draft" and self._agreed(call, row, column)
+            self.of[call.number, row, column] = Label(request, at, what, column in exact, agreed)
         own = {column: self.of[call.number, row, column] for column in columns}
         if any(label.what == "draft" for label in own.values()):
             hidden = self_hidden(call, row)
@@ -221,6 +222,12 @@ class Labels(Record):
         prompt = len(self.requests[request].prompt)
         begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
         self._begun[request] = max(self._begun.get(request, -1), begins)
+
+    def _agreed(self, call: Call, row: int, column: int) -> bool:
+        """Whether the target's answer in the column before is what a draft proposes, and none before it was refused."""
+        before = self.of.get((call.number, row, column - 1))
+        kept = before is not None and (before.what == "token" or before.agreed)
+        return kept and int(call.predictions[row, column - 1]) == int(call.tokens[row, column])
 
     def _request_of(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], taken: set[int]

@@ -17,12 +17,14 @@ NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
 class Label:
     """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
     is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id: no draft proposed it, or it
-    alone is hidden from itself) or ``unknown``. ``exact``: its context was right beyond doubt."""
+    alone is hidden from itself) or ``unknown``. ``exact``: its context was right beyond doubt. ``agreed``: a draft that
+    the target answered, too; the row has it neither in truth nor as emitted, for it ends before it."""
 
     request: int
     position: int
     what: str
     exact: bool = False
+    agreed: bool = False
 
 
 class Sequences(NamedTuple):

@@ -22,6 +22,16 @@ def ids_of(rounds: Sequence[DrawnRound]) -> tuple[int, ...]:
     return tuple(token for one in rounds for token in one.committed)
 
 
+def _alike(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many of two sequences are the same, from the first.
+
+    >>> _alike((5, 6, 7), (5, 6))
+    2
+    """
+    pairs = [a == b for a, b in zip(some, others, strict=False)]
+    return pairs.index(False) if False in pairs else len(pairs)
+
+
 class Turns:
     """The rounds of a run. ``number`` has that of each target call, by row and call, from 1.
 
@@ -109,17 +119,13 @@ class Turns:
         for at, call in enumerate(calls):
             if at and whole and had[at] >= len(ids):
                 break  # the row is done, and stays in its batch
-            drafted = self._drafted(row, call, had[at])
+            drafted, answers = self._drafted(row, call, had[at])
             committed = tuple(ids[had[at] : had[at + 1]])
-            pairs = [a == b for a, b in zip(drafted, committed, strict=False)]
-            accepted = pairs.index(False) if False in pairs else len(pairs)
-            own = committed[accepted] if accepted < len(committed) else None
-            last = "correction" if accepted < len(drafted) else "bonus" if drafted else ""
-            found.append(
-                DrawnRound(
-                    at + 1, call, drafted, accepted, "" if own is None else last, own if last else None, committed
-                )
-            )
+            accepted = _alike(drafted, committed)
+            agreed = _alike(drafted, answers)
+            own = committed[accepted] if accepted < len(committed) and drafted and agreed <= accepted else None
+            last = "" if own is None else "correction" if accepted < len(drafted) else "bonus"
+            found.append(DrawnRound(at + 1, call, drafted, accepted, last, own, committed, agreed))
         return tuple(found) if self._sound(row, found, whole) else ()
 
     def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
@@ -138,14 +144,27 @@ class Turns:
         others = (digests[-1] for other, digests in enumerate(self.run.truth.digests) if other != row)
         return any(int(digest) in mine for digests in others for digest in digests)
 
-    def _drafted(self, row: int, call: int, had: int) -> tuple[int, ...]:
-        """What was fed behind the tokens that a row had, in that batch row of a call which goes furthest."""
+    def _drafted(self, row: int, call: int, had: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What was fed behind the tokens that a row had, in that batch row of a call which goes furthest.
+
+        And what the target answered there: in the column before, or where the row had the token before already.
+        """
         behind = [one for one in self._columns[row, call] if one[1].position >= self._start(row) + had]
         furthest = max(behind, key=lambda one: one[1].position, default=None)
         if furthest is None:
-            return ()
-        tokens = self.labels.calls[call].tokens
-        return tuple(int(tokens[write[1:]]) for write, _ in behind if write[1] == furthest[0][1])
+            return (), ()
+        asked = self.labels.calls[call]
+        writes = [write for write, _ in behind if write[1] == furthest[0][1]]
+        drafted = tuple(int(asked.tokens[write[1:]]) for write in writes)
+        return drafted, tuple(self._answer(write, token) for write, token in zip(writes, drafted, strict=True))
+
+    def _answer(self, write: Write, drafted: int) -> int:
+        """What the target answered in the place of a draft; where another call did, what was drafted."""
+        (call, row, column), label = write, self.labels.of[write]
+        before = self.labels.of.get((call, row, column - 1))
+        if before is None or (before.request, before.position) != (label.request, label.position - 1):
+            return drafted
+        return int(self.labels.calls[call].predictions[row, column - 1])
 
     def _committed(self, row: int, had: dict[int, int]) -> tuple[list[int], bool]:
         """The new tokens that a row had: what was fed of them later, else what was returned. And whether that is all.

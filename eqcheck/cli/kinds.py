@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.errors import EQUIVALENT
 from eqcheck.kinds import FINGERPRINTS, KINDS
+from eqcheck.narrow import columns
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
 
-_UNBROKEN, _NARROWEST = 10_000, 20  # a pipe gets one line for each kind
+_NARROWEST = 20
 
 
 def add(commands: Commands) -> None:
@@ -27,8 +27,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
-    columns = shutil.get_terminal_size((_UNBROKEN, 24)).columns
-    left = max(columns - max(map(len, FINGERPRINTS)) - 2, _NARROWEST)
+    left = max(columns() - max(map(len, FINGERPRINTS)) - 2, _NARROWEST)
     rows = [[kind.fingerprint, kind.meaning] for kind in KINDS.values()]
     say(tabulate(rows, headers=["kind", "what was seen"], maxcolwidths=[None, left], disable_numparse=True))
     return EQUIVALENT

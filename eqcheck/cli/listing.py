@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from eqcheck.cli.common import say
 from eqcheck.errors import EQUIVALENT, UsageError
+from eqcheck.narrow import columns, table
 from eqcheck.plain import printable
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tabulate import tabulate
-
     from eqcheck import registry
     from eqcheck.lanes.checkpoint.case import EngineCase
 
@@ -34,5 +34,5 @@ def run(options: argparse.Namespace) -> int:
         families = (EngineCase.family,) if decoder.checkpoints else decoder.families
         claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
-    print(printable(tabulate(rows, headers=["decoder", "families", "padding", "known violations", "origin"])))
+    say(printable(table(rows, ["decoder", "families", "padding", "known violations", "origin"], columns())))
     return EQUIVALENT

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
+from eqcheck.narrow import columns, table, wrapped
 from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Report
 from eqcheck.verdict import many
@@ -150,16 +149,18 @@ def chance(change: Change) -> str:
 def to_text(comparisons: Sequence[Comparison]) -> str:
     """The comparisons for a terminal."""
     lines: list[str] = []
+    width = columns()
     for one in comparisons:
         name = one.now.decoder.name
-        lines += ["", *[f"{name}: NOTE {note}" for note in one.notes]]
+        lines += ["", *[wrapped(f"{name}: NOTE {note}", width) for note in one.notes]]
         rows = [*one.figures, *(row for row in one.versions if row[1] != row[2])]
-        lines += [tabulate(rows, headers=[name, "before", "now"], disable_numparse=True), ""]
+        lines += [table(rows, [name, "before", "now"], width), ""]
         causes = [[c.state, c.fingerprint, str(c.before or "-"), str(c.now or "-")] for c in one.changes]
         if causes:
-            lines += [tabulate(causes, headers=["", "cause", "before", "now"], disable_numparse=True)]
-            lines += [f"{c.fingerprint}: {c.state}; {chance(c)}" for c in one.changes if chance(c)]
-        lines.append(f"{name}: {in_words(one)}")
+            lines += [table(causes, ["", "cause", "before", "now"], width)]
+            said = [f"{c.fingerprint}: {c.state}; {chance(c)}" for c in one.changes if chance(c)]
+            lines += [wrapped(line, width) for line in said]
+        lines.append(wrapped(f"{name}: {in_words(one)}", width))
     return "\n".join(lines).lstrip("\n")
 
 

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from eqcheck.contract import FAMILIES
 from eqcheck.declining import summary
+from eqcheck.narrow import WHOLE, table
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
@@ -137,11 +138,11 @@ def _rounds(report: Report) -> list[str]:
     return [text, "", tabulate(rows, headers=headers, tablefmt="github"), ""]
 
 
-def matrix_table(reports: Sequence[Report], tablefmt: str = "simple") -> str:
+def matrix_table(reports: Sequence[Report], tablefmt: str = "simple", width: int = WHOLE) -> str:
     """Decoders by families: ``ok 50`` or ``violation 12/50``, in brackets where a family is not claimed."""
     families = [family for family in FAMILIES if any(family in report.matrix for report in reports)]
     rows = [[report.decoder.name, *(_cell(report, family) for family in families)] for report in reports]
-    return tabulate(rows, headers=["decoder", *families], tablefmt=tablefmt)
+    return table(rows, ["decoder", *families], width, tablefmt=tablefmt)
 
 
 def _cell(report: Report, family: str) -> str:

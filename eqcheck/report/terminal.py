@@ -12,6 +12,8 @@ from typing import Any
 from tabulate import tabulate
 
 from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
+from eqcheck.kinds import KINDS
+from eqcheck.narrow import columns, table, wrapped
 from eqcheck.plain import printable
 from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent, sampled
 from eqcheck.report.schema import Report, ReportedViolation
@@ -110,13 +112,17 @@ def _seen(event: ViolationSeen) -> list[str]:
         return [printable(f"{event.decoder}: another violation: {outcome.symptom}")]
     explanation = outcome.opinion or outcome.explanation
     head = f"{event.decoder}: first violation, in case {outcome.case.id}; it will be confirmed and made smaller"
-    return printable("\n".join(["", head, *([render(explanation)] if explanation else [outcome.symptom]), ""])).split(
-        "\n"
-    )
+    return printable(
+        "\n".join(["", head, *([render(explanation, columns())] if explanation else [outcome.symptom]), ""])
+    ).split("\n")
 
 
 def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
-    """The table, then per decoder its warnings and per violation the explanation and the reproduce command."""
+    """The table, then per decoder its warnings and per violation the explanation and the reproduce command.
+
+    No line is longer than the terminal is wide, but for commands, which are copied.
+    """
+    width = columns()
     rows = []
     for report in reports:
         by_component: Counter[str] = Counter()
@@ -127,11 +133,11 @@ def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
         rows.append([*row, ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-"])
     headers = ["decoder", "verdict", "cases", "exact match", "prefix match", "violations by component"]
     aligned = ("left", "left", "right", "right", "right")
-    lines = [tabulate(rows, headers=headers, disable_numparse=True, colalign=aligned)]
+    lines = [table(rows, headers, width, colalign=aligned)]
     if any(beyond_claim(report) for report in reports):
-        lines += ["", matrix_table(reports), UNCLAIMED_NOTE]
+        lines += ["", matrix_table(reports, width=width), wrapped(UNCLAIMED_NOTE, width)]
     for report, folder in zip(reports, folders, strict=True):
-        lines += ["", *_details(report, folder)]
+        lines += ["", *_details(report, folder, width)]
     return "\n".join(lines)
 
 
@@ -140,7 +146,7 @@ def _last_frames(traceback: str) -> list[str]:
     return [f"    {line}" for line in traceback.rstrip().splitlines()[-7:-1]]
 
 
-def _details(report: Report, folder: str) -> list[str]:
+def _details(report: Report, folder: str, width: int) -> list[str]:
     name, run = report.decoder.name, report.cases.run
     lines = [f"{name}: report in {folder}"]
     if report.corpus.replayed:
@@ -151,27 +157,38 @@ def _details(report: Report, folder: str) -> list[str]:
         lines += ["", pair.first] if pair.first and not report.violations else []
     lines += [f"{name}: {line}" for line in sampled(report)[:4]]
     lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
+    lines = [wrapped(line, width) for line in lines]
     for violation in report.violations:
         known = f", {violation.in_known_words}" if violation.known else ""
-        lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}")
+        lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}", width)
     for discovery in report.discoveries:
         families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]
         where = [f for f in families if not report.matrix[f].claimed] or [str(discovery.case.get("family", "-"))]
         title = f"{name}: DISCOVERY, {discovery.count} cases in families not claimed ({', '.join(where)})"
-        lines += _finding(discovery, title)
+        lines += _finding(discovery, title, width)
     for doubtful in report.inconclusive:
-        lines += _finding(doubtful, f"{name}: INCONCLUSIVE, {doubtful.count} of {run} cases; answers do not repeat")
+        title = f"{name}: INCONCLUSIVE, {doubtful.count} of {run} cases; answers do not repeat"
+        lines += _finding(doubtful, title, width)
     return lines
 
 
-def _finding(finding: ReportedViolation, title: str) -> list[str]:
+def _finding(finding: ReportedViolation, title: str, width: int) -> list[str]:
     title += " and a stored one of an earlier audit" if finding.from_corpus else ""
-    lines = ["", title, finding.explanation, *_last_frames(finding.traceback)]
-    lines += [f"  Where: {statement}." for statement in finding.only]
+    lines = ["", wrapped(title, width), _explanation(finding, width), *_last_frames(finding.traceback)]
+    lines += [wrapped(f"  Where: {statement}.", width) for statement in finding.only]
     for condition in finding.conditions[1:]:
         needs = ", ".join(condition.needs) or "the defaults"
         lines.append(f"  Also with {needs}: {condition.count} cases. {condition.reproduce}")
     return [*lines, f"  Reproduce: {finding.reproduce}"]
+
+
+def _explanation(finding: ReportedViolation, width: int) -> str:
+    """The explanation as it is stored; on a narrow terminal made anew, where it is one of this eqcheck's."""
+    text, e = finding.explanation, finding.evidence
+    if max(map(len, text.split("\n"))) > width and {e.kind, *(one.kind for one in e.deviations)} <= set(KINDS):
+        stored, behind = render(e), text.removeprefix(render(e))
+        return render(e, width) + wrapped(behind, width) if text.startswith(stored) else wrapped(text, width)
+    return wrapped(text, width)
 
 
 def _rare_table(check: SelfCheck) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eqcheck.lanes.sampling.about import COUNTERS as SAMPLED
 from eqcheck.sizes import BLOCKS
 
-__all__ = ["AXES", "CLEAN_SHOWS", "COUNTERS", "REACHED", "SAMPLED"]
+__all__ = ["AXES", "CLEAN_SHOWS", "COUNTERS", "LOSSES", "REACHED", "SAMPLED"]
 
 COUNTERS = {
     "several_rows": "more than one row",
@@ -47,6 +47,19 @@ AXES = {
     "rows": "rows",
     "cache_state": "cache state",
     "num_draft_tokens": "K",
+}
+LOSSES = {  # the counts of `eqcheck.attribution.rounds`
+    "rounds": "rounds of rows, where the output was right",
+    "ideal": "rounds that a draft needs which always sees its row",
+    "allowed": "draft tokens that the script lets be accepted",
+    "wrong-context": "rounds too many: the draft saw something other than its row",
+    "altered": "rounds too many: another token was fed than the draft had proposed",
+    "lost": "rounds too many: a right draft token was not proposed, and no cause was seen",
+    "unasked": "rounds more: the decoder did not ask the draft model",
+    "lost-bonus": "rounds too many: behind K accepted drafts the target's answer was asked again",
+    "asked-again": "rounds too many: behind a rejection the target's answer was asked again",
+    "policy": "rounds more: the decoder verified fewer drafts, or rows waited for each other",
+    "spared": "rounds fewer than a right draft needs, by luck",
 }
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "

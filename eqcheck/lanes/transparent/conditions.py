@@ -8,6 +8,7 @@ from math import exp, lgamma
 
 from eqcheck.case import Case
 from eqcheck.lanes.transparent.about import AXES
+from eqcheck.verdict import many
 
 Conditions = dict[str, dict[str, list[int]]]
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
@@ -59,7 +60,7 @@ def lying(failing: Places, right: Places, hidden: int = 0) -> list[str]:
         sum(n for (axis, _), n in places.items() if axis == some) for places in (failing, right)
     )
     total = failed_cases + right_cases
-    beside = f" (without {hidden} cases that fail otherwise)" if hidden else ""
+    beside = f"; not counted are {many(hidden, 'case')} of another failure" if hidden else ""
     for axis, values in table(failing, failing + right).items():
         spared = {value: of for value, (failed, of) in values.items() if not failed}
         hit = [value for value in values if value not in spared]

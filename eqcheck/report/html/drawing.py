@@ -38,6 +38,7 @@ _KINDS = {
     "pad": "pad",
     "filler": "pad",
     "rejected draft": "draft",
+    "cut draft": "draft",
     "row": "other",
     "draft model": "other",
     "an entry of": "other",
@@ -93,9 +94,9 @@ def _likeness(column: Column) -> tuple[object, ...] | None:
     return (column.kind, re.sub(r"\d+", "", column.slot.holds), column.cells, column.slot.position_right)
 
 
-def drafts(one: DrawnRound) -> list[tuple[int, bool]]:
-    """The ids that were drafted, each with whether it was accepted."""
-    return [(token, number < one.accepted) for number, token in enumerate(one.drafted)]
+def drafts(one: DrawnRound) -> list[tuple[int, str]]:
+    """The ids that were drafted, each with what became of it."""
+    return [(token, one.fate(number)) for number, token in enumerate(one.drafted)]
 
 
 def committed(rounds: Sequence[DrawnRound]) -> list[tuple[DrawnRound, list[tuple[int, int]]]]:

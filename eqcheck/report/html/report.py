@@ -46,6 +46,7 @@ def _prepared(report: Report, number: int) -> SimpleNamespace:
         anchor=f"r{number}",
         findings=found,
         axes=getattr(lane, "AXES", {}),
+        losses=getattr(lane, "LOSSES", {}),
         exercised=_exercised(report, lane),
         reached=[(report.reached.get(name, 0), what) for name, what in getattr(lane, "REACHED", {}).items()],
         clean_shows=getattr(lane, "CLEAN_SHOWS", ""),
