@@ -1,8 +1,9 @@
 """OpenVINO GenAI: its continuous batching pipeline with a draft model, or with prompt lookup.
 
-The checkpoint is exported once, with optimum-intel, into a folder beside it. Everything is computed in float32, the
-KV cache too; otherwise the pipeline is as it ships. A request that names no seed is given the seed 0 by the pipeline,
-as every other one: so sampled rows without a seed are given a fresh one here.
+The checkpoint is exported once, with optimum-intel, into a folder beside it. An older OpenVINO than optimum-intel goes
+with takes what a newer one exported, but for the tokenizer. Everything is computed in float32, the KV cache too;
+otherwise the pipeline is as it ships. A request that names no seed is given the seed 0 by the pipeline, as every other
+one: so sampled rows without a seed are given a fresh one here.
 """
 
 import os
@@ -43,26 +44,41 @@ def start(target: str, draft: str, request: "Request") -> Any:
 
 
 def exported(folder: str) -> str:
-    """The checkpoint for OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
-    made = Path(folder).with_name(f"{Path(folder).name}-openvino")
-    if made.is_dir():
-        return str(made)
+    """The checkpoint for this version of OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
     import openvino
-    from openvino_tokenizers import convert_tokenizer
-    from optimum.intel import OVModelForCausalLM
-    from transformers import AutoTokenizer
 
-    temporary = Path(tempfile.mkdtemp(prefix=f".{made.name}.", dir=made.parent))
-    model = OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False)
-    model.save_pretrained(temporary)
-    tokenizers = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
-    for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
-        openvino.save_model(converted, temporary / f"openvino_{name}.xml")
-    try:
-        os.rename(temporary, made)
-    except OSError:  # another process was faster
-        shutil.rmtree(temporary)
-    return str(made)
+    def export(made: Path) -> None:
+        from optimum.intel import OVModelForCausalLM
+
+        OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False).save_pretrained(made)
+
+    def convert(made: Path) -> None:
+        from openvino_tokenizers import convert_tokenizer
+        from transformers import AutoTokenizer
+
+        shutil.copytree(model, made, dirs_exist_ok=True)
+        tokenizers = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
+        for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
+            openvino.save_model(converted, made / f"openvino_{name}.xml")
+
+    model = once(Path(f"{folder}-openvino"), export)
+    # An older version crashes on a tokenizer of a newer one.
+    return str(once(Path(f"{model}-{openvino.get_version().replace('/', '-')}"), convert))
+
+
+def once(made: Path, make: Any) -> Path:
+    """A folder that is made on first use; another process may make it at the same time."""
+    if not made.is_dir():
+        temporary = Path(tempfile.mkdtemp(prefix=f".{made.name}.", dir=made.parent))
+        try:
+            make(temporary)
+            os.rename(temporary, made)
+        except OSError:
+            if not made.is_dir():
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return made
 
 
 def generation_config(row: "RowOptions", request: "Request") -> Any:
@@ -78,7 +94,8 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
         config.temperature = row.temperature
         config.top_k = row.top_k or 2**31
         config.top_p = row.top_p
-        config.min_p = row.min_p
+        if row.min_p:
+            config.min_p = row.min_p
         config.rng_seed = random.getrandbits(31) if row.seed is None else row.seed
     config.repetition_penalty = row.repetition_penalty
     config.presence_penalty = row.presence_penalty
@@ -105,7 +122,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
     if not any(row.arrival for row in request.rows):
         results = pipeline.generate(prompts, configs)
         metrics = results[0].extended_perf_metrics
-        if metrics is not None:
+        if hasattr(metrics, "get_num_draft_tokens"):  # an older version does not count them
             observed.update(drafted=metrics.get_num_draft_tokens(), accepted=metrics.get_num_accepted_tokens())
         return [list(result.m_generation_ids[0]) for result in results]
     waiting = sorted(range(len(prompts)), key=lambda row: request.rows[row].arrival)
@@ -148,7 +165,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
     origin="https://github.com/openvinotoolkit/openvino.genai",
 )
 class OpenVINO:
-    script = (prepare, start, exported, generation_config, decode)
+    script = (prepare, start, exported, once, generation_config, decode)
     requirements = "openvino-genai, optimum-intel[openvino], torch"
 
     def open(self) -> None:
@@ -156,14 +173,20 @@ class OpenVINO:
 
         prepare()
         self.version = openvino_genai.get_version()
+        self.has_min_p = hasattr(openvino_genai.GenerationConfig, "min_p")
         self.pipelines: OrderedDict[Any, Any] = OrderedDict()
 
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        if any(row.min_p for row in request.rows) and not self.has_min_p:
+            raise eqcheck.Unsupported("min_p: this version does not have it")
         settings = (request.drafting, request.token_budget, request.kv_blocks, request.prefix_caching)
         if settings not in self.pipelines:
             while len(self.pipelines) >= _PIPELINES:
                 self.pipelines.popitem(last=False)
-            self.pipelines[settings] = start(target, draft, request)
+            try:
+                self.pipelines[settings] = start(target, draft, request)
+            except ImportError as error:
+                raise eqcheck.Unsupported(f"the checkpoint cannot be exported under this version: {error}") from error
         self.pipelines.move_to_end(settings)
         self.observed: dict[str, int] = {}
         try:
