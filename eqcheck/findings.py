@@ -131,7 +131,6 @@ class Audit:
     say, if it samples. ``facts`` are what only this lane has
     to say, by the names of the report; ``files`` are what it adds to the report's folder. ``listed`` are violations
     that the user lists as known, by fingerprint.
-    to say, by the names of the report; ``files`` are what it adds to the report's folder.
 
     ``counted`` are cases that were drawn elsewhere, of which there are no outcomes here. ``wealth`` and ``exclusion``
     are what the evidence is made of; ``telling`` is the case that adds most to it, with the natural logarithm of that.
@@ -219,16 +218,7 @@ class Audit:
     @property
     def claimed(self) -> list[Outcome]:
         """The drawn cases within the decoder's claim, as far as it decoded them: what the verdict is about."""
-        return [outcome for outcome in self._within_claim if not outcome.declined]
-
-    @property
-    def declined(self) -> list[Outcome]:
-        """The drawn cases within the claim that the decoder declined."""
-        return [outcome for outcome in self._within_claim if outcome.declined]
-
-    @property
-    def _within_claim(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if self.claims(outcome.case)]
+        return [outcome for outcome in self.outcomes if self.claims(outcome.case) and not outcome.declined]
 
     def claims(self, case: Any) -> bool:
         """Whether the decoder claims to be right on the case."""
@@ -292,17 +282,14 @@ class Audit:
                 self.listed[entry.fingerprint] = entry
 
     @property
-    def _shown(self) -> set[str | None]:
+    def _shown(self) -> set[str]:
         """The fingerprints that a case showed."""
-        seen = {outcome.fingerprint for outcome in (*self.claimed, *self.replayed)}
-        return seen | {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
+        return self.tally.fingerprints | {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
 
     @property
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
         return [fingerprint for fingerprint in self.decoder.known if fingerprint not in self._shown]
-        seen = self.tally.fingerprints | {finding.fingerprint for finding in (*self.violations, *self.doubtful)}
-        return [fingerprint for fingerprint in self.decoder.known if fingerprint not in seen]
 
     @property
     def stale(self) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -61,6 +62,17 @@ def load(path: Path) -> tuple[Known, ...]:
         if any(one.fingerprint == other.fingerprint and one.decoder == other.decoder for other in found[:number]):
             raise UsageError(f"{where}: {one.fingerprint} is listed twice for the same decoder; keep one entry")
     return found
+
+
+def unheard(entries: Sequence[Known], decoders: Sequence[str]) -> str:
+    """What to say of entries that name a decoder which is not audited; empty where there are none.
+
+    >>> unheard([Known("mask/window", "https://example.org/1", date(2027, 3, 31), "mien")], ["mine"])
+    "has entries of decoders that are not audited here: 'mien'; did you mean 'mine'?"
+    """
+    strangers = dict.fromkeys(one.decoder for one in entries if one.decoder not in ("", *decoders))
+    named = ", ".join(repr(name) + did_you_mean(name, decoders) for name in strangers)
+    return one_line(f"has entries of decoders that are not audited here: {named}", 300) if named else ""
 
 
 def _entry(table: dict[str, Any], where: str) -> Known:

@@ -292,7 +292,7 @@ def test_what_is_required_is_drawn_and_said(name: str, tmp_path: Path) -> None:
         return one_row(target, draft, request)
 
     result = audit(made(strict, requires=(name,)), Options(cases=30))
-    assert (result.verdict, result.declined) == ("equivalent", [])
+    assert (result.verdict, result.tally.declined) == ("equivalent", {})
     report = to_dict(result, tmp_path)
     assert report["requires"] == [name]
     assert any(name in warning and REQUIREMENTS[name] in warning for warning in result.warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,9 +15,10 @@ from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
-from eqcheck.known import Known, load
+from eqcheck.known import Known, load, unheard
 from eqcheck.outcome import Outcome
 from eqcheck.report.build import report_of
+from eqcheck.tally import Alike, Tally
 from eqcheck.verdict import Explanation
 
 TODAY = date(2026, 11, 23)
@@ -127,6 +129,32 @@ def test_only_what_is_listed_passes() -> None:
     assert exit_code([listed(audit(PAST_EOS), decoder="another")], False) == 1
     assert exit_code([listed(audit(PAST_EOS), decoder="")], False) == 0
     assert exit_code([listed(audit(PAST_EOS), fingerprint="bookkeeping/past-eos:subject")], False) == 1
+
+
+def test_an_entry_of_a_decoder_that_is_not_audited_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt name would otherwise be an entry that nobody hears of again."""
+    assert unheard([Known(PAST_EOS, "https://example.org/1", TODAY)], ["eqspec"]) == ""
+    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: type("Right", (), {"failures": []}))
+    words = ["--cases", "3", "--no-corpus", "--out", str(tmp_path / "out")]
+    for name, said in (("eqspec", False), ("eqspek", True)):
+        path = written(tmp_path, ENTRY.replace('"eqspec"', f'"{name}"'))
+        main(["audit", "eqspec", "--known", str(path), *words])
+        printed = capsys.readouterr().err
+        assert ("not audited here: 'eqspek'; did you mean 'eqspec'?" in printed) == said
+
+
+def test_what_other_machines_saw_has_occurred() -> None:
+    """Of cases that were drawn elsewhere there are counts, and no outcomes."""
+    cases = Tally(alike=Counter({Alike(True, "rotary", "violation", PAST_EOS): 300}))
+    for seen, warned in ({PAST_EOS}, 0), (set(), 1):
+        result = audit()
+        result.decoder = replace(result.decoder, known={PAST_EOS: "https://example.org/1"})
+        result.counted = replace(cases, fingerprints=seen)
+        listed(result)
+        assert len(result.warnings) == warned
+        assert result.stale == [PAST_EOS] * warned
 
 
 def test_what_no_longer_occurs_is_told_and_fails_nothing() -> None:

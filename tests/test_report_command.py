@@ -73,8 +73,9 @@ def test_where_there_is_a_display_what_is_opened_is_made_of_the_json(
 
 
 BAD: dict[str, tuple[Callable[[str], str], str]] = {
-    "older": (lambda text: text.replace("eqcheck-report/2", "eqcheck-report/1"), "expected format 'eqcheck-report/2'"),
-    "newer": (lambda text: text.replace("eqcheck-report/2", "eqcheck-report/3"), "got 'eqcheck-report/3'"),
+    "older": (lambda text: text.replace("eqcheck-report/2", "eqcheck-report/1"), "got 'eqcheck-report/1'; audit"),
+    "newer": (lambda text: text.replace("eqcheck-report/2", "eqcheck-report/3"), "read it with the newer eqcheck"),
+    "much newer": (lambda text: text.replace("eqcheck-report/2", "eqcheck-report/12"), "read it with the newer"),
     "truncated": (lambda text: text[: len(text) // 2], "line 1"),
     "empty": (lambda text: "", "line 1"),
     "list": (lambda text: f"[{text}]", "got None"),
@@ -92,6 +93,7 @@ def test_a_report_that_cannot_be_read_is_one_clear_line(name: str, tmp_path: Pat
         printed = capsys.readouterr()
         assert (printed.out, printed.err.count("\n")) == ("", 1)
         assert said in printed.err
+        assert "audit the decoder again" in printed.err
         assert str(folder / "report.json") in printed.err
     assert (folder / "report.json").read_text() == before
     assert [file.name for file in folder.iterdir()] == ["report.json"]

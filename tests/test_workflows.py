@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -13,12 +14,12 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.cli.scaffold import WORKFLOW
+from eqcheck.cli.scaffold import ADAPTER, WORKFLOW
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "action.yml"
-OWN = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+OWN = [*sorted((ROOT / ".github" / "workflows").glob("*.yml")), *sorted((ROOT / "examples").glob("*/.github/*/*.yml"))]
 SCAFFOLD = WORKFLOW.substitute(file="engine.py")
 
 
@@ -54,6 +55,7 @@ MAKE = (ROOT / "Makefile").read_text()
 
 @pytest.mark.parametrize("path", [ACTION, *OWN], ids=lambda path: str(path.name))
 def test_the_repositorys_own(path: Path) -> None:
+    """Those of the examples, too: who copies them copies their pins."""
     assert not flaws(path.read_text())
 
 
@@ -116,3 +118,23 @@ def test_the_hook_is_a_command() -> None:
     command, *words = shlex.split(hook["entry"])
     options = cli._parsed(cli._parser(), [*words, "engine.py"])
     assert (command, options.specs, options.budget) == ("eqcheck", ["engine.py"], 2.0)
+
+
+@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
+def test_the_hook_takes_ten_seconds_at_most(right: bool, code: int, tmp_path: Path) -> None:
+    """CPU time is counted: on a machine that has other work, too, the clock says nothing."""
+    text = ADAPTER.substitute(name="mine", file="mine.py")
+    wrong = text.replace("[0] * count + [1] * (width - count)", "[1] * width")
+    assert wrong != text
+    (tmp_path / "mine.py").write_text(text if right else wrong)
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-m", "eqcheck.cli", "list"], env=compiled, stdout=subprocess.DEVNULL, check=True)
+    words = [sys.executable, "-m", "eqcheck.cli", *shlex.split(hook["entry"])[1:], "mine.py"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, cwd=tmp_path, env=compiled, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert right or "mask/pad-visible" in done.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", ".eqcheck"}

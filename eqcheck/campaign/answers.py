@@ -24,6 +24,8 @@ def check_answers(address: str) -> None:
         raise UsageError("--ray: ray is not installed; pip install 'eqcheck[ray]'")
     if address == HERE:
         return
+    if not address.strip():
+        raise no_answer("''", "the address is empty")
     code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:

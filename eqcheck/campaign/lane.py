@@ -1,8 +1,8 @@
 """What a lane is: one kind of evidence about a decoder, behind one protocol; and which lane is asked for what.
 
-A new lane is a folder in `eqcheck.lanes`, a line in `LANES`, and a case of `lane_of`; its case is named in
-`eqcheck.campaign.casefile`. The campaign imports it when it is needed, so that
-reading a case or a report imports no model.
+A new lane is a folder in `eqcheck.lanes`, a line in `LANES`, and a name in `lanes_of`; its case is named in
+`eqcheck.campaign.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
+model.
 """
 
 from __future__ import annotations

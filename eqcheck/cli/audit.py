@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -103,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.selfcheck import short
     from eqcheck.workers.spawned import environment
 
-    if options.ray:
+    if options.ray is not None:
         check_answers(options.ray)
     if options.pair:
         pair.check()
@@ -118,6 +119,8 @@ def run(options: argparse.Namespace) -> int:
     if failures:
         return broken(failures)
     folders = _folders(options.out, decoders)
+    if strangers := known.unheard(entries, [decoder.name for decoder in decoders]):
+        print(f"eqcheck: --known {printable(str(options.known))} {strangers}", file=sys.stderr)
     settings = _settings(options)
     results: list[Audit] = []
     reports = []

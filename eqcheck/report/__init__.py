@@ -7,6 +7,7 @@ schema: the data; build: from an audit to the data; markdown, terminal: a report
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +32,20 @@ def load(path: str | Path) -> Report:
     from eqcheck.plain import one_line
     from eqcheck.report.schema import FORMAT, from_builtins
 
+    again = "audit the decoder again with this eqcheck"
     file = Path(path)
     file = file / "report.json" if file.is_dir() else file
     try:
         data = read_json(file, REPORT_BYTES, REPORT_LEVELS)
         got = data.get("format") if isinstance(data, dict) else None
         if got != FORMAT:
-            raise UsageError(f"expected format {FORMAT!r}, got {got!r}; audit the decoder again with this eqcheck")
+            newer = re.fullmatch(r"eqcheck-report/([3-9]|[1-9]\d+)", str(got))
+            instead = "read it with the newer eqcheck that wrote it, or " if newer else ""
+            raise UsageError(f"expected format {FORMAT!r}, got {got!r}; {instead}{again}")
         report = from_builtins(data)
         if report.lane not in LANES:
             raise UsageError(f"lane: expected one of {tuple(LANES)}, got {report.lane!r:.80}")
         return report
     except (UsageError, msgspec.ValidationError) as error:
-        raise UsageError(f"report {file}: {one_line(str(error))}") from error
+        said = one_line(str(error))
+        raise UsageError(f"report {file}: {said}{'' if again in said else f'; {again}'}") from error

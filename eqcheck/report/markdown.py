@@ -41,7 +41,7 @@ def _head(report: Report) -> list[str]:
     ran = [
         f"{report.cases.run} cases, seed {report.seed}",
         f"families {', '.join(report.families)}",
-        *([f"{corpus.replayed} stored cases replayed ({corpus.failing} fail)"] if corpus.replayed else []),
+        *([f"{many(corpus.replayed, 'stored case')} replayed ({corpus.failing} failing)"] if corpus.replayed else []),
         *([f"{report.acceptance:.0%} of the draft tokens accepted"] if report.acceptance else []),
         f"{report.elapsed_s} s",
         *(f"{name} {number}" for name, number in report.versions.items()),

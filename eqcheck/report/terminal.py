@@ -21,6 +21,7 @@ from eqcheck.sampledcheck import named_as_planted
 from eqcheck.sampledcheck import table as sampled_table
 from eqcheck.selfcheck import SelfCheck
 from eqcheck.text import render
+from eqcheck.verdict import many
 
 _PLAIN_EVERY_S = 5.0
 
@@ -150,7 +151,7 @@ def _details(report: Report, folder: str, width: int) -> list[str]:
     name, run = report.decoder.name, report.cases.run
     lines = [f"{name}: report in {folder}"]
     if report.corpus.replayed:
-        lines.append(f"{name}: {report.corpus.replayed} stored cases replayed, {report.corpus.failing} fail")
+        lines.append(f"{name}: {many(report.corpus.replayed, 'stored case')} replayed, {report.corpus.failing} failing")
     lines += [f"{name}: {line}" for line in (declined_of(report), not_taken(report)) if line]
     if pair := report.real_pair:
         lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")

@@ -12,6 +12,7 @@ from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
 from eqcheck.lanes.transparent.about import REACHED
 from eqcheck.lanes.transparent.conditions import counted, lying, table
 from eqcheck.lanes.transparent.coverage import vacuous
+from eqcheck.verdict import many
 
 
 def conclusions(result: Audit) -> None:
@@ -19,7 +20,7 @@ def conclusions(result: Audit) -> None:
     tally = result.tally
     unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
     if unminimised and not result.interrupted:
-        result.warnings.append(f"{unminimised} cases are not minimised: the time budget was used up")
+        result.warnings.append(f"not minimised: {many(unminimised, 'violation')}; the time budget was used up")
     keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
     if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
         result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]

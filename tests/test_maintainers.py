@@ -1,0 +1,48 @@
+"""The page for maintainers is true: the tree is as it draws it, and what it sends a reader to is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "maintainers.md").read_text()
+TREE = PAGE.partition("## The tree")[2].split("```")[1]
+PLACES = re.findall(r"^\| ([^|`]+) \| (.+) \|$", PAGE.partition("## Where things go")[2].partition("\n## ")[0], re.M)[
+    1:
+]
+
+
+def untrue(where: str) -> Iterator[str]:
+    """What a row of the table names that is not there: paths, and names that none of its files defines."""
+    named = re.findall(r"`([^`]+)`", where)
+    paths = [ROOT / name for name in named if "/" in name or name.endswith((".md", ".yml"))]
+    yield from (str(path.relative_to(ROOT)) for path in paths if not path.exists())
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]) if file.exists()]
+    texts = [file.read_text() for file in files]
+    for name in named:
+        if re.fullmatch(r"\w+", name) and not any(re.search(rf"^(def )?{name}\b", text, re.M) for text in texts):
+            yield name
+
+
+@pytest.mark.parametrize(("new", "where"), PLACES)
+def test_things_go_where_the_page_says(new: str, where: str) -> None:
+    assert re.search(r"`\w+/", where), new
+    assert not list(untrue(where))
+
+
+def test_a_place_that_is_not_there_is_seen() -> None:
+    assert len(PLACES) > 12
+    wrong = "a folder in `eqcheck/lines/`; `LANES` and `lane_of` in `eqcheck/campaign/lane.py`"
+    assert list(untrue(wrong)) == ["eqcheck/lines", "lane_of"]
+
+
+def test_the_tree_has_every_package_and_no_other() -> None:
+    drawn = set(re.findall(r"(?:^  |;  )(\w+)/", TREE, re.M))
+    there = {path.name for path in (ROOT / "eqcheck").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert drawn == there
+    top = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and any(path.rglob("*.py"))}
+    assert top - {"build", "dist"} <= set(re.findall(r"^(\w+)/", TREE, re.M))
