@@ -22,6 +22,7 @@ from eqcheck.campaign.shardfile import Shard, from_builtins, part_of, read, to_b
 from eqcheck.campaign.shared import shared_corpus
 from eqcheck.case import Case
 from eqcheck.catalogue import known_good
+from eqcheck.cli import main
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Options
@@ -254,3 +255,14 @@ def test_a_corpus_that_cannot_be_reached_is_one_message(place: str) -> None:
         shared_corpus(place),
     ):
         pass
+
+
+@pytest.mark.parametrize("address", ["", " "])
+def test_an_empty_address_of_a_cluster_is_one_message(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray or not: an unset variable must not make it an audit here."""
+    assert main(["audit", "eqspec", "--ray", address, "--out", str(tmp_path / "out")]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--ray '': expected a Ray cluster that answers" in line
+    assert not (tmp_path / "out").exists()

@@ -19,13 +19,13 @@ def check_answers(address: str) -> None:
 
     Raises `UsageError` where ray is missing, or no cluster answers within `ANSWERS_S`. To `HERE`, one is started.
     """
+    if not address.strip():  # a variable of the shell that is not set
+        raise no_answer("''", "the address is empty")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if find_spec("ray") is None:
         raise UsageError("--ray: ray is not installed; pip install 'eqcheck[ray]'")
     if address == HERE:
         return
-    if not address.strip():
-        raise no_answer("''", "the address is empty")
     code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
