@@ -222,7 +222,7 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
     """The timeline of a row."""
     table = _table("round", "call", "drafted", "accepted", "then", "committed")
     at = 0
-    wrong = decode.first_wrong(row)
+    wrong = decode.wrongly_committed(row)
     for one in decode.rounds[row]:
         mark = None if wrong is None or not at <= wrong < at + len(one.committed) else wrong - at
         table.add_row(
@@ -232,7 +232,7 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
             ids(one.drafted) or "-",
             one.fates if one.drafted else "-",
             f"{one.last} {one.last_id}" if one.last else "-",
-            ids(one.committed, mark) or "-",
+            ids(one.committed, mark) or ("-" if one.known else "not known"),
         )
         at += len(one.committed)
     return table
@@ -250,7 +250,7 @@ def _output(decode: DrawnDecode, row: int, count: int) -> Text:
 
 def _within(decode: DrawnDecode, row: int, count: int) -> int | None:
     """The index of the first wrong new token of a row, if it is among so many."""
-    wrong = decode.first_wrong(row)
+    wrong = decode.wrongly_committed(row)
     return wrong if wrong is not None and wrong < count else None
 
 

@@ -13,7 +13,7 @@ class DrawnSlot:
     """One slot of a row's cache in a call.
 
     ``holds`` says in words what is stored, from the view of the row: ``position 3``, ``rejected draft at position 3``,
-    ``cut draft at position 3`` (the target agreed with it, and the row ends before it), ``row 1, position 3``, ``row 1,
+    ``accepted draft at position 3`` (the target agreed with it, behind the row's end), ``row 1, position 3``, ``row 1,
     rejected draft at position 3``, ``pad``, ``filler`` (fills up like a pad, with another id), ``unknown``, ``never
     written``, ``what no model wrote``, ``an entry of the draft``. Where the copies in K and V, layers and heads
     disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the one that it carries, ``origin``
@@ -99,7 +99,8 @@ class DrawnRound:
     answered as well, None in reports of eqcheck 0.1. ``last`` says what the row has behind the accepted ones:
     ``correction`` in the place of a draft that was rejected, ``bonus`` behind all of them, or empty where it has
     nothing, or nothing was drafted, or a draft was cut; ``last_id`` is its id. ``committed`` are the new tokens that
-    the row has after the round and had not before. ``call`` is the number of the target's call.
+    the row has after the round and had not before. ``call`` is the number of the target's call. ``known`` is False of
+    the last round of a row that was returned otherwise than it was fed: what the row has after it is not known.
     """
 
     number: int
@@ -110,17 +111,20 @@ class DrawnRound:
     last_id: int | None
     committed: tuple[int, ...]
     agreed: int | None = None
+    known: bool = True
 
     def fate(self, number: int) -> str:
         """What became of a draft, by its number from 0.
 
         ``accepted``; ``cut``: the target agreed with it, and the row does not have it, as it ends before; ``rejected``;
-        ``over-accepted``: the row has it though the target answered another id.
+        ``over-accepted``: the row has it though the target answered another id; or ``unknown``.
 
         >>> one = DrawnRound(1, 2, drafted=(5, 6, 7), accepted=1, last="", last_id=None, committed=(5,), agreed=2)
         >>> [one.fate(number) for number in range(3)]
         ['accepted', 'cut', 'rejected']
         """
+        if not self.known:
+            return "unknown"
         agreed = number < (self.accepted if self.agreed is None else self.agreed)
         if number < self.accepted:
             return "accepted" if agreed else "over-accepted"
@@ -133,6 +137,8 @@ class DrawnRound:
         >>> DrawnRound(1, 2, (5, 6, 7), 1, "", None, (5,), agreed=2).fates
         '1, 1 cut'
         """
+        if not self.known:
+            return "not known"
         every = [self.fate(number) for number in range(len(self.drafted))]
         odd = [f"{every.count(fate)} {fate}" for fate in ("over-accepted", "cut") if fate in every]
         return ", ".join([str(self.accepted), *odd])
@@ -182,3 +188,16 @@ class DrawnDecode:
             return None
         pairs = [a == b for a, b in zip(self.returned[row], self.expected[row], strict=False)]
         return pairs.index(False) if False in pairs else len(pairs)
+
+    def wrongly_committed(self, row: int) -> int | None:
+        """The same, where the rounds committed there what was returned: else it went wrong after them.
+
+        >>> rounds = (DrawnRound(1, 1, (), 0, "", None, (5, 6)),)
+        >>> [DrawnDecode((), 0, (rounds,), ((5, 6),), ((5, 9),)).wrongly_committed(0)]
+        [None]
+        """
+        wrong = self.first_wrong(row)
+        committed = [token for one in self.rounds[row] for token in one.committed]
+        if wrong is None or self.returned is None or wrong >= len(self.returned[row]):
+            return None
+        return wrong if committed[wrong : wrong + 1] == [self.returned[row][wrong]] else None

@@ -230,7 +230,7 @@ def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
     kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
     kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept)
-    kept = re.sub(r"^(rejected|cut) draft", r"the \1 draft", kept)
+    kept = re.sub(r"^(rejected|accepted) draft", r"the \1 draft", kept)
     return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
 
 

@@ -33,12 +33,12 @@ class Slot:
     """One column of a row's cache at the query that went wrong, observed beside expected.
 
     ``holds`` says what is stored: ``position 3`` (the row's token at logical position 3), ``rejected draft at position
-    3`` (``cut`` where the target agreed with it and the row ends before it), ``pad``, ``blank``, ``row 1, position 3``,
-    ``draft model``, ``unknown``. ``token`` is its id, ``position`` the one that it carries. ``expected_position`` is
-    None for a slot that should be hidden. A token that should be there and is in no slot of the row has ``index`` and
-    ``position`` None. ``torn``: its copies in K and V, heads and layers disagree; ``token`` and ``position`` are then
-    those of K in the first head and layer. What is stored belongs to the row ``of_row``, at its logical position
-    ``of_position``; None for what is no row's token.
+    3`` (``accepted draft`` where the target agreed with it, behind the row's end), ``pad``, ``blank``, ``row 1,
+    position 3``, ``draft model``, ``unknown``. ``token`` is its id, ``position`` the one that it carries.
+    ``expected_position`` is None for a slot that should be hidden. A token that should be there and is in no slot of
+    the row has ``index`` and ``position`` None. ``torn``: its copies in K and V, heads and layers disagree; ``token``
+    and ``position`` are then those of K in the first head and layer. What is stored belongs to the row ``of_row``, at
+    its logical position ``of_position``; None for what is no row's token.
     """
 
     index: int | None

@@ -33,7 +33,7 @@ def a_story(text: str = "", rows: int = 1, slots: int = 15) -> Story:
     call = DrawnCall(3, f"target{text}", False, (*drawn, other), {"0": (104, 73)}, left_out=2)
     rounds = (
         DrawnRound(1, 2, (104, 62), 1, f"correction{text}", 9, (104, 9)),
-        DrawnRound(2, 3, (7,), 1, f"bonus{text}", 73, (7, 73)),
+        DrawnRound(2, 3, (73,), 1, f"bonus{text}", 7, (73, 7)),
     )
     return Story(0, rounds, call, 0, 0)
 

@@ -49,7 +49,7 @@ def test_rounds_say_which_drafts_were_accepted_and_where_tokens_lie_in_the_outpu
     assert drafts(first) == [(104, "accepted"), (62, "rejected")]
     assert drafts(replace(first, agreed=2)) == [(104, "accepted"), (62, "cut")]
     assert drafts(replace(first, agreed=0)) == [(104, "over-accepted"), (62, "rejected")]
-    assert committed([first, second])[1] == (second, [(2, 7), (3, 73)])
+    assert committed([first, second])[1] == (second, [(2, 73), (3, 7)])
 
 
 def test_a_page_fetches_nothing_and_runs_only_its_own_script() -> None:

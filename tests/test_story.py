@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from eqcheck.attribution.story import decode_of, drawn, story_of
 from eqcheck.callview import view
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
-from eqcheck.contract import FAMILIES, Decoder
+from eqcheck.contract import FAMILIES, Decoder, Request
 from eqcheck.harness import Run, agrees, run, truth_of
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
@@ -116,7 +117,7 @@ def test_a_draft_that_was_accepted_and_cut_away_is_not_called_rejected(name: str
     assert re.findall(r'class="token (accepted|cut|rejected)"', shown)[-4:] == fates
     call = next(call for call in decode.calls if call.number == last.call)
     assert [query.stands_for for query in call.rows[0].queries[-1:]] == (
-        ["position 6"] if ended_by == "EOS" else ["cut draft at position 7"]
+        ["position 6"] if ended_by == "EOS" else ["accepted draft at position 7"]
     )
     assert "over-accepted" not in shown
     rejected = Counter(one.fate(number) for one in decode.rounds[1] for number in range(len(one.drafted)))["rejected"]
@@ -130,6 +131,29 @@ def test_a_draft_that_is_emitted_though_the_target_answered_another_id_is_told_f
     assert (one.accepted, one.agreed, one.fate(0)) == (1, 0, "over-accepted")
     assert "1, 1 over-accepted" in view(decode)
     assert 'class="token over-accepted" title="over-accepted: the row has it' in trace_page("dsd", "", "FAILS", decode)
+
+
+def test_where_something_else_is_returned_than_was_fed_no_right_token_is_marked_and_no_draft_is_judged() -> None:
+    def loses_a_token(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        return [row[:1] + row[2:] for row in known_good()["holes"](target, draft, request)]
+
+    done = run(loses_a_token, Case(prompts=((5, 7, 9),), max_new_tokens=6, num_draft_tokens=2, accepts=((0, 1),)))
+    explanation = judge(done).explanation
+    decode = decode_of(done, explanation)
+    (*before, last) = decode.rounds[0]
+    assert put_together(decode.rounds[0]) == done.truth.rows[0][: len(put_together(decode.rounds[0]))]
+    assert (decode.first_wrong(0), decode.wrongly_committed(0)) == (1, None)
+    assert all(one.known for one in before)
+    assert (last.known, last.fates) == (False, "not known")
+    rounds = view(decode).split("row 0, round by round")[1].split("returned for row 0")
+    assert "[" not in rounds[0], "what was committed is right"
+    assert "[" in rounds[1], "what was returned is not"
+    page = trace_page("mine", "c0ffee", "FAILS", decode)
+    shown = page.split("Row 0, round by round")[1].split("</table>")[0]
+    assert "first-wrong" not in shown
+    assert "not known: something else was returned than was fed" in shown
+    wrong = decode_of(run(eqcheck.load("bsp"), CASE))
+    assert "first-wrong" in trace_page("bsp", "", "FAILS", wrong).split("<table")[1], "of what was committed, it is"
 
 
 def failing(fault: Fault, most: int) -> Iterator[tuple[Run, Explanation]]:
@@ -211,7 +235,7 @@ def test_what_is_not_known_is_not_drawn() -> None:
     assert {what: known for what, known in kinds if not what.startswith("position")} == {
         "pad": False,
         "rejected draft": False,
-        "cut draft": False,
+        "accepted draft": False,
     }
     twins = Case(prompts=((5, 7), (5, 7)), max_new_tokens=4, num_draft_tokens=2)
     same = run(known_good()["one_row"], twins)

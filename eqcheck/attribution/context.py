@@ -310,7 +310,7 @@ def holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
     if label.what not in ("token", "draft"):
         return label.what
-    what = "" if label.what == "token" else "cut draft at " if label.agreed else "rejected draft at "
+    what = "" if label.what == "token" else "accepted draft at " if label.agreed else "rejected draft at "
     row = "" if label.request == request else f"row {label.request}, "
     return f"{row}{what}position {label.position}"
 

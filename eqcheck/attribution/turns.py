@@ -125,7 +125,8 @@ class Turns:
             agreed = _alike(drafted, answers)
             own = committed[accepted] if accepted < len(committed) and drafted and agreed <= accepted else None
             last = "" if own is None else "correction" if accepted < len(drafted) else "bonus"
-            found.append(DrawnRound(at + 1, call, drafted, accepted, last, own, committed, agreed))
+            known = whole or at + 1 < len(calls)
+            found.append(DrawnRound(at + 1, call, drafted, accepted, last, own, committed, agreed, known))
         return tuple(found) if self._sound(row, found, whole) else ()
 
     def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
@@ -167,21 +168,25 @@ class Turns:
         return int(self.labels.calls[call].predictions[row, column - 1])
 
     def _committed(self, row: int, had: dict[int, int]) -> tuple[list[int], bool]:
-        """The new tokens that a row had: what was fed of them later, else what was returned. And whether that is all.
+        """The new tokens that a row had: what was fed of them later, or as kept drafts, else what was returned.
 
-        It is not where something else was returned than was fed: then what the last round brought is not known.
+        And whether that is all. It is not where something else was returned than was fed: then what the last round
+        brought is not known.
         """
         output = list(self.run.outputs[row]) if self.run.outputs is not None else []
-        fed: dict[int, set[int]] = defaultdict(set)
-        for call, count in had.items():
+        later: dict[int, set[int]] = defaultdict(set)
+        kept: dict[int, set[int]] = defaultdict(set)
+        for (call, count), then in zip(had.items(), [*list(had.values())[1:], 0], strict=False):
             for write, label in self._columns[row, call]:
-                if 0 <= (index := label.position - self._start(row)) < count:
-                    fed[index].add(int(self.labels.calls[call].tokens[write[1:]]))
+                index = label.position - self._start(row)
+                into = later if 0 <= index < count else kept if count <= index < then - 1 else None
+                if into is not None:
+                    into[index].add(int(self.labels.calls[call].tokens[write[1:]]))
         ids = []
         for index in range(max([len(output), *had.values()])):
-            returned = output[index : index + 1]
-            as_fed = bool(returned) and fed[index].issuperset(returned)
-            one = returned if as_fed or not fed[index] else sorted(fed[index])[:1]
+            returned, fed = output[index : index + 1], later[index] or kept[index]
+            as_fed = bool(returned) and fed.issuperset(returned)
+            one = returned if as_fed or not fed else sorted(fed)[:1]
             if not one:
                 break
             ids += one

@@ -38,7 +38,7 @@ _KINDS = {
     "pad": "pad",
     "filler": "pad",
     "rejected draft": "draft",
-    "cut draft": "draft",
+    "accepted draft": "draft",
     "row": "other",
     "draft model": "other",
     "an entry of": "other",
