@@ -106,6 +106,15 @@ def test_a_page_is_made_of_the_json_alone_and_imports_no_model() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_another_version_may_not_have_counted_is_not_said_to_be_never_exercised() -> None:
+    report = replace(told("showcase/bsp"), coverage={"several_rows": 3})
+    assert 'class="n">never<' in to_html(report)
+    assert "never, or not counted by" not in to_html(report)
+    older = to_html(replace(report, versions={"eqcheck": "0.1.0"}))
+    assert 'class="n">never<' not in older
+    assert ": never, or not counted by eqcheck 0.1.0, which wrote this report." in older
+
+
 def test_the_page_tells_what_the_report_says() -> None:
     text = to_html(told("showcase/bsp", a_story()))
     report = told("showcase/bsp")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from eqcheck import __version__
 from eqcheck.campaign.lane import LANES
 from eqcheck.report.compare import Comparison, chance, compare, in_words
 from eqcheck.report.html import page
@@ -48,6 +49,7 @@ def _prepared(report: Report, number: int) -> SimpleNamespace:
         axes=getattr(lane, "AXES", {}),
         losses=getattr(lane, "LOSSES", {}),
         exercised=_exercised(report, lane),
+        counts_all=report.versions.get("eqcheck") == __version__,
         reached=[(report.reached.get(name, 0), what) for name, what in getattr(lane, "REACHED", {}).items()],
         clean_shows=getattr(lane, "CLEAN_SHOWS", ""),
         legend=next((one.anchor for one in found if one.drawn), ""),
