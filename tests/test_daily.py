@@ -203,15 +203,37 @@ def test_what_cannot_be_a_scaffold_writes_nothing(work: Path, words: list[str], 
     assert not list(work.iterdir())
 
 
-@pytest.mark.parametrize(("typed", "name", "ci"), [("\n\n", "engine", False), ("fast\ny\n", "fast", True)])
-def test_on_a_terminal_it_asks_twice(work: Path, typed: str, name: str, ci: bool) -> None:
+def typed_in(typed: str) -> tuple[int, str]:
+    """The exit code of ``eqcheck new engine.py`` on a terminal where this is typed, and what it shows there."""
     outer, inner = pty.openpty()
     os.write(outer, typed.encode())
     command = [sys.executable, "-m", "eqcheck.cli", "new", "engine.py"]
     done = subprocess.run(command, stdin=inner, stdout=subprocess.PIPE, stderr=inner, timeout=60)
-    asked = os.read(outer, 10_000).decode()
+    shown = os.read(outer, 10_000).decode()
     os.close(inner)
     os.close(outer)
-    assert (done.returncode, asked.count("]: ")) == (0, 2)
+    return done.returncode, shown
+
+
+@pytest.mark.parametrize("typed", ["\nmaybe\n", "no name\ny\n"])
+def test_an_answer_that_is_none_writes_nothing(work: Path, typed: str) -> None:
+    code, shown = typed_in(typed)
+    assert code == 4
+    assert "expected" in shown
+    assert not list(work.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "ci"),
+    [
+        ("\n\n", "engine", False),
+        ("fast\ny\n", "fast", True),
+        ("fast\nYES\n", "fast", True),
+        ("\nNo\n", "engine", False),
+    ],
+)
+def test_on_a_terminal_it_asks_twice(work: Path, typed: str, name: str, ci: bool) -> None:
+    code, asked = typed_in(typed)
+    assert (code, asked.count("]: ")) == (0, 2)
     assert f'name="{name}"' in (work / "engine.py").read_text()
     assert new._WORKFLOW.exists() == ci

@@ -43,7 +43,10 @@ def run(options: argparse.Namespace) -> int:
     _check(file)
     name, ci = options.name or file.stem, options.ci
     if sys.stdin.isatty() and sys.stderr.isatty() and not (options.name or ci):
-        name, ci = _asked("Name of the decoder", name), _asked("A workflow for GitHub, too? y/n", "n") in ("y", "yes")
+        name, wanted = _asked("Name of the decoder", name), _asked("A workflow for GitHub, too? y/n", "n").lower()
+        if wanted not in ("y", "yes", "n", "no"):
+            raise UsageError(f"a workflow for GitHub: expected y or n, got {wanted!r}; nothing was written")
+        ci = wanted in ("y", "yes")
     if not _NAME.fullmatch(name):
         raise UsageError(f"--name: expected letters, digits, '-' and '_', got {name!r}")
     if ci and (file.is_absolute() or ".." in file.parts or not _PATH.fullmatch(file.as_posix())):
