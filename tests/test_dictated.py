@@ -173,18 +173,18 @@ def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
 
 
 def test_rounds_that_differ_from_what_is_asked_are_counted_by_what_differs() -> None:
-    row = EngineRow((1, 2, 3), RowOptions(6), (2, 0))
+    row = EngineRow((1, 2, 3), RowOptions(9), (2, 0))
     case = EngineCase((row,), 2, drafting="dictated")
     output = truth().row(row)
     (drafts,) = dictated.drafts(case)
-    right = [[1, list(drafts[1:3]), 4], [4, list(drafts[4:6]), 5], [5, list(drafts[5:7]), 6]]
+    right = [[1, list(drafts[1:3]), 4], *([n, list(drafts[n : n + 2]), n + 1] for n in range(4, 9))]
     counts, coverage = dictated.played(case, [output], [right])
-    assert counts == {"2/2 asked": 1, "2/2 played": 1, "0/2 asked": 2, "0/2 played": 2, "asked": 3, "played": 3}
+    assert counts == {"2/2 asked": 1, "2/2 played": 1, "0/2 asked": 3, "0/2 played": 3, "asked": 4, "played": 4}
     assert coverage == {"dictated_played", "all_accepted", "all_rejected"}
     for rounds, name, number in (
         ([[1, [drafts[1], 0], 3], *right[1:]], dictated.OTHERS, 1),
         ([[1, list(drafts[1:3]), 2], *right[1:]], dictated.FEWER, 1),
-        ([[1, [drafts[1]], 3], *right[1:]], dictated.PLAYED, 2),
+        ([[1, [drafts[1]], 3], *right[1:]], dictated.PLAYED, 3),
         ([], dictated.PLAYED, 0),
     ):
         counts, coverage = dictated.played(case, [output], [rounds])

@@ -106,9 +106,10 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
     """Hold the rounds that an engine tells against those that are asked for: counts by name, and what was exercised.
 
     ``A/K asked`` and ``A/K played`` count the rounds in which A of K draft tokens were to be accepted, `ASKED` and
-    `PLAYED` all of them. A round in which the engine was given `OTHERS` than the dictated tokens is the fault of what
-    hands them over. In one with `FEWER` new tokens than its drafts allow, right draft tokens were lost; with few blocks
-    or a small budget an engine may be unable to verify them all.
+    `PLAYED` all of them; those that the row's limit leaves no room for are not counted. A round in which the engine
+    was given `OTHERS` than the dictated tokens is the fault of what hands them over. In one with `FEWER` new tokens
+    than its drafts allow, right draft tokens were lost; with few blocks or a small budget an engine may be unable to
+    verify them all.
     """
     counts, coverage = Counter[str](), set[str]()
     k, lengths = case.num_draft_tokens, list[list[int]]()
@@ -119,7 +120,8 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
         for one in asked(case, row, output):
             tokens, end = given.get(one.start, ([], -1))
             as_asked = tokens == list(right[one.start : one.start + k]) and end == one.end
-            names = (f"{one.accepted}/{k} ", "") if one.whole else ()
+            fits = one.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
+            names = (f"{one.accepted}/{k} ", "") if one.whole and fits else ()
             counts.update(f"{name}{ASKED}" for name in names)
             if as_asked:
                 counts.update(f"{name}{PLAYED}" for name in names)
