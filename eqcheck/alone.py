@@ -101,7 +101,12 @@ def digests_of(family: str, texts: Sequence[tuple[int, ...]]) -> list[Words]:
 def continued(
     family: str, vocab_size: int, seed: int, prompts: Sequence[tuple[int, ...]], count: int
 ) -> tuple[Ints, Words]:
-    """The new tokens ``[rows, count]`` and the digests ``[LAYERS, rows, longest prompt + count]`` of each row."""
+    """The new tokens ``[rows, count]`` and the digests ``[LAYERS, rows, longest prompt + count]`` of each row.
+
+    On a real target (`eqcheck.real`) it says which tokens follow; the digests are those of the hash all the same.
+    """
+    if FAMILY[family].target:
+        return _on_real_target(family, seed, prompts, count)
     best, _ = choices(vocab_size, seed)
     lengths = np.array([len(prompt) for prompt in prompts])
     longest = int(lengths.max())
@@ -111,4 +116,13 @@ def continued(
     for number in range(count):
         new[:, number] = best[table_row(last)]
         last = rows.look(new[:, number, None], lengths[:, None] + number, longest + number + 1)[:, 0]
+    return new, rows.digests
+
+
+def _on_real_target(family: str, seed: int, prompts: Sequence[tuple[int, ...]], count: int) -> tuple[Ints, Words]:
+    from eqcheck.real.truth import tokens_of
+
+    new = tokens_of(FAMILY[family], seed, prompts, count)
+    rows = _Rows(family, len(prompts), max(map(len, prompts)) + count)
+    rows.read([(*prompt, *tokens) for prompt, tokens in zip(prompts, new.tolist(), strict=True)])
     return new, rows.digests

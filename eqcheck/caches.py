@@ -121,8 +121,8 @@ def install_state(cache: Any) -> None:
             layers[number] = RecurrentLayer()
 
 
-def preallocated(capacity: int) -> DynamicCache:
-    """A cache whose layers have ``capacity`` slots, all of them garbage and none valid."""
+def preallocated(capacity: int, layers: int = LAYERS) -> DynamicCache:
+    """A cache of so many ``layers`` with ``capacity`` slots each, all of them garbage and none valid."""
     cache, uses = DynamicCache(), Uses(capacity)
-    cache.layers.extend(PreallocatedLayer(capacity, uses) for _ in range(LAYERS))
+    cache.layers.extend(PreallocatedLayer(capacity, uses) for _ in range(layers))
     return cache

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from eqcheck.architectures import parsed
 from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
 from eqcheck.limits import (
@@ -110,7 +111,8 @@ class Case:
                 raise CaseError(f"agreement: expected 0 to 1, got {self.agreement}")
             object.__setattr__(self, "agreement", float(self.agreement))  # 1 and 1.0 are one case, with one id
         _one_of("padding_side", self.padding_side, PADDING_SIDES)
-        _one_of("family", self.family, FAMILIES)
+        if not (isinstance(self.family, str) and parsed(self.family)):
+            _one_of("family", self.family, FAMILIES)
         _one_of("cache_state", self.cache_state, tuple(CACHE_STATES))
         self._check_state()
         for number, earlier in enumerate(_tuple("before", self.before, MOST_BEFORE, "cases")):

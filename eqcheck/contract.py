@@ -28,6 +28,7 @@ CACHE_STATES = {
     "preallocated": "caches with garbage behind their valid part are handed over",
     "late-rows": "rows join while others are being decoded",
 }
+POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
 REQUIREMENTS = {
     "equal-lengths": "all prompts are of one length",

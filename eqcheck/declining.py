@@ -56,8 +56,9 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
         return found
     drawn = tally.places(lambda one: one.claimed)
     passed = tally.places(lambda one: one.claimed and bool(one.declined))
+    families = dict.fromkeys(name for axis, name in drawn if axis == "family")
     for what, field, claimed in (
-        ("family", "family", decoder.families),
+        ("family", "family", families),
         ("padding side", "padding_side", decoder.padding_sides),
         ("cache state", "cache_state", decoder.cache_states),
     ):

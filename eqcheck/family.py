@@ -9,8 +9,10 @@ A new family is a record here; what it sees is computed in `eqcheck.families`, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from eqcheck.architectures import Parsed, parsed
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Family:
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
     where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
     With ``holes`` hidden slots between a row's tokens change nothing. A decoder that does not say which families it
-    claims claims those that are ``claimed``.
+    claims claims those that are ``claimed``. ``target`` is the real model that is read, None where it is a `HashLM`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Family:
     window: int | None = None
     holes: bool = True
     claimed: bool = False
+    target: Parsed | None = None
 
     @property
     def fed(self) -> bool:
@@ -59,8 +62,23 @@ class Family:
 
 WINDOW = 8
 LLAMA = "rotary"  # the family of what eqcheck trains or loads itself
-FAMILY = {
-    family.name: family
+
+
+class _Families(dict[str, Family]):
+    """The families by name; one on a real model, or ``window:N`` of N slots, is made when it is asked for."""
+
+    def __missing__(self, name: str) -> Family:
+        if name.startswith("window:") and name[7:].isdecimal():
+            return replace(self["window"], name=name, window=int(name[7:]))
+        target = parsed(name)
+        if target is None:
+            raise KeyError(name)
+        self[name] = family = replace(self[target.family], name=name, target=target)
+        return family
+
+
+FAMILY = _Families(
+    (family.name, family)
     for family in (
         Family("rotary", "Llama, Qwen, NeoX", "positions", claimed=True),
         Family("learned", "GPT-2", "positions", absolute=True, claimed=True),
@@ -69,12 +87,21 @@ FAMILY = {
         Family("window", "Mistral, Gemma", "positions", window=WINDOW, holes=False),
         Family("recurrent", "Mamba", "steps", holes=False),
     )
-}
+)
 
 
 def named(which: Callable[[Family], bool]) -> tuple[str, ...]:
     """The names of those families."""
     return tuple(name for name, family in FAMILY.items() if which(family))
+
+
+def base_of(name: str) -> str:
+    """The family that one on a real model is like; any other is its own.
+
+    >>> base_of("rotary@llama"), base_of("learned")
+    ('rotary', 'learned')
+    """
+    return name.partition("@")[0]
 
 
 FAMILIES = tuple(FAMILY)

@@ -20,9 +20,13 @@ from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
+from eqcheck.family import FAMILY
 from eqcheck.hashing import Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.plain import one_line, printable
+from eqcheck.real.decode import watched
+from eqcheck.real.rounding import ties_of
+from eqcheck.real.tap import NotRead, TapFailed
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.verdict import Explanation, check_rows, crash
 
@@ -45,6 +49,8 @@ class Run:
     """One decode of one case.
 
     ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
+    ``ties`` counts tokens that rounding decided, where the target computes in less than float64; the truth then goes on
+    after them.
     """
 
     case: Case
@@ -54,6 +60,7 @@ class Run:
     failure: Explanation | None = None
     failure_text: str = ""
     declined: str = ""
+    ties: int = 0
 
 
 def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -92,10 +99,15 @@ def wrong_after(case: Case, truth: Truth) -> list[int]:
 
 def agrees(case: Case, truth: Truth) -> list[list[bool]]:
     """For each row and new token up to the limit, whether the draft, where it sees its row, proposes that token."""
-    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
-    script = Script(wrong, 1.0 if case.agreement is None else case.agreement)
+    script = _script(case, truth)
     contexts = [digests[-1:, len(prompt) - 1 : -1] for prompt, digests in zip(case.prompts, truth.digests, strict=True)]
     return [(~script.disagrees(of_row)[0]).tolist() for of_row in contexts]
+
+
+def _script(case: Case, truth: Truth) -> Script:
+    """Where the case has its draft be wrong."""
+    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
+    return Script(wrong, 1.0 if case.agreement is None else case.agreement)
 
 
 @lru_cache(maxsize=16)
@@ -129,11 +141,11 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
 POISON = {"pads-huge": float(2**30), "pads-nan": float("nan")}
 
 
-def _handed(case: Case, model: HashLM) -> DynamicCache | None:
+def _handed(case: Case, model: Any) -> DynamicCache | None:
     """The cache that the decoder is given to start from, or None."""
     if case.cache_state == "preallocated":
         slots = max(map(len, case.prompts)) + (case.max_new_tokens + 1) * (case.num_draft_tokens + 1)
-        return preallocated(slots)
+        return preallocated(slots, model.config.num_hidden_layers)
     if case.cache_state != "prefix":
         return None
     cache = DynamicCache(config=model.config)
@@ -160,6 +172,8 @@ def run(
     truth = truth_of(case)
     rows, new = len(case.prompts), case.max_new_tokens
     trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))
+    if FAMILY[case.family].target:
+        return _on_real_target(generate, case, truth, trace, timeout, repair)
     target, draft = models(case, truth, trace)
     target.model.repair = repair(trace) if repair else None
     handed = _handed(case, target), _handed(case, draft)
@@ -169,12 +183,36 @@ def run(
     return answered(generate, case, truth, trace, (target, draft), timeout, handed)
 
 
+def _on_real_target(
+    generate: Generate,
+    case: Case,
+    truth: Truth,
+    trace: Trace,
+    timeout: float | None,
+    repair: Callable[[Trace], Callable[[Call], Fix]] | None,
+) -> Run:
+    """As `run`, on real models that are read while they run; they are left as they were found."""
+    generation = {"pad_token_id": case.pad_token_id, "eos_token_id": list(case.eos_token_ids) or None}
+    known = tuple(zip(truth.uncut, truth.digests, strict=True))
+    script, mends = _script(case, truth), repair(trace) if repair else None
+    with watched(FAMILY[case.family], case.seed, trace, known, script, generation, mends) as (target, draft):
+        handed = _handed(case, target), _handed(case, draft)
+        trace.given = trace.calls[-1].number if trace.calls else 0
+        if case.cache_state == "preallocated":
+            trace.handed = cast(Uses, cast(Any, handed[0]).layers[0].uses)
+        try:
+            done = answered(generate, case, truth, trace, (target, draft), timeout, handed)
+        except NotRead as unread:
+            return Run(case, truth, trace, None, declined=one_line(f"it cannot be read: {unread}"))
+    return ties_of(done) if repair is None else done
+
+
 def answered(
     generate: Generate,
     case: Any,
     truth: Truth,
     trace: Trace,
-    models: tuple[HashLM, ScriptedDraft],
+    models: tuple[Any, Any],
     timeout: float | None,
     handed: tuple[Any, Any] = (None, None),
 ) -> Run:
@@ -190,7 +228,7 @@ def answered(
         return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
     except Unsupported as error:
         return Run(case, truth, trace, None, declined=why(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NotRead, TapFailed):
         raise
     except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
         failure = crash("exception", type(error).__name__, _message(error))

@@ -267,7 +267,7 @@ class HashLM(Offers, GenerationMixin):
 
     def fresh(self) -> HashLM:
         """A copy that shares only the numbers of its weights: hooks, attributes and configuration are its own."""
-        new = _copied(self)
+        new = copied(self)
         new.config = new.model.config = copy.copy(self.config)
         return new
 
@@ -316,7 +316,7 @@ class HashLM(Offers, GenerationMixin):
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
-def _copied(module: _Module) -> _Module:
+def copied(module: _Module) -> _Module:
     """A copy of a module and the modules in it, which share the numbers of their parameters and nothing else."""
     new: _Module = object.__new__(type(module))
     for name, value in vars(module).items():
@@ -326,7 +326,7 @@ def _copied(module: _Module) -> _Module:
             new._parameters[name] = torch.nn.Parameter(parameter.data, requires_grad=False)
     for name, inner in module._modules.items():
         if inner is not None:
-            new._modules[name] = _copied(inner)
+            new._modules[name] = copied(inner)
     return new
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,13 +16,16 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
-from eqcheck.contract import Decoder
+from eqcheck.contract import PADDING_SIDES, Decoder
 from eqcheck.errors import OutputError, Unsupported, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
 from eqcheck.requirements import refused
 from eqcheck.statements import Statement, state
 from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows, describe, listed
+
+if TYPE_CHECKING:
+    from eqcheck.watch import Watch
 
 
 class Oracle:
@@ -84,6 +88,48 @@ class Oracle:
             return Verdict("equivalent", rows)
         whole = prompt_returned(checked, wrong, [limit] * len(checked), pad_token_id)
         return Verdict("violation", rows, _from_tokens(checked, rows, wrong, eos, pad_token_id, whole))
+
+    def watch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int | None = None,
+        padding_side: str = "left",
+        draft: Any = None,
+    ) -> AbstractContextManager[Watch]:
+        """Watch the target, and a ``draft``, while your own code decodes ``prompts`` with it, and read what it saw.
+
+        Afterwards the watch's ``verdict`` and ``explain()`` name the first wrong context: position, mask or cache. Set
+        its ``outputs`` to what your code returned to have the tokens judged as well. Models of transformers are read
+        with sdpa or eager attention, not compiled. Raises as `check` does, and `UsageError` for a model that cannot be
+        read.
+
+            >>> import torch
+            >>> from eqcheck.real.models import model_of
+            >>> model = model_of("llama", "float64", 0)
+            >>> ids = torch.tensor([[0, 0, 3, 1, 4], [1, 5, 9, 2, 6]])
+            >>> def generate(mask):
+            ...     return model.generate(
+            ...         ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+            >>> with Oracle(model).watch([[3, 1, 4], [1, 5, 9, 2, 6]], max_new_tokens=3, pad_token_id=0) as w:
+            ...     _ = generate(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
+            >>> bool(w.verdict)
+            True
+            >>> with Oracle(model).watch([[3, 1, 4], [1, 5, 9, 2, 6]], max_new_tokens=3, pad_token_id=0) as w:
+            ...     _ = generate(torch.ones(2, 5, dtype=torch.long))
+            >>> w.verdict.explanation.fingerprint
+            'mask/pad-visible'
+        """
+        from eqcheck.watch import WatchedCase, family_like, watching
+
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
+        if padding_side not in PADDING_SIDES:
+            raise UsageError(f"padding_side: expected one of {PADDING_SIDES}, got {padding_side!r}")
+        pad = -1 if pad_token_id is None else pad_token_id
+        case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
+        return watching(self, case, draft)
 
     def _expected(
         self, prompt: tuple[int, ...], observed: tuple[int, ...], limit: int, eos: tuple[int, ...]

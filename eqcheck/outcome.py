@@ -32,7 +32,8 @@ class Outcome:
     ``status`` is one of `eqcheck.verdict.VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why.
     ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
-    side lost where the output is right. ``drawn`` is False for a case of the corpus, ``minimal``
+    side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
+    right all the same. ``tied`` counts tokens that rounding decided. ``drawn`` is False for a case of the corpus, ``minimal``
     is True where nothing smaller fails like it.
 
     ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before, ``opinion`` the
@@ -51,6 +52,8 @@ class Outcome:
     losses: tuple[tuple[str, int], ...] = ()
     declined: str = ""
     observed: Mapping[str, Any] = field(default_factory=dict)
+    tied: int = 0
+    luck: tuple[str, str] = ("", "")
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
@@ -69,8 +72,8 @@ class Outcome:
 
     @property
     def ties(self) -> int:
-        """Tokens that another one was as likely as, up to rounding; a lane that judges by margins counts them."""
-        return 0
+        """Tokens that another one was as likely as, up to rounding."""
+        return self.tied
 
     @property
     def failed(self) -> bool:

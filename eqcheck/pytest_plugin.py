@@ -42,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--eqcheck-cases", type=int, default=40, metavar="N", help="cases per conformance law (default: 40)"
     )
     group.addoption(
+        "--eqcheck-target",
+        default="",
+        metavar="NAME",
+        help="test on a tiny real model, which is read while it runs: llama, gpt2, ... (`eqcheck audit --target`)",
+    )
+    group.addoption(
         "--eqcheck-known", metavar="FILE", help="a TOML file of faults that are known: expected failures until a day"
     )
 
@@ -57,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
     try:
         decoders = [registry.load(spec) for spec in specs]
+        if target := config.getoption("--eqcheck-target"):
+            _check_target(target, decoders)
         _entries(config)  # a file that is wrong is told at once
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
@@ -75,7 +83,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
-        cases = f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
+        target = config.getoption("--eqcheck-target")
+        cases = f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
         lines += [f"eqcheck: {line}" for line in _past(config)]
     return lines
@@ -158,8 +167,39 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder]:
 
     torch.set_num_threads(1)
     loaded = registry.load(request.param)
+    target = request.config.getoption("--eqcheck-target")
     with loaded.running() as generate:
-        yield replace(loaded, function=generate, known={**loaded.known, **_listed(request.config, loaded.name)})
+        known = {**loaded.known, **_listed(request.config, loaded.name)}
+        prepared = replace(loaded, function=generate, known=known)
+        yield _on_target(prepared, target) if target else prepared
+
+
+def _on_target(decoder: Decoder, target: str) -> Decoder:
+    """A decoder that claims a real model instead of families; what no real model can be told to do it is not asked."""
+    from dataclasses import replace
+
+    from eqcheck.architectures import families_of
+    from eqcheck.contract import POISONED
+
+    states = tuple(state for state in decoder.cache_states if state not in POISONED)
+    return replace(decoder, families=families_of(target), cache_states=states, capabilities=())
+
+
+def _check_target(target: str, decoders: list[Decoder]) -> None:
+    """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
+    from eqcheck.architectures import families_of
+    from eqcheck.errors import UsageError
+    from eqcheck.family import base_of
+    from eqcheck.real.readable import check
+
+    for family in families_of(target):
+        check(family)
+        for decoder in decoders:
+            if base_of(family) not in decoder.families:
+                raise UsageError(
+                    f"--eqcheck-target {target}: {decoder.name} claims the families {', '.join(decoder.families)}, and "
+                    f"{target} is like {base_of(family)}; take another target, or audit it with --target {target}"
+                )
 
 
 def _decoders(config: pytest.Config) -> list[Decoder]:

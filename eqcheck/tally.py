@@ -41,8 +41,8 @@ class Tally:
     """Counts of drawn cases; all but ``alike`` are of those within the claim that the decoder did not decline.
 
     ``exact`` and ``prefix`` are sums of the shares of `eqcheck.outcome.Outcome`, ``reached`` is the largest of what
-    cases held, ``fingerprints`` are those seen, also in the ``replayed`` cases of the corpus, of which ``failing``
-    fail.
+    cases held, ``lucky`` counts cases that are right though a context was wrong, ``fingerprints`` are those seen, also
+    in the ``replayed`` cases of the corpus, of which ``failing`` fail.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -55,6 +55,7 @@ class Tally:
     coverage: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
+    lucky: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     fingerprints: set[str] = field(default_factory=set)
@@ -89,6 +90,7 @@ class Tally:
             if name in ("drafted", "accepted") or name.startswith(DICTATED):
                 self.observed[name] += number
         self.ties += outcome.ties
+        self.lucky.update([outcome.luck[0]] if outcome.luck[0] else [])
         self.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
         if isinstance(case, Case):
             self.reached = _largest(self.reached, case.sizes)
@@ -101,6 +103,7 @@ class Tally:
             coverage=self.coverage + other.coverage,
             losses=self.losses + other.losses,
             observed=self.observed + other.observed,
+            lucky=self.lucky + other.lucky,
             ties=self.ties + other.ties,
             reached=_largest(self.reached, other.reached),
             fingerprints=self.fingerprints | other.fingerprints,

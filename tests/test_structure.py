@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 # From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
 LAYERS = (
-    "errors plain narrow limits sizes family kinds explained",
+    "errors plain narrow limits sizes architectures family kinds explained",
     "verdict text statements sampling",
     "requirements options contract modules registry arguments known",
     "case outcome tally findings declining story",
-    "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone spread",
+    "hashing families caches trace hashparts hashlm draft harness drawing ties pair law alone spread real",
     "attribution",
-    "oracle strategies callview",
+    "oracle strategies callview watch",
     "workers",
     "lanes",
     "campaign",

@@ -69,7 +69,9 @@ class Reader:
                 queries = self.labels.queries(row, position)
                 if not any(label.exact for _, label in queries) and not self._same_context(row, position):
                     verdict = RowVerdict(row, self.run.truth.rows[row], tokens)
-                    return self._context_fault(verdict, index, [write for write, _ in queries])[1]
+                    asked = [write for write, _ in queries]
+                    answered = [write for write in asked if self.sources.predicted(write) == tokens[index]]
+                    return self._context_fault(verdict, index, answered or asked)[1]
         return None
 
     def _same_context(self, row: int, position: int) -> bool:

@@ -237,8 +237,13 @@ class _Scene:
         if label is not None and context is not None:
             right = label.position + context.offset
             should = _bits([slot.expected_visible for slot in context.slots if slot.index is not None])
-            digest = self.run.truth.digests[label.request][-1, label.position : label.position + 1]
-            expected = int(call.ranked[0][table_row(digest)][0])
+            index = label.position + 1 - len(self.run.case.prompts[label.request])
+            answers = self.run.truth.uncut[label.request]
+            if 0 <= index < len(answers):
+                expected = answers[index]
+            elif not self.family.target:  # a hash is known at other positions, too
+                digest = self.run.truth.digests[label.request][-1, label.position : label.position + 1]
+                expected = int(call.ranked[0][table_row(digest)][0])
         elif label is not None and label.exact and call.role == DRAFT:
             right, should = position, sees
         sure = call.role == DRAFT or (label is not None and self.turns.sure((call.number, row, column), label))

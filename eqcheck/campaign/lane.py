@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from eqcheck.contract import Decoder
+from eqcheck.family import FAMILY
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.outcome import Outcome
 from eqcheck.story import DrawnDecode
@@ -107,12 +108,12 @@ class Lane(Protocol):
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
 
-    One that samples is audited in the lane of sampling as well; the two share a time budget.
+    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget.
     """
     names = ("checkpoint", "checkpoint-sampling")
     if not (decoder.checkpoints or options.python):
         names = ("transparent", "sampling")
-    if "temperature" not in decoder.capabilities:
+    if "temperature" not in decoder.capabilities or any(FAMILY[family].target for family in options.families):
         return [lane_named(names[0])(decoder, options)]
     halved = replace(options, budget=options.budget / 2) if options.budget else options
     return [lane_named(name)(decoder, halved) for name in names]

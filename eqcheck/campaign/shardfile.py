@@ -62,6 +62,7 @@ class Counts:
     coverage: dict[str, int]
     losses: dict[str, int]
     observed: dict[str, int | float]
+    lucky: dict[str, int]
     ties: int
     reached: dict[str, int]
     fingerprints: tuple[str, ...]
@@ -173,7 +174,7 @@ def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
     tally = Tally(**{**given, "alike": {}, "fingerprints": set(counts.fingerprints)})
-    for name in ("coverage", "losses", "observed", "alike"):
+    for name in ("coverage", "losses", "observed", "lucky", "alike"):
         setattr(tally, name, type(Tally().alike)(given[name] if name != "alike" else dict(counts.alike)))
     return tally
 

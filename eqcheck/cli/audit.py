@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eqcheck.architectures import families_of
 from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli import outputs
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr, writable
@@ -34,6 +35,10 @@ _SPEC = (
 _KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
+_TARGET = (
+    "decode on tiny real models, which are read while they run: llama, gpt2, ... or 'all'; NAME@float32 or "
+    "NAME@bfloat16 computes in less than float64"
+)
 _PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
 _CORPUS = "where stored cases are: a folder (.eqcheck), or a URL that fsspec reaches, which several machines may share"
 _RAY = (
@@ -62,6 +67,7 @@ def add(commands: Commands) -> None:
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
     audit.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (1)")
     audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
+    audit.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
     audit.add_argument(
         "--case-timeout",
         type=case_seconds,
@@ -108,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
         check_answers(options.ray)
     if options.pair:
         pair.check()
+    if options.target:
+        _check_targets(options)
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
@@ -115,6 +123,8 @@ def run(options: argparse.Namespace) -> int:
     engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
     if engines and bounds_of(options) != WIDE:
         raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
+    if engines and options.target:
+        raise UsageError("--target: an engine that loads a checkpoint is not handed a model; leave it out")
     failures = short().failures
     if failures:
         return broken(failures)
@@ -148,6 +158,16 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(results, options.allow_known)
 
 
+def _check_targets(options: argparse.Namespace) -> None:
+    """Build every target that is asked for and read a forward of it; `UsageError` for one that cannot be read."""
+    if options.families:
+        raise UsageError("--target, --families: expected one of the two; a target has its family")
+    from eqcheck.real.readable import check
+
+    for family in families_of(options.target):
+        check(family)
+
+
 def _settings(options: argparse.Namespace) -> Options:
     from eqcheck.findings import Options
 
@@ -156,7 +176,7 @@ def _settings(options: argparse.Namespace) -> Options:
         budget=options.budget,
         seed=options.seed,
         jobs=options.jobs,
-        families=options.families,
+        families=families_of(options.target) if options.target else options.families,
         case_timeout=options.case_timeout,
         isolate=options.isolate,
         case_memory=options.case_memory,

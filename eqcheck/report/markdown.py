@@ -140,9 +140,15 @@ def _rounds(report: Report) -> list[str]:
 
 def matrix_table(reports: Sequence[Report], tablefmt: str = "simple", width: int = WHOLE) -> str:
     """Decoders by families: ``ok 50`` or ``violation 12/50``, in brackets where a family is not claimed."""
-    families = [family for family in FAMILIES if any(family in report.matrix for report in reports)]
+    known = [*FAMILIES, *(family for report in reports for family in report.matrix)]
+    families = [family for family in dict.fromkeys(known) if any(family in report.matrix for report in reports)]
     rows = [[report.decoder.name, *(_cell(report, family) for family in families)] for report in reports]
-    return table(rows, ["decoder", *families], width, tablefmt=tablefmt)
+    return table(rows, ["decoder", *map(_column, families)], width, tablefmt=tablefmt)
+
+
+def _column(family: str) -> str:
+    """A family; of those on real models the model."""
+    return family.partition("@")[2] or family
 
 
 def _cell(report: Report, family: str) -> str:

@@ -88,12 +88,29 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
     return states
 
 
+def luck_warnings(result: Audit) -> list[str]:
+    """Warnings of contexts that were wrong where the output is right: on a real model not every fault changes a token.
+
+    >>> luck_warnings(Audit(None, Options(), "transparent", counted=Tally(lucky=Counter({"mask/pad-visible": 2}))))
+    ['BY LUCK: mask/pad-visible in 2 cases whose output is right: what a query saw was wrong']
+    """
+    found = []
+    for fingerprint, count in result.tally.lucky.most_common():
+        first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
+        where = f"; the first is {first.luck[1]} of case {first.case.id} ({first.case.family})" if first else ""
+        found.append(
+            f"BY LUCK: {fingerprint} in {many(count, 'case')} whose output is right: what a query saw was wrong{where}"
+        )
+    return found
+
+
 def _about_claims(result: Audit) -> list[str]:
     """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
     tally = result.tally
     warnings = vacuous(result.coverage) if tally.run else []
     warnings += declining.warnings_of(result.decoder, tally)
     warnings += draft_warnings(tally.losses)
+    warnings += luck_warnings(result)
     if tally.drawn and not (tally.run or tally.declined):
         warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
     if result.stale:

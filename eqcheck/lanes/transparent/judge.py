@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import time
 
+from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.rounds import draft_losses
 from eqcheck.attribution.story import story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.contract import Generate
-from eqcheck.harness import run
+from eqcheck.family import FAMILY
+from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
+
+
+def luck_of(done: Run) -> tuple[str, str]:
+    """The fingerprint of a wrong context behind which a real model is right all the same, and where; or nothing.
+
+    A hash that sees anything else answers anything else, so there it is not looked for.
+    """
+    if done.outputs is None or not FAMILY[done.case.family].target:
+        return "", ""
+    unseen = Reader(done).unseen()
+    if unseen is None or unseen.query is None or unseen.component == "unattributed":
+        return "", ""
+    query = unseen.query
+    return unseen.fingerprint, f"call {query.call}, batch row {query.call_row}, column {query.column}"
 
 
 def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -35,6 +51,8 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         done.failure_text,
         tuple(draft_losses(done).items()) if verdict else (),
         done.declined,
+        tied=done.ties,
+        luck=luck_of(done) if verdict else ("", ""),
         seconds=time.monotonic() - start,
         story=story_of(done, explanation) if opinion and explanation is not None else None,
     )

@@ -13,8 +13,9 @@ import torch
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.story import decode_of
 from eqcheck.case import Case
-from eqcheck.contract import Decoder
+from eqcheck.contract import POISONED, Decoder
 from eqcheck.errors import UsageError
+from eqcheck.family import FAMILY, base_of
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
@@ -39,9 +40,12 @@ class TransparentLane:
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         families = tuple(dict.fromkeys(options.families)) or decoder.families
-        takes = decoder.padding_sides, decoder.cache_states, decoder.requires
-        self.source = Source(options.seed, families, *takes, options.bounds)
-        self.result = Audit(decoder, options, "transparent", families, decoder.families)
+        claimed = decoder.families
+        if targets := [family for family in families if FAMILY[family].target]:
+            claimed = tuple(family for family in targets if base_of(family) in decoder.families)
+        states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
+        self.source = Source(options.seed, families, decoder.padding_sides, states, decoder.requires, options.bounds)
+        self.result = Audit(decoder, options, "transparent", families, claimed)
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.sequences: SequenceSearch | None = None
         self._drawing = ExitStack()
@@ -143,7 +147,9 @@ class TransparentLane:
         minimal = outcome.minimal or bool(found.case.before)
         if not minimal and outcome.drawn and left() > 0:
             claimed = self.result.claims(outcome.case)
-            families = [family for family in self.source.families if (family in self.decoder.families) == claimed]
+            families = [
+                family for family in self.source.families if (family in self.result.claimed_families) == claimed
+            ]
             smallest = minimise(found, self.source, self.running, families, left())
             if smallest is None:
                 return None

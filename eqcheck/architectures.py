@@ -1,0 +1,101 @@
+"""The architectures that ``--target`` knows by name, and how a target is written in the family of a case.
+
+The family of a case on a real model is ``BASE@ARCHITECTURE`` or ``BASE@ARCHITECTURE@DTYPE``: how positions and masks
+are seen, and which model sees them so. Free of torch, as cases and reports name families.
+
+    >>> family_of("llama"), family_of("gpt2", "bfloat16")
+    ('rotary@llama', 'learned@gpt2@bfloat16')
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eqcheck.errors import UsageError, did_you_mean
+
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+class Architecture(NamedTuple):
+    """A model of transformers as it is built here: its class, the family that it is like, the dtype it computes in."""
+
+    model: str
+    family: str
+    dtype: str = "float64"
+
+
+# In float32 those whose own attention makes NaN of a pad that sees nothing, where it is computed in float64.
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", "rotary"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "rotary"),
+    "phi3": Architecture("Phi3ForCausalLM", "rotary"),
+    "neox": Architecture("GPTNeoXForCausalLM", "rotary"),
+    "gpt2": Architecture("GPT2LMHeadModel", "learned"),
+    "mistral": Architecture("MistralForCausalLM", "window"),
+    "mixtral": Architecture("MixtralForCausalLM", "rotary"),
+    "gemma2": Architecture("Gemma2ForCausalLM", "rotary", "float32"),
+    "gpt_oss": Architecture("GptOssForCausalLM", "rotary", "float32"),
+    "deepseek_v3": Architecture("DeepseekV3ForCausalLM", "rotary"),
+    "falcon": Architecture("FalconForCausalLM", "rotary"),
+    "bloom": Architecture("BloomForCausalLM", "mask-order", "float32"),
+}
+
+# Why others that transformers has are not read.
+UNREAD = dict.fromkeys(
+    ("mamba", "mamba2", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
+    "its recurrent state is no cache of keys and values, so that no slot names what was written",
+)
+
+
+class Parsed(NamedTuple):
+    """The parts of a family on a real model."""
+
+    family: str
+    architecture: str
+    dtype: str
+
+
+def parsed(family: str) -> Parsed | None:
+    """The parts of the family of a case on a real model; None for any other text.
+
+    >>> parsed("rotary@llama")
+    Parsed(family='rotary', architecture='llama', dtype='float64')
+    """
+    base, _, rest = family.partition("@")
+    name, _, dtype = rest.partition("@")
+    known = ARCHITECTURES.get(name)
+    if known is None or known.family != base or (dtype and dtype not in DTYPES) or family.endswith("@"):
+        return None
+    return Parsed(base, name, dtype or known.dtype)
+
+
+def family_of(name: str, dtype: str = "") -> str:
+    """The family of cases on an architecture; `UsageError` for one that is not known or cannot be read.
+
+    >>> family_of("lama")
+    Traceback (most recent call last):
+    eqcheck.errors.UsageError: --target: unknown architecture 'lama'; did you mean 'llama'? Known: all, llama, ...
+    """
+    if name in UNREAD:
+        raise UsageError(f"--target {name}: it cannot be read: {UNREAD[name]}; audit it by its tokens with --python")
+    if name not in ARCHITECTURES:
+        raise UsageError(
+            f"--target: unknown architecture {name!r}{did_you_mean(name, ARCHITECTURES) or '.'} "
+            f"Known: all, {', '.join(ARCHITECTURES)}; each also as NAME@DTYPE with {', '.join(DTYPES)}"
+        )
+    if dtype and dtype not in DTYPES:
+        raise UsageError(f"--target {name}@{dtype}: expected one of {', '.join(DTYPES)} behind the @")
+    plain = dtype in ("", ARCHITECTURES[name].dtype)
+    return f"{ARCHITECTURES[name].family}@{name}" + ("" if plain else f"@{dtype}")
+
+
+def families_of(text: str) -> tuple[str, ...]:
+    """The families of a list of targets, as ``--target`` takes it.
+
+    >>> families_of("llama,gpt2@float32")
+    ('rotary@llama', 'learned@gpt2@float32')
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if "all" in names:
+        names = tuple(ARCHITECTURES)
+    return tuple(family_of(name.partition("@")[0], name.partition("@")[2]) for name in names)

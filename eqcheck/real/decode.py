@@ -1,0 +1,60 @@
+"""A decode on a real target: the models of a case, watched, with the truth's digests and the draft's script."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import GenerationConfig
+
+from eqcheck.family import Family
+from eqcheck.hashing import Words
+from eqcheck.hashlm import copied
+from eqcheck.hashparts import Script
+from eqcheck.real.models import model_of
+from eqcheck.real.shadow import Shadow
+from eqcheck.real.tap import Watched, tapped
+from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
+
+_OF_DRAFT = 1000  # a draft has weights of its own, so that nothing in a cache of one model is of the other
+
+
+def fresh(family: Family, seed: int) -> Any:
+    """A model that shares only its numbers with others: hooks, attributes and configuration are its own."""
+    assert family.target is not None
+    model = copied(model_of(family.target.architecture, family.target.dtype, seed))
+    shared, own = model.config, copy.deepcopy(model.config)
+    for module in model.modules():
+        if vars(module).get("config") is shared:
+            module.config = own
+    return model
+
+
+@contextmanager
+def watched(
+    family: Family,
+    seed: int,
+    trace: Trace,
+    truth: tuple[tuple[tuple[int, ...], Words], ...],
+    script: Script,
+    generation: dict[str, Any],
+    repair: Callable[[Call], Fix] | None = None,
+) -> Iterator[tuple[Any, Any]]:
+    """Target and draft of a seed, recorded into ``trace`` for as long as the context lasts.
+
+    ``truth`` are the new tokens of each row and the digests of each query that saw exactly its row, one more than there
+    are tokens; they say what a repaired query answers.
+    """
+    models = fresh(family, seed), fresh(family, seed + _OF_DRAFT)
+    answers: dict[int, int] = {}
+    for tokens, digests in truth:
+        begin = digests.shape[1] - len(tokens) - 1
+        answers.update(zip(digests[-1, begin:-1].tolist(), tokens, strict=True))
+    parts = [Watched.of(model, role) for model, role in zip(models, (TARGET, DRAFT), strict=True)]
+    for model in models:
+        model.generation_config = GenerationConfig(**generation)
+    shadow = Shadow(parts, family, trace, answers, script, repair)
+    with tapped(parts, shadow):
+        yield models

@@ -1,0 +1,139 @@
+"""Tiny real models from a configuration and a seed, whose answers are as well spread as those of a trained one.
+
+Random weights of the usual size make models that emit one token for ever and hardly look at their context. So weights
+are large and embeddings small, which makes attention sharp, and the head is centred: the direction that all hidden
+states share is taken out of it, and its rows are of one length. `margins` measures what comes of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from eqcheck.architectures import ARCHITECTURES
+from eqcheck.errors import UsageError
+from eqcheck.family import WINDOW
+
+VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
+POSITIONS = 4096
+_WEIGHTS, _EMBEDDINGS = 0.45, 0.09
+_SAMPLED = 64  # contexts from which the common direction is taken
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE + 1,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": VOCAB_SIZE,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+_NO = object()  # leaves a name out
+# What an architecture calls otherwise, or has beside.
+_OWN: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "n_inner": 96},
+    "neox": {"rotary_pct": 0.5},
+    "mistral": {"sliding_window": WINDOW},
+    "mixtral": {**_EXPERTS, "sliding_window": None},
+    "phi3": {"sliding_window": None},
+    "gemma2": {"num_hidden_layers": 4, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "gpt_oss": {**_EXPERTS, "num_hidden_layers": 4, "sliding_window": WINDOW},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 48,
+        "experts_implementation": "eager",
+    },
+    "falcon": {
+        "new_decoder_architecture": False,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "head_dim": _NO,
+    },
+    "bloom": {"n_layer": 2, "n_head": 4},
+}
+
+
+@lru_cache(maxsize=24)
+def model_of(architecture: str, dtype: str, seed: int) -> Any:
+    """The model of an architecture for a seed, in evaluation mode; `UsageError` where transformers does not have it."""
+    import transformers
+
+    name = ARCHITECTURES[architecture].model
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise UsageError(f"--target {architecture}: transformers {transformers.__version__} has no {name}")
+    options = {**_SIZES, **_OWN.get(architecture, {})}
+    options = {name: value for name, value in options.items() if value is not _NO}
+    experts = options.pop("experts_implementation", None)
+    config = found.config_class(**options)
+    if experts:
+        config._experts_implementation = experts
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = found(config)
+        _spread(model)
+    model = model.to(getattr(torch, dtype)).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+@torch.no_grad()
+def _spread(model: Any) -> None:
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        torch.nn.init.normal_(parameter, std=_EMBEDDINGS if _is_table(model, name) else _WEIGHTS)
+    embeddings.weight[VOCAB_SIZE:] = torch.randn(len(embeddings.weight) - VOCAB_SIZE, embeddings.weight.shape[1]) * 0.09
+    model.double().eval()
+    contexts = torch.randint(0, VOCAB_SIZE, (_SAMPLED, 12))
+    states = model.base_model(input_ids=contexts, attention_mask=torch.ones_like(contexts)).last_hidden_state
+    common = states.flatten(0, 1).mean(0)
+    common = common / common.norm()
+    weight = head.weight - (head.weight @ common)[:, None] * common
+    weight /= weight.norm(dim=1, keepdim=True)
+    weight[VOCAB_SIZE:] = 0.0  # of so many other scores one is always above zero
+    head.weight.copy_(weight)
+
+
+def _is_table(model: Any, name: str) -> bool:
+    module = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(module, torch.nn.Embedding)
+
+
+def margins(architecture: str, seed: int = 0, contexts: int = 256) -> tuple[int, float]:
+    """How many tokens a model emits after so many random contexts, and the least lead of one over the next, in logits.
+
+    >>> tokens, least = margins("llama", contexts=64)
+    >>> tokens > 32 and least > 1e-4
+    True
+    """
+    model = model_of(architecture, "float64", seed)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB_SIZE, (contexts, 10), generator=generator)
+    with torch.no_grad():
+        scores = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1]
+    best = scores.topk(2).values
+    return len(scores.argmax(-1).unique()), float((best[:, 0] - best[:, 1]).min())

@@ -1,0 +1,91 @@
+"""Where a model takes its tokens to be, read off the keys that it wrote: what rotary really applied, not what was said.
+
+Key and value of the first layer are a function of token and position. So the position that was said is checked against
+those of that pair, and where they are others, the nearest are taken of all in reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from eqcheck.hashing import Ints
+from eqcheck.real.tap import Watched
+
+_BELOW, _BEYOND = 8, 72  # positions in reach: below zero, and beyond the largest that was said
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.08}
+
+
+class Stop(BaseException):
+    """Ends a forward once the first layer's keys are known."""
+
+
+def entries(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Keys and values of the first head, ``[batch, block, width]`` float64, from ``[batch, heads, block, width]`` each.
+
+    Both, since caches of latents have the rotated part where others have values.
+    """
+    return torch.cat([keys[:, 0], values[:, 0]], dim=-1).double()
+
+
+class Positions:
+    """The keys of a model's first layer by token and position; filled as they are asked for."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self._keys: dict[tuple[int, int], torch.Tensor] = {}
+        parameter = next(watched.model.parameters())
+        self._tolerance = _TOLERANCE.get(parameter.dtype, 0.03)
+        self.probing: list[torch.Tensor] | None = None  # takes what is written while keys are asked for
+
+    def read(self, tokens: Ints, said: Ints, flat: torch.Tensor) -> Ints:
+        """The positions ``[batch, block]`` of new `entries`; ``said`` where none fits."""
+        self._ask({(int(t), int(p)) for t, p in zip(tokens.ravel(), said.ravel(), strict=True)})
+        found = said.copy()
+        for row, column in np.ndindex(tokens.shape):
+            token, position = int(tokens[row, column]), int(said[row, column])
+            expected = self._keys.get((token, position))
+            if expected is not None and len(expected) != flat.shape[-1]:
+                return said  # latents in the cache, and none here: nothing to hold them against
+            if expected is None or self._distance(expected, flat[row, column]) > self._tolerance:
+                found[row, column] = self._nearest(token, position, flat[row, column])
+        return found
+
+    def _distance(self, expected: torch.Tensor, key: torch.Tensor) -> float:
+        return float((expected - key).norm() / expected.norm().clamp_min(1e-12))
+
+    def _nearest(self, token: int, position: int, key: torch.Tensor) -> int:
+        reach = range(-_BELOW, max(position, 0) + _BEYOND)
+        self._ask({(token, at) for at in reach})
+        known = {at: self._keys[token, at] for at in reach if (token, at) in self._keys}
+        if not known:
+            return position
+        distances = (torch.stack(list(known.values())) - key).norm(dim=-1) / key.norm().clamp_min(1e-12)
+        best = int(distances.argmin())
+        return list(known)[best] if float(distances[best]) <= self._tolerance else position
+
+    def _ask(self, pairs: set[tuple[int, int]]) -> None:
+        missing = sorted(pair for pair in pairs if pair not in self._keys)
+        learned = getattr(self.watched.model.config, "n_positions", None)
+        if learned:  # a table of positions has no other
+            missing = [(token, at) for token, at in missing if 0 <= at < learned]
+        if not missing:
+            return
+        tokens, positions = (torch.tensor([[pair[i] for pair in missing]]) for i in (0, 1))
+        self.probing = []
+        try:
+            self._forward(tokens, positions)
+        except Stop:
+            pass
+        finally:
+            probed, self.probing = self.probing, None
+        for pair, key in zip(missing, probed[0][0], strict=True):
+            self._keys[pair] = key
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        mask = torch.eye(tokens.shape[1], dtype=torch.bool)[None, None]
+        options = {"position_ids": positions, "attention_mask": mask, "past_key_values": DynamicCache()}
+        return self.watched.base(input_ids=tokens, use_cache=True, **options)

@@ -1,0 +1,174 @@
+"""Which write a vector in a cache comes from, told by its bytes: whatever a decoder does with its cache, they stay.
+
+Every key and value vector is remembered bit for bit when it goes into a cache, per model, layer, K or V, and head. A
+slot then names the write that it comes from, in digits as `eqcheck.hashing` has them. Vectors of several writes may be
+equal, as of the same token at the same place after the same text; then they are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from eqcheck import hashing
+from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, Ints, Words
+
+GARBAGE = 2**30
+_NOBODYS = 1  # a stamp that no model writes
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def vectors(tensor: torch.Tensor) -> list[list[list[bytes]]]:
+    """The bytes of each vector of ``[batch, heads, slots, width]``, in lists of that order."""
+    data = tensor.detach().cpu().contiguous()
+    batch, heads, slots, width = data.shape
+    if not data.numel():
+        return [[[] for _ in range(heads)] for _ in range(batch)]
+    bits = data.view(_BITS[data.element_size()]).numpy().reshape(batch, heads, slots, width)
+    return bits.view(f"V{width * data.element_size()}")[..., 0].tolist()  # type: ignore[no-any-return]
+
+
+def two_heads(tensor: torch.Tensor, repeated: int = 1) -> torch.Tensor:
+    """The first and the last head of ``[batch, heads, slots, width]``, where each head may stand several times."""
+    return tensor[:, [0, tensor.shape[1] - repeated]]
+
+
+Place = tuple[int, int, int, int]  # role, layer, K or V, head
+_Found = tuple[int, dict[int, None]]  # a place, by number, and the writes of it
+_COPIES = [(layer, kind, head) for layer in range(LAYERS) for kind in range(2) for head in range(HEADS)]
+
+
+class Held(NamedTuple):
+    """What the slots of a cache hold, ``[PLACES, batch, slots]`` each: the number of the write, and its place.
+
+    Where the write is negative, it is none, and ``-1 - write`` the row of ``strange`` that has the digits.
+    """
+
+    writes: Ints
+    places: Ints
+    strange: Ints
+
+
+class Provenance:
+    """What was written, by bytes."""
+
+    def __init__(self) -> None:
+        self._by_bytes: dict[Place, dict[bytes, dict[int, None]]] = defaultdict(dict)  # writes, oldest first
+        self._rows: list[int] = []  # by write, the batch row
+        self._first: dict[tuple[int, int], int] = {}  # the number of a call's first write, by role and call
+        self._digits = np.zeros((256, 2, PLACES, WIDTH), np.int64)  # by write and role
+
+    def spell(self, layer: int, role: int, call: int, tokens: Ints, positions: Ints, digests: Words | None) -> None:
+        """Note what the tokens of a call are in a layer, as `eqcheck.hashing.entries` spells it."""
+        batch, block = tokens.shape
+        if (role, call) not in self._first:
+            self._first[role, call] = len(self._rows)
+            self._rows += [row for row in range(batch) for _ in range(block)]
+            while len(self._rows) > len(self._digits):
+                self._digits = np.concatenate([self._digits, np.zeros_like(self._digits)])
+        spelled = hashing.entries(role, layer, tokens, positions, digests, call)  # [2, batch, HEADS, block, WIDTH]
+        begin, per_layer = self._first[role, call], 2 * HEADS
+        flat = spelled.transpose(1, 3, 0, 2, 4).reshape(batch * block, per_layer, WIDTH)
+        places = slice(layer * per_layer, (layer + 1) * per_layer)
+        self._digits[begin : begin + batch * block, role - 1, places] = flat
+
+    def remember(self, layer: int, role: int, call: int, new: list[list[list[list[bytes]]]]) -> None:
+        """Remember new vectors: K and V, ``[batch][2 heads][block]`` of bytes each."""
+        for kind, tensor in enumerate(new):
+            for row, heads in enumerate(tensor):
+                for head, block in enumerate(heads):
+                    known, begin = self._by_bytes[role, layer, kind, head], self._first[role, call] + row * len(block)
+                    for column, data in enumerate(block):
+                        known.setdefault(data, {})[begin + column] = None
+
+    def knows(self, layer: int, role: int, data: bytes) -> bool:
+        """Whether K of the first head was remembered with these bytes."""
+        return data in self._by_bytes[role, layer, 0, 0]
+
+    def held(self, role: int, caches: Sequence[Sequence[list[list[list[bytes]]]]]) -> Held:
+        """What is held by slots with these bytes: per layer K and V, ``[batch][2 heads][slots]``."""
+        copies = [caches[layer][kind] for layer, kind, _ in _COPIES]
+        batch, slots = len(copies[0]), len(copies[0][0][0]) if copies[0] else 0
+        writes, places = np.zeros((PLACES, batch, slots), np.int64), np.zeros((PLACES, batch, slots), np.int64)
+        strange: list[Ints] = []
+        for row in range(batch):
+            columns = [copy[row][head] for copy, (_, _, head) in zip(copies, _COPIES, strict=True)]
+            for slot, data in enumerate(zip(*columns, strict=True)):
+                found = [self._find(role, number, one) for number, one in enumerate(data)]
+                for number, one in enumerate(self._agreed(found, row)):
+                    if one is None:
+                        strange.append(_strange(data[number]))
+                        writes[number, row, slot] = -len(strange)
+                    else:
+                        places[number, row, slot], writes[number, row, slot] = one
+        return Held(writes, places, np.array(strange or [np.zeros(WIDTH, np.int64)]))
+
+    def digits(self, layer: int, held: Held) -> Ints:
+        """The digits in a layer of what is held, ``[2 (K, V), batch, HEADS, slots, WIDTH]``."""
+        part = slice(layer * 2 * HEADS, (layer + 1) * 2 * HEADS)
+        writes, places = held.writes[part], held.places[part]
+        digits = self._digits[np.maximum(writes, 0), places // PLACES, places % PLACES]
+        digits = np.where((writes < 0)[..., None], held.strange[np.where(writes < 0, -1 - writes, 0)], digits)
+        copies, batch, slots, _ = digits.shape
+        return digits.reshape(2, copies // 2, batch, slots, WIDTH).transpose(0, 2, 1, 3, 4)
+
+    def _find(self, role: int, number: int, data: bytes) -> _Found | None:
+        """Where and by what these bytes were written: in this place of the model's caches, or else in any."""
+        writes = self._by_bytes[(role, *_COPIES[number])].get(data)
+        if writes:
+            return (role - 1) * PLACES + number, writes
+        for (other, *copy), known in self._by_bytes.items():
+            if data in known:
+                return (other - 1) * PLACES + _COPIES.index((copy[0], copy[1], copy[2])), known[data]
+        return None
+
+    def _agreed(self, found: list[_Found | None], row: int) -> list[tuple[int, int] | None]:
+        """For each copy its place and the write that it shares with all others, or with those of its layer, or any."""
+        whole, half = self._shared(found, row), len(found) // 2
+        layers = [self._shared(found[:half], row), self._shared(found[half:], row)] if whole is None else [whole] * 2
+        agreed: list[tuple[int, int] | None] = []
+        for number, one in enumerate(found):
+            if one is None:
+                agreed.append(None)
+                continue
+            place, writes = one
+            shared = layers[number // half]
+            agreed.append((place, shared if shared in writes else self._best(writes, row)))
+        return agreed
+
+    def _shared(self, found: Sequence[_Found | None], row: int) -> int | None:
+        """The best write that may stand behind all copies that were written; None where there is none."""
+        options = [one[1] for one in found if one is not None]
+        if not options:
+            return None
+        shortest = min(options, key=len)
+        others = [one for one in options if one is not shortest]
+        newest = None
+        for write in reversed(shortest):
+            if all(write in one for one in others):
+                if self._rows[write] == row:
+                    return write
+                newest = write if newest is None else newest
+        return newest
+
+    def _best(self, writes: dict[int, None], row: int) -> int:
+        """Of equal ones the newest of the same row, or else the newest."""
+        newest = next(reversed(writes))
+        return next((write for write in reversed(writes) if self._rows[write] == row), newest)
+
+
+def _strange(data: bytes) -> Ints:
+    """Digits of a vector that no model wrote: nothing for zeros, and what cannot be an entry for any other."""
+    if not any(data):
+        return np.zeros(WIDTH, np.int64)
+    bits = np.frombuffer(data, np.uint8)
+    for size in (8, 4, 2):  # one number everywhere: memory that was filled
+        if len(bits) % size == 0 and (bits.reshape(-1, size) == bits[:size]).all() and len(bits) > size:
+            return np.full(WIDTH, GARBAGE, np.int64)
+    out = np.resize(bits.astype(np.int64), WIDTH)
+    out[0] = _NOBODYS
+    return out

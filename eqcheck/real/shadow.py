@@ -1,0 +1,317 @@
+"""The shadow: from what a real model was seen to do in a forward to a `eqcheck.trace.Call`, with HashLM's hash over it.
+
+Tokens come from what was fed, positions from the keys that were written, what is visible from the mask that reached
+attention, contents from the bytes of the slots. On exactly these the hash of `eqcheck.hashing` is computed, layer by
+layer; so the truth's digests, the reader, repair and the script of a draft apply unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from eqcheck import hashing
+from eqcheck.families import Feed, _masked
+from eqcheck.family import Family
+from eqcheck.hashing import LAYERS, Bools, Ints, Words
+from eqcheck.hashparts import Script
+from eqcheck.real.positions import Positions, Stop, entries
+from eqcheck.real.provenance import Held, Provenance, two_heads, vectors
+from eqcheck.real.tap import NotRead, Seen, Watched
+from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
+
+
+@dataclass
+class _Open:
+    """A forward that is under way; by number of the two layers, what was written, handed out by caches, and seen."""
+
+    watched: Watched
+    tokens: Ints
+    said: torch.Tensor | None
+    mask: torch.Tensor | None
+    past: int
+    loose: bool
+    written: dict[int, tuple[Any, Any, torch.Tensor]] = field(default_factory=dict)
+    caches: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    others: list[Seen] = field(default_factory=list)
+
+
+class Shadow:
+    """Makes calls of what the tap hears, and has models answer as a case wants them to.
+
+    ``answers`` are the tokens that follow the true contexts, by digest; ``script`` is the draft's. Where ``repair`` is
+    set, the target's queries are taken to see what it says instead, and answer so.
+    """
+
+    def __init__(
+        self,
+        models: list[Watched],
+        family: Family,
+        trace: Trace,
+        answers: dict[int, int],
+        script: Script | None = None,
+        repair: Callable[[Call], Fix] | None = None,
+    ) -> None:
+        self.models = {one.role: one for one in models}
+        self.family, self.trace, self.answers, self.script, self.repair = family, trace, answers, script, repair
+        self.provenance = Provenance()
+        self.positions: dict[int, Positions] = {}
+        self.open: _Open | None = None
+        self._asked: dict[int, dict[bytes, int]] = {TARGET: {}, DRAFT: {}}  # digests by hidden state
+
+    # What the tap says.
+
+    def fed(self, watched: Watched, tokens: Any, embeds: Any, options: dict[str, Any]) -> None:
+        if self._probing():
+            return
+        if options.get("loose"):
+            if self.open is None or self.open.loose:
+                self.open = _Open(watched, _whole(tokens), None, None, -1, True)
+            return
+        cache: Any = options.get("past_key_values")
+        past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+        ids = _whole(tokens) if tokens is not None else self._embedded(watched, embeds)
+        mask = options.get("attention_mask")
+        self.open = _Open(watched, ids, options.get("position_ids"), mask, past, False)
+
+    def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
+        if (positions := self._probing()) is not None:
+            assert positions.probing is not None
+            positions.probing.append(entries(*new))
+            raise Stop
+        now = self.open
+        if now is None or layer not in now.watched.layers:
+            return
+        now.written[layer] = (*(vectors(two_heads(one)) for one in new), entries(*new))  # type: ignore[assignment]
+        keys, values = (two_heads(one).detach().clone() for one in all_of_them)
+        now.caches[layer] = (keys, values)
+
+    def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
+        now = self.open
+        if now is None or self._probing() or (watched is not None and watched is not now.watched):
+            return
+        kept = (layer in now.watched.layers) if watched else len(now.others) in now.watched.layers
+        copy = self._kept(now.watched, seen) if kept else seen
+        if watched is None:
+            now.others.append(copy)
+        elif kept:
+            now.seen[layer] = copy
+
+    def left(self, watched: Watched, states: torch.Tensor) -> None:
+        if self._probing() or self.open is None or self.open.watched is not watched:
+            return
+        now, self.open = self.open, None
+        self._close(now, states)
+
+    def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if self._probing():
+            return logits
+        now = self.open
+        if now is not None and now.loose and now.watched is watched and (now.seen or now.others):
+            self.open = None
+            self._close(now, states if states.dim() == 3 else states[:, None])
+        flat, answer = states.reshape(-1, states.shape[-1]), logits.reshape(-1, logits.shape[-1])
+        known = self._asked[watched.role]
+        digests = [known.get(data) for data in vectors(flat[None, None])[0][0]]
+        forced = [self._forced(watched.role, digest, answer[n]) for n, digest in enumerate(digests)]
+        if all(one is None for one in forced):
+            return logits
+        answer = answer.clone()
+        for number, token in enumerate(forced):
+            if token is not None:
+                first = int(answer[number].argmax())
+                swapped = answer[number, [first, token]].flip(0)
+                answer[number, [first, token]] = swapped
+        return answer.reshape(logits.shape)
+
+    # How a call is made of it.
+
+    def _probing(self) -> Positions | None:
+        return next((one for one in self.positions.values() if one.probing is not None), None)
+
+    @staticmethod
+    def _kept(watched: Watched, seen: Seen) -> Seen:
+        """What was seen, as it is now: a cache may be changed at once."""
+        keys, values = (
+            two_heads(one, one.shape[1] // watched.key_heads or 1).detach().clone() for one in (seen.keys, seen.values)
+        )
+        mask = None if seen.mask is None else seen.mask.detach().clone()
+        return Seen(keys, values, mask, seen.queries, seen.causal)
+
+    def _embedded(self, watched: Watched, embeds: torch.Tensor) -> Ints:
+        """The tokens of embeddings, by their bytes; -1 for what is no row of the table."""
+        table = {data: token for token, data in enumerate(vectors(watched.embeddings.weight[None, None])[0][0])}
+        rows = vectors(embeds[:, None])
+        return np.array([[table.get(data, -1) for data in row[0]] for row in rows], np.int64)
+
+    def _close(self, now: _Open, states: torch.Tensor) -> None:
+        """The call that a forward was, at its end."""
+        if now.tokens.size == 0:
+            return
+        low, high = now.watched.layers
+        if len(now.others) >= now.watched.count:
+            for layer in {low, high} - set(now.seen):
+                now.seen[layer] = now.others[layer]
+        for layer, (keys, values) in now.caches.items():
+            if layer in now.seen:  # what a cache hands out may be expanded before attention sees it
+                now.seen[layer] = now.seen[layer]._replace(keys=keys, values=values)
+        if not {low, high} <= set(now.seen):
+            raise NotRead(
+                f"{type(now.watched.model).__name__}: the attention of a forward was not seen (implementation "
+                f"{getattr(now.watched.model.config, '_attn_implementation', None)!r}); use sdpa or eager, not compiled"
+            )
+        number = next(self.trace.clock)
+        positions = self._placed(now, number)
+        layers = [now.seen[layer] for layer in now.watched.layers]
+        if any(len(one.keys) != len(now.tokens) for one in layers):
+            raise ValueError(f"past_key_values: expected a cache of {len(now.tokens)} rows like input_ids")
+        held = self.provenance.held(now.watched.role, [(vectors(one.keys), vectors(one.values)) for one in layers])
+        call, digests = self._attend(now, number, positions, held, None)
+        if self.repair is not None and now.watched.role == TARGET:
+            fix = self.repair(call)
+            call, digests = self._attend(now, number, positions, held, fix)
+        self._answer(now, call, digests, states)
+        self.trace.record(call)
+
+    def _placed(self, now: _Open, number: int) -> Ints:
+        """Remember what was written, and say at which positions."""
+        batch, block = now.tokens.shape
+        role, low = now.watched.role, now.watched.layers[0]
+        for layer in set(now.watched.layers):
+            if layer not in now.written:
+                now.written[layer] = self._unheard(now, layer)
+        keys = now.written[low][2]
+        said = np.broadcast_to(np.arange(max(now.past, 0), max(now.past, 0) + block), (batch, block)).copy()
+        if now.said is not None:
+            given = _whole(now.said)
+            said = np.broadcast_to(given[None] if given.ndim == 1 else given[:batch], (batch, block)).copy()
+        if now.past < 0:  # nobody said anything
+            said += now.seen[low].keys.shape[2] - block
+        positions = said
+        if self.family.fed:
+            look = self.positions.setdefault(role, Positions(now.watched))
+            positions = look.read(np.maximum(now.tokens, 0), said, keys)
+        nothing: Words = np.zeros((batch, block), np.uint64)
+        for shadow in range(LAYERS):
+            self.provenance.spell(shadow, role, number, now.tokens, positions, nothing if shadow else None)
+            layer = now.watched.layers[shadow]
+            self.provenance.remember(shadow, role, number, list(now.written[layer][:2]))
+        return positions
+
+    def _unheard(self, now: _Open, layer: int) -> tuple[Any, Any, torch.Tensor]:
+        """What a layer wrote where no cache was told: the slots with bytes not seen before, or else the last ones."""
+        batch, block = now.tokens.shape
+        seen = now.seen[layer]
+        shadow = now.watched.layers.index(layer)
+        keys, values = vectors(seen.keys), vectors(seen.values)
+        slots: list[list[int]] = []
+        for row in range(batch):
+            known = [self.provenance.knows(shadow, now.watched.role, data) for data in keys[row][0]]
+            new = [slot for slot, old in enumerate(known) if not old]
+            count = len(known)
+            slots.append(new if len(new) == block else list(range(count - block, count)))
+        pick = [[[head[slot] for slot in slots[row]] for head in keys[row]] for row in range(batch)]
+        pick_values = [[[head[slot] for slot in slots[row]] for head in values[row]] for row in range(batch)]
+        chosen = [torch.stack([one[row][:, slots[row]] for row in range(batch)]) for one in (seen.keys, seen.values)]
+        return pick, pick_values, entries(*chosen)
+
+    def _attend(
+        self, now: _Open, number: int, positions: Ints, which: Held, fix: Fix | None
+    ) -> tuple[Call, list[Words]]:
+        family, role = self.family, now.watched.role
+        batch, block = now.tokens.shape
+        carry: Words = np.zeros((batch, block), np.uint64)
+        held: list[Ints] = []
+        digests: list[Words] = []
+        written = positions if fix is None else fix.positions
+        view = None
+        for shadow in range(LAYERS):
+            below = digests[-1] if shadow else None
+            self.provenance.spell(shadow, role, number, now.tokens, written, below)
+            seen = now.seen[now.watched.layers[shadow]]
+            digits = self.provenance.digits(shadow, which)
+            contents, at = hashing.contents(digits, role, shadow)
+            if view is None:
+                view = self._view(now, seen, at, written)
+            visible, key_places, places = view
+            if visible.shape[2] != digits.shape[3]:
+                visible, _, _ = self._view(now, seen, at, written)
+            where = at if family.fed else key_places
+            carry = hashing.attend(family, shadow, contents, where, visible, now.tokens, places, carry)
+            if fix is not None:
+                carry = np.where(fix.known, fix.digests[shadow], carry)
+            digests.append(carry)
+            held.append(digits)
+        assert view is not None
+        nothing = np.zeros(0, np.int64)
+        none = (None,) * LAYERS
+        call = Call(number, role, now.tokens, positions, *view, tuple(held), none, carry, (nothing, nothing), None)
+        return call, digests
+
+    def _view(self, now: _Open, seen: Seen, at: Ints, positions: Ints) -> tuple[Bools, Ints, Ints]:
+        visible = visible_of(seen, len(now.tokens))
+        if self.family.fed:
+            return visible, at, positions
+        block, slots = now.tokens.shape[1], visible.shape[2]
+        mask = now.mask if now.mask is None or now.mask.dim() == 2 else None
+        feed = Feed(self.family, mask, positions, np.arange(max(now.past, 0), max(now.past, 0) + block), False, None)
+        _, key_places, places = feed.view(np.zeros((len(now.tokens), slots), np.int64), np.ones((1, 1), np.bool_))
+        return visible, key_places, places
+
+    # What the models answer.
+
+    def _answer(self, now: _Open, call: Call, digests: list[Words], states: torch.Tensor) -> None:
+        """Note which hidden state belongs to which digest, and what the model predicts."""
+        role, last = call.role, digests[-1]
+        batch, block = call.tokens.shape
+        if states.shape[1] < block:  # a head that is asked for the last columns alone
+            last = last[:, block - states.shape[1] :]
+        known = self._asked[role]
+        for row, heads in enumerate(vectors(states[:, None])):
+            for column, data in enumerate(heads[0]):
+                known[data] = int(last[row, column])
+        predictions = np.full((batch, block), -1, np.int64)
+        logits = torch.nn.functional.linear(states, now.watched.head.weight)
+        start = block - states.shape[1]
+        for row, column in np.ndindex(batch, states.shape[1]):
+            scores = logits[row, column]
+            forced = self._forced(role, int(last[row, column]), scores)
+            predictions[row, start + column] = int(scores.argmax()) if forced is None else forced
+        call.__dict__["predictions"] = predictions
+
+    def _forced(self, role: int, digest: int | None, scores: torch.Tensor) -> int | None:
+        """The token that a query is to answer instead of its own, or None.
+
+        A draft answers as the truth does, or where the script says so the likeliest other token.
+        """
+        right = None if digest is None else self.answers.get(digest)
+        if right is None or role == TARGET:
+            return right if self.repair is not None else None
+        wrong = self.script is not None and bool(self.script.disagrees(np.array([digest], np.uint64))[0])
+        likeliest = scores.topk(2).indices.tolist()
+        return right if not wrong else likeliest[likeliest[0] == right]
+
+
+def visible_of(seen: Seen, batch: int) -> Bools:
+    """What each query may see, ``[batch, block, slots]``."""
+    slots, queries = seen.keys.shape[2], seen.queries
+    if seen.mask is None:
+        index = np.arange(slots)
+        one = (
+            index <= np.arange(queries)[:, None] if seen.causal and queries > 1 else np.ones((queries, slots), np.bool_)
+        )
+        return np.broadcast_to(one, (batch, queries, slots)).copy()
+    mask = seen.mask
+    if mask.dim() == 2:
+        mask = mask[:, None, None].bool()
+    mask = mask[..., :slots].expand(-1, -1, queries, -1)
+    return _masked(mask, np.arange(slots)[:queries], batch, slots, 0)
+
+
+def _whole(tensor: torch.Tensor) -> Ints:
+    return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))

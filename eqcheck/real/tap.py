@@ -1,0 +1,254 @@
+"""The tap: what goes into caches, and what attention is handed, of the models that are watched.
+
+It sits where the library itself asks for its attention: under the names of `AttentionInterface`, in the module of the
+model for ``eager``, on the class of the cache for ``update``, and, for code that calls
+``scaled_dot_product_attention`` by itself, as a mode of torch. Everything is put back at the end, however it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, Cache
+
+from eqcheck.errors import Unsupported
+
+
+class TapFailed(BaseException):
+    """A fault of the tap itself, and none of the decoder, which therefore must not swallow it."""
+
+
+class NotRead(BaseException):
+    """What a model did cannot be read, and why; not an ``Exception``, so that decoders do not swallow it."""
+
+
+@dataclass(eq=False)
+class Watched:
+    """A model that is watched: ``base`` is the part below its head, ``layers`` are the two layers that are read.
+
+    ``modules`` are its attention modules by identity, with the number of their layer.
+    """
+
+    model: Any
+    role: int
+    base: Any
+    embeddings: Any
+    head: Any
+    layers: tuple[int, int]
+    count: int
+    key_heads: int
+    modules: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any, role: int) -> Watched:
+        """Read off a model of transformers where its parts are; `Unsupported` with the reason where one is missing."""
+        base, embeddings, head = model.base_model, model.get_input_embeddings(), model.get_output_embeddings()
+        if base is model or embeddings is None or head is None:
+            raise Unsupported(
+                f"{type(model).__name__} has no base model with embeddings and a head of its own, so it cannot be read"
+            )
+        modules = {id(m): int(m.layer_idx) for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int)}
+        config = model.config.get_text_config()
+        count = int(config.num_hidden_layers)
+        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        return cls(model, role, base, embeddings, head, _layers(config, count), count, heads, modules)
+
+
+def _layers(config: Any, count: int) -> tuple[int, int]:
+    """The first and the last layer of one kind: layers with a window hold other slots than those without."""
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+    kind = "full_attention" if "full_attention" in kinds else kinds[0]
+    alike = [number for number, one in enumerate(kinds) if one == kind]
+    return alike[0], alike[-1]
+
+
+class Listener(Protocol):
+    """What hears of it all."""
+
+    def fed(self, watched: Watched, tokens: Any, embeds: Any, options: dict[str, Any]) -> None:
+        """A block of tokens, or of embeddings, goes in."""
+
+    def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
+        """A layer hands ``new`` keys and values ``[batch, heads, block, width]`` to a cache, which returns all."""
+
+    def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
+        """Attention of a layer; ``watched`` is None, and ``layer`` -1, where nobody knows whose it is."""
+
+    def left(self, watched: Watched, states: torch.Tensor) -> None:
+        """The hidden states behind the last layer."""
+
+    def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The head's answer to hidden states, as it is to be."""
+
+
+class Seen(NamedTuple):
+    """What attention was handed: keys and values ``[batch, heads, slots, width]``, its mask, how many queries.
+
+    ``causal``: without a mask, query i sees the first i + 1 keys.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    queries: int
+    causal: bool
+
+
+def guarded(action: Callable[..., Any], *args: Any) -> Any:
+    """What the action returns; whatever it raises by mistake becomes a `TapFailed`."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return action(*args)
+    except (Unsupported, NotRead):
+        raise
+    except Exception as error:
+        raise TapFailed(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def tapped(models: Sequence[Watched], listener: Listener) -> Iterator[None]:
+    """Let a listener hear what the models do; at the end models and library are as they were."""
+    tap = _Tap(models, listener)
+    with ExitStack() as stack:
+        stack.callback(tap.undo)
+        tap.install()
+        stack.enter_context(_Mode(tap))
+        yield
+
+
+class _Tap:
+    def __init__(self, models: Sequence[Watched], listener: Listener) -> None:
+        self.models, self.listener = models, listener
+        self.modules = {module: (one, layer) for one in models for module, layer in one.modules.items()}
+        self.inside = 0  # of the library's own attention, and of caches that hand on to others
+        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+        self._caches: set[type] = set()
+
+    def undo(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        while self._undo:
+            self._undo.pop()()
+
+    def install(self) -> None:
+        self.cache(Cache)
+        self._put(AttentionInterface._global_mapping, "sdpa", causal=True)
+        for home in {type(one.base).__module__: sys.modules[type(one.base).__module__] for one in self.models}.values():
+            if "eager_attention_forward" in vars(home):
+                self._put(vars(home), "eager_attention_forward", causal=False)
+            local = getattr(vars(home).get("ALL_ATTENTION_FUNCTIONS"), "_local_mapping", {})
+            if "sdpa" in local:
+                self._put(local, "sdpa", causal=True)
+        for one in self.models:
+            self._hooks(one)
+
+    def _hooks(self, one: Watched) -> None:
+        listener, handles = self.listener, self._handles
+
+        def fed(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            tokens = options.get("input_ids", args[0] if args else None)
+            if (cache := options.get("past_key_values")) is not None:
+                self.cache(type(cache))
+            guarded(listener.fed, one, tokens, options.get("inputs_embeds"), options)
+
+        def embedded(_: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
+            guarded(listener.fed, one, args[0], None, {"loose": True})
+
+        def left(_: Any, __: Any, ___: Any, result: Any) -> None:
+            guarded(listener.left, one, result[0] if isinstance(result, tuple) else result.last_hidden_state)
+
+        def asked(_: Any, args: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = guarded(listener.asked, one, args[0], logits)
+            return answer
+
+        handles.append(one.base.register_forward_pre_hook(fed, with_kwargs=True))
+        handles.append(one.embeddings.register_forward_hook(embedded))
+        handles.append(one.base.register_forward_hook(left, with_kwargs=True))
+        handles.append(one.head.register_forward_hook(asked))
+        for module in one.model.modules():
+            if id(module) in one.modules and not hasattr(sys.modules[type(module).__module__], _INTERFACE):
+                handles.append(module.register_forward_pre_hook(self._mask_of, with_kwargs=True))
+
+    def _mask_of(self, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Attention of a model that asks no interface: what its module is handed, beside what the cache hands out."""
+        self.own = (self.modules[id(module)], options.get("attention_mask"))
+
+    own: tuple[tuple[Watched, int], torch.Tensor | None] | None = None
+
+    def cache(self, kind: type) -> None:
+        """Hear what goes into caches of a class, which a copy of a cache has, too."""
+        home = next((one for one in kind.__mro__ if "update" in vars(one)), None)
+        if home is None or home in self._caches:
+            return
+        self._caches.add(home)
+        original = vars(home)["update"]
+
+        @wraps(original)
+        def update(cache: Any, keys: Any, values: Any, layer: int = -1, *args: Any, **more: Any) -> Any:
+            layer = more.pop("layer_idx", layer)
+            self.inside += 1
+            try:
+                result = original(cache, keys, values, layer, *args, **more)
+            finally:
+                self.inside -= 1
+            if not self.inside:
+                guarded(self.listener.wrote, int(layer), (keys, values), result[:2])
+            if self.own is not None and not self.inside:
+                (one, number), mask = self.own
+                self.own = None
+                guarded(self.listener.saw, one, number, Seen(result[0], result[1], mask, keys.shape[2], True))
+            return result
+
+        home.update = update  # type: ignore[attr-defined]
+        self._undo.append(lambda: setattr(home, "update", original))
+
+    def _put(self, mapping: dict[str, Any], name: str, causal: bool) -> None:
+        original = mapping[name]
+
+        @wraps(original)
+        def attention(module: Any, query: Any, key: Any, value: Any, mask: Any = None, *args: Any, **more: Any) -> Any:
+            mask = more.pop("attention_mask", mask)
+            known = self.modules.get(id(module))
+            if known is not None:
+                said = more.get("is_causal")
+                by_order = causal and bool(getattr(module, "is_causal", True) if said is None else said)
+                seen = Seen(key, value, mask, query.shape[2], by_order and query.shape[2] > 1)
+                guarded(self.listener.saw, *known, seen)
+            self.inside += 1
+            try:
+                return original(module, query, key, value, mask, *args, **more)
+            finally:
+                self.inside -= 1
+
+        mapping[name] = attention
+        self._undo.append(lambda: mapping.__setitem__(name, original))
+
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+
+
+class _Mode(TorchFunctionMode):
+    """Hears of ``scaled_dot_product_attention`` that no interface asked for."""
+
+    def __init__(self, tap: _Tap) -> None:
+        super().__init__()
+        self.tap = tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention and not self.tap.inside:
+            query, key, value, mask = (*args, *([None] * 4))[:4]
+            key, value, mask = kwargs.get("key", key), kwargs.get("value", value), kwargs.get("attn_mask", mask)
+            query = kwargs.get("query", query)
+            seen = Seen(key, value, mask, query.shape[-2], bool(kwargs.get("is_causal", False)))
+            if query.dim() == 4:
+                guarded(self.tap.listener.saw, None, -1, seen)
+        return func(*args, **kwargs)

@@ -1,0 +1,238 @@
+"""Decoders on real models: what is read there is what HashLM shows, and the library is left as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, Cache
+
+import eqcheck
+from eqcheck.architectures import ARCHITECTURES, families_of, family_of
+from eqcheck.case import Case
+from eqcheck.catalogue import FAULTS
+from eqcheck.contract import Decoder
+from eqcheck.errors import CaseError, Unsupported, UsageError
+from eqcheck.family import FAMILY
+from eqcheck.harness import run
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.real import shadow
+from eqcheck.real.models import margins
+from eqcheck.real.readable import check
+from eqcheck.real.tap import TapFailed
+
+RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
+
+
+def outcomes(decoder: Decoder, family: str, count: int) -> list[Any]:
+    source = Source(3, (family,), decoder.padding_sides, ("empty",), decoder.requires)
+    with decoder.running() as generate:
+        return [try_case(generate, case, None) for case in source.chunk(0, count)]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_models_answer_as_if_they_had_learned_something(name: str) -> None:
+    tokens, lead = margins(name, contexts=128)
+    assert tokens > 48
+    assert lead > 1e-6  # rounding in float64 is 1e-12
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_right_decoders_are_right_and_published_faults_are_named(name: str) -> None:
+    family = family_of(name)
+    for right in ("ragged", "transformers"):
+        found = outcomes(eqcheck.load(right), family, 1)
+        assert {one.status for one in found} <= {"equivalent", "skipped"}
+        assert not any(one.luck[0] for one in found)
+    for wrong, names in (
+        ("dsd", {"mask/pad-visible", "bookkeeping/past-eos", "bookkeeping/over-accept"}),
+        ("hf_pr", {"bookkeeping/premature-stop"}),
+    ):
+        found = outcomes(eqcheck.load(wrong), family, 2)
+        assert {one.fingerprint for one in found} - {None} <= names
+    assert any(one.fingerprint for one in found)
+
+
+@pytest.mark.parametrize("family", families_of("llama@float32,llama@bfloat16,gpt2@bfloat16"))
+def test_rounding_is_told_from_faults(family: str) -> None:
+    assert {one.status for one in outcomes(eqcheck.load("eqspec"), family, 3)} == {"equivalent"}
+    found = {one.fingerprint for one in outcomes(eqcheck.load("bsp"), family, 4)}
+    assert "position/query-position" in found
+    assert "unattributed/unattributed" not in found
+
+
+def test_rounding_changes_tokens_in_bfloat16() -> None:
+    found = outcomes(eqcheck.load("eqspec"), family_of("llama", "bfloat16"), 10)
+    assert sum(one.ties for one in found) > 0
+    assert {one.status for one in found} == {"equivalent"}
+
+
+@pytest.mark.parametrize("component", ["position", "mask", "cache", "bookkeeping"])
+@pytest.mark.parametrize("target", ["llama", "gpt2"])
+def test_a_planted_fault_of_each_component_is_named(component: str, target: str) -> None:
+    family = family_of(target)
+    base = FAMILY[family].name.partition("@")[0]
+    usable = [
+        one
+        for one in FAULTS
+        if one.component == component and base in one.families and "empty" in one.cache_states and not one.hashlm_only
+    ]
+    for fault in usable[:: max(1, len(usable) // 2)][:2]:
+        found = [one.explanation for one in outcomes(fault.decoder(), family, 4) if one.explanation]
+        assert found, fault.id
+        assert {one.component for one in found} == {fault.component}, fault.id
+
+
+def library() -> list[Any]:
+    """What the tap puts something in the place of."""
+    import transformers.models.llama.modeling_llama as llama
+
+    return [AttentionInterface._global_mapping["sdpa"], Cache.update, llama.eager_attention_forward]
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_the_library_is_put_back_however_it_ends(error: type[BaseException] | None) -> None:
+    before = library()
+
+    def generate(target: Any, draft: Any, request: eqcheck.Request) -> Any:
+        target(input_ids=torch.tensor([[1, 2]]))
+        if error is not None:
+            raise error
+        return [[] for _ in request.prompts]
+
+    case = Case(prompts=((1, 2),), family="rotary@llama")
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            run(generate, case)
+    else:
+        run(generate, case)
+    assert library() == before
+
+
+def test_a_fault_of_the_tap_is_not_the_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library()
+    monkeypatch.setattr(shadow.Shadow, "_placed", lambda *_: 1 / 0)
+    with pytest.raises(TapFailed, match="ZeroDivisionError"), eqcheck.load("eqspec").running() as generate:
+        run(generate, Case(prompts=((1, 2),), family="rotary@llama"))
+    assert library() == before
+
+
+def decoded(change: Callable[[Any], None], name: str = "eqspec", family: str = "rotary@llama") -> Any:
+    """The outcome of a decoder after a change of its target."""
+    with eqcheck.load(name).running() as generate:
+
+        def changed(target: Any, draft: Any, request: eqcheck.Request) -> Any:
+            change(target)
+            return generate(target, draft, request)
+
+        return try_case(changed, replace(RAGGED, family=family), None)
+
+
+def test_positions_are_those_that_were_applied_and_not_those_that_were_said() -> None:
+    def shift(target: Any) -> None:
+        rotary, number = target.model.rotary_emb, iter(range(1000))
+        original = rotary.forward
+        rotary.forward = lambda x, position_ids: original(x, position_ids + (next(number) > 0))
+
+    found = decoded(shift)
+    assert found.fingerprint in ("position/query-position", "position/key-position")
+
+
+def test_attention_that_is_replaced_while_it_runs_is_told_as_such() -> None:
+    """Also where the decoder swallows what its models raise."""
+
+    def mine(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        return value[:, :, -query.shape[2] :].repeat_interleave(2, 1).transpose(1, 2), None
+
+    def generate(target: Any, draft: Any, request: eqcheck.Request) -> Any:
+        target(input_ids=torch.tensor([[1, 2]]))
+        target.config._attn_implementation = "mine"
+        with contextlib.suppress(Exception):
+            target(input_ids=torch.tensor([[1, 2]]))
+        return [[] for _ in request.prompts]
+
+    AttentionInterface._global_mapping["mine"] = mine
+    try:
+        done = run(generate, Case(prompts=((1, 2),), family="rotary@llama"))
+    finally:
+        del AttentionInterface._global_mapping["mine"]
+    assert "it cannot be read: LlamaForCausalLM: the attention of a forward was not seen" in done.declined
+
+
+def test_eager_is_read_like_sdpa() -> None:
+    found = decoded(lambda target: target.set_attn_implementation("eager"), "bsp", "rotary@llama@float32")
+    assert found.fingerprint == "position/query-position"
+
+
+def test_luck_is_told_and_only_where_it_was() -> None:
+    """One row alone emits one token, after a pad that it sees: on GPT-2 some such tokens are right all the same."""
+
+    def generate(target: Any, draft: Any, request: eqcheck.Request) -> Any:
+        if len(request.prompts) > 1 or request.max_new_tokens > 1:
+            raise eqcheck.Unsupported("not needed here")
+        ids = torch.tensor([[request.pad_token_id, *request.prompts[0]]])
+        shown = [[int(padded), *[1] * len(request.prompts[0])]]
+        positions = torch.tensor([[0, *range(len(request.prompts[0]))]])
+        out = target(input_ids=ids, attention_mask=torch.tensor(shown), position_ids=positions)
+        return [[int(out.logits[0, -1].argmax())]]
+
+    cases = [Case(prompts=((7, n, 9, 2, 5, 8),), max_new_tokens=1, family="learned@gpt2") for n in range(20)]
+    padded = True
+    found = [try_case(generate, case, None) for case in cases]
+    assert {one.fingerprint for one in found} == {"mask/pad-visible", None}
+    lucky = [one.luck for one in found if one.status == "equivalent"]
+    assert lucky
+    assert set(lucky) == {("mask/pad-visible", "call 1, batch row 0, column 6")}
+    padded = False
+    found = [try_case(generate, case, None) for case in cases]
+    assert {(one.status, one.luck) for one in found} == {("equivalent", ("", ""))}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lama", "did you mean 'llama'"),
+        ("mamba2", "recurrent"),
+        ("llama@float8", "expected one of float64"),
+        ("", "unkn"),
+    ],
+)
+def test_unknown_targets_are_refused(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        families_of(name)
+
+
+@pytest.mark.parametrize(
+    "family", ["rotary@", "learned@llama", "rotary@llama@", "rotary@../x", "@llama", "rotary@llama@x"]
+)
+def test_no_other_family_is_a_target(family: str) -> None:
+    with pytest.raises(CaseError, match="family"):
+        Case(prompts=((1,),), family=family)
+    with pytest.raises(KeyError):
+        FAMILY[family]
+
+
+def test_a_case_on_a_target_is_data_like_any_other() -> None:
+    case = Case(prompts=((1,),), family="rotary@llama@bfloat16")
+    assert Case.from_dict(case.to_dict()) == case
+
+
+def test_a_target_that_makes_nan_of_pads_is_refused_before_the_audit() -> None:
+    with pytest.raises(UsageError, match=r"NaN.*bloom@float32"):
+        check("mask-order@bloom@float64")
+
+
+def test_a_model_without_the_parts_is_refused() -> None:
+    from eqcheck.hashlm import HashConfig, HashLM
+    from eqcheck.real.tap import Watched
+
+    class Bare(HashLM):
+        base_model_prefix = ""
+
+    with pytest.raises(Unsupported, match="no base model"):
+        Watched.of(Bare(HashConfig()), 1)

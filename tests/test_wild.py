@@ -1,0 +1,60 @@
+"""Code in the style of what is published is audited with an adapter of under 60 lines, and read as what it is."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eqcheck
+from eqcheck.architectures import family_of
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.search import Source
+
+WILD = Path(__file__).parent / "wild"
+
+
+def shown(decoder: Any, target: str, count: int = 6) -> Counter[str]:
+    source = Source(0, (family_of(target),), decoder.padding_sides, ("empty",), decoder.requires)
+    with decoder.running() as generate:
+        found = [try_case(generate, case, None) for case in source.chunk(0, count)]
+    return Counter(one.fingerprint or one.status for one in found)
+
+
+@pytest.mark.parametrize("name", ["own_loop", "repad", "holes"])
+def test_adapters_are_short(name: str) -> None:
+    tree = ast.parse((WILD / f"{name}.py").read_text())
+    adapter = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list)
+    assert int(adapter.end_lineno or 0) - adapter.lineno < 60
+
+
+def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
+    """It has neither a cache of transformers nor attention of theirs: keys are known again by their bytes."""
+    decoder = eqcheck.load(f"{WILD / 'own_loop.py'}")
+    assert shown(decoder, "llama") == {"equivalent": 6}
+    module = sys.modules[decoder.function.__module__]
+    module.SHIFTED = 1
+    try:
+        found = shown(decoder, "llama")
+    finally:
+        module.SHIFTED = 0
+    assert found["cache/duplicate-entry"] + found["cache/missing-entry"] + found["cache/misaligned"] > 2
+    assert set(name.partition("/")[0] for name in found) <= {"cache", "equivalent"}
+
+
+@pytest.mark.parametrize("target", ["llama", "gpt2"])
+def test_pads_by_value_hide_a_token_that_is_the_pad_id(target: str) -> None:
+    found = shown(eqcheck.load(f"{WILD / 'repad.py'}"), target, 12)
+    assert found["mask/token-hidden"]
+    assert set(found) == {"mask/token-hidden", "equivalent"}
+
+
+@pytest.mark.parametrize("target", ["llama", "gpt2"])
+def test_holes_without_position_ids_leave_positions_wrong(target: str) -> None:
+    found = shown(eqcheck.load(f"{WILD / 'holes.py'}"), target)
+    assert found["position/query-position"] > 2
+    assert set(found) == {"position/query-position", "equivalent"}
