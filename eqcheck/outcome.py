@@ -33,8 +33,8 @@ class Outcome:
     ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
     side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``tied`` counts tokens that rounding decided. ``drawn`` is False for a case of the corpus, ``minimal``
-    is True where nothing smaller fails like it.
+    right all the same. ``tied`` counts tokens that rounding decided. ``drawn`` is False for a case of the corpus,
+    ``minimal`` is True where nothing smaller fails like it.
 
     ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before, ``opinion`` the
     explanation after a second look, which the first failing case of an audit gets at once, ``story`` what befell the

@@ -43,7 +43,7 @@ def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
     finally:
         module.SHIFTED = 0
     assert found["cache/duplicate-entry"] + found["cache/missing-entry"] + found["cache/misaligned"] > 2
-    assert set(name.partition("/")[0] for name in found) <= {"cache", "equivalent"}
+    assert {name.partition("/")[0] for name in found} <= {"cache", "equivalent"}
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
