@@ -32,10 +32,12 @@ def test_the_committed_schema_is_that_of_the_dataclasses() -> None:
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.parent.name)
 def test_published_reports_are_of_the_one_shape(path: Path) -> None:
-    VALID.validate(json.loads(path.read_text()))
+    written = json.loads(path.read_text())
+    VALID.validate(written)
     report = load(path)
     assert {"eqcheck", "python", "torch", "transformers", "hypothesis"} <= set(report.versions)
-    assert to_builtins(report) == json.loads(path.read_text())
+    read = to_builtins(report)
+    assert {name: value for name, value in read.items() if name in written or value} == written  # but fields since then
     for violation in report.violations:
         assert violation.count == sum(condition.count for condition in violation.conditions)
         assert violation.fingerprint.startswith(f"{violation.cause.component}/{violation.cause.kind}")

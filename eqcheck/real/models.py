@@ -19,6 +19,7 @@ from eqcheck.family import WINDOW
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
 POSITIONS = 4096
 _WEIGHTS, _EMBEDDINGS = 0.45, 0.09
+_LOOP, _TRIES = 8, 50
 _SAMPLED = 64  # contexts from which the common direction is taken
 
 _SIZES = {
@@ -116,6 +117,21 @@ def _spread(model: Any) -> None:
     weight /= weight.norm(dim=1, keepdim=True)
     weight[VOCAB_SIZE:] = 0.0  # of so many other scores one is always above zero
     head.weight.copy_(weight)
+    _unloop(model)
+
+
+def _unloop(model: Any) -> None:
+    """Exchange rows of the head until no token is answered with itself for ever: rows of one id hide what went wrong."""
+    head, ids = model.get_output_embeddings(), torch.arange(VOCAB_SIZE)
+    fed = ids[:, None].expand(-1, _LOOP)
+    for _ in range(_TRIES):
+        answers = model(input_ids=fed, attention_mask=torch.ones_like(fed)).logits[:, -1].argmax(-1)
+        looping = ids[answers == ids].tolist()
+        if not looping:
+            return
+        for token in looping:
+            other = int(torch.randint(0, VOCAB_SIZE, ()))
+            head.weight[[token, other]] = head.weight[[other, token]]
 
 
 def _is_table(model: Any, name: str) -> bool:

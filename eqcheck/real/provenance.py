@@ -97,14 +97,18 @@ class Provenance:
         strange: list[Ints] = []
         for row in range(batch):
             columns = [copy[row][head] for copy, (_, _, head) in zip(copies, _COPIES, strict=True)]
+            alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
             for slot, data in enumerate(zip(*columns, strict=True)):
+                alike[data].append(slot)
+            for data, equal in alike.items():
                 found = [self._find(role, number, one) for number, one in enumerate(data)]
-                for number, one in enumerate(self._agreed(found, row)):
-                    if one is None:
-                        strange.append(_strange(data[number]))
-                        writes[number, row, slot] = -len(strange)
-                    else:
-                        places[number, row, slot], writes[number, row, slot] = one
+                for slot, agreed in zip(equal, self._agreed(found, row, len(equal)), strict=True):
+                    for number, one in enumerate(agreed):
+                        if one is None:
+                            strange.append(_strange(data[number]))
+                            writes[number, row, slot] = -len(strange)
+                        else:
+                            places[number, row, slot], writes[number, row, slot] = one
         return Held(writes, places, np.array(strange or [np.zeros(WIDTH, np.int64)]))
 
     def digits(self, layer: int, held: Held) -> Ints:
@@ -126,34 +130,46 @@ class Provenance:
                 return (other - 1) * PLACES + _COPIES.index((copy[0], copy[1], copy[2])), known[data]
         return None
 
-    def _agreed(self, found: list[_Found | None], row: int) -> list[tuple[int, int] | None]:
-        """For each copy its place and the write that it shares with all others, or with those of its layer, or any."""
-        whole, half = self._shared(found, row), len(found) // 2
-        layers = [self._shared(found[:half], row), self._shared(found[half:], row)] if whole is None else [whole] * 2
-        agreed: list[tuple[int, int] | None] = []
-        for number, one in enumerate(found):
-            if one is None:
-                agreed.append(None)
-                continue
-            place, writes = one
-            shared = layers[number // half]
-            agreed.append((place, shared if shared in writes else self._best(writes, row)))
+    def _agreed(self, found: list[_Found | None], row: int, count: int) -> list[list[tuple[int, int] | None]]:
+        """For each of so many equal slots, and each copy, its place and write.
+
+        That is one which may stand behind all copies, or behind those of its layer, or any. Equal slots take the newest
+        such writes, in their order.
+        """
+        whole, half = self._shared(found, row, count), len(found) // 2
+        layers = [whole] * 2 if whole else [self._shared(part, row, count) for part in (found[:half], found[half:])]
+        agreed: list[list[tuple[int, int] | None]] = []
+        for slot in range(count):
+            copies: list[tuple[int, int] | None] = []
+            for number, one in enumerate(found):
+                shared = layers[number // half]
+                if one is None:
+                    copies.append(None)
+                elif shared:
+                    copies.append((one[0], shared[min(slot, len(shared) - 1)]))
+                else:
+                    copies.append((one[0], self._best(one[1], row)))
+            agreed.append(copies)
         return agreed
 
-    def _shared(self, found: Sequence[_Found | None], row: int) -> int | None:
-        """The best write that may stand behind all copies that were written; None where there is none."""
+    def _shared(self, found: Sequence[_Found | None], row: int, count: int) -> list[int]:
+        """The newest writes, so many at most and oldest first, that may stand behind all copies that were written.
+
+        Those of the same row, if there is any.
+        """
         options = [one[1] for one in found if one is not None]
         if not options:
-            return None
+            return []
         shortest = min(options, key=len)
         others = [one for one in options if one is not shortest]
-        newest = None
+        own: list[int] = []
+        foreign: list[int] = []
         for write in reversed(shortest):
             if all(write in one for one in others):
-                if self._rows[write] == row:
-                    return write
-                newest = write if newest is None else newest
-        return newest
+                (own if self._rows[write] == row else foreign).append(write)
+                if len(own) == count:
+                    break
+        return (own or foreign[:count])[::-1]
 
     def _best(self, writes: dict[int, None], row: int) -> int:
         """Of equal ones the newest of the same row, or else the newest."""

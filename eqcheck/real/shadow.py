@@ -169,13 +169,13 @@ class Shadow:
         positions = self._placed(now, number)
         layers = [now.seen[layer] for layer in now.watched.layers]
         if any(len(one.keys) != len(now.tokens) for one in layers):
-            raise ValueError(f"past_key_values: expected a cache of {len(now.tokens)} rows like input_ids")
+            raise NotRead(f"past_key_values: expected a cache of {len(now.tokens)} rows like input_ids")
         held = self.provenance.held(now.watched.role, [(vectors(one.keys), vectors(one.values)) for one in layers])
-        call, digests = self._attend(now, number, positions, held, None)
+        call = self._attend(now, number, positions, held, None)
+        self._answer(now, call, states)
         if self.repair is not None and now.watched.role == TARGET:
-            fix = self.repair(call)
-            call, digests = self._attend(now, number, positions, held, fix)
-        self._answer(now, call, digests, states)
+            call = self._attend(now, number, positions, held, self.repair(call))
+            self._answer(now, call, states)
         self.trace.record(call)
 
     def _placed(self, now: _Open, number: int) -> Ints:
@@ -220,9 +220,7 @@ class Shadow:
         chosen = [torch.stack([one[row][:, slots[row]] for row in range(batch)]) for one in (seen.keys, seen.values)]
         return pick, pick_values, entries(*chosen)
 
-    def _attend(
-        self, now: _Open, number: int, positions: Ints, which: Held, fix: Fix | None
-    ) -> tuple[Call, list[Words]]:
+    def _attend(self, now: _Open, number: int, positions: Ints, which: Held, fix: Fix | None) -> Call:
         family, role = self.family, now.watched.role
         batch, block = now.tokens.shape
         carry: Words = np.zeros((batch, block), np.uint64)
@@ -250,8 +248,7 @@ class Shadow:
         assert view is not None
         nothing = np.zeros(0, np.int64)
         none = (None,) * LAYERS
-        call = Call(number, role, now.tokens, positions, *view, tuple(held), none, carry, (nothing, nothing), None)
-        return call, digests
+        return Call(number, role, now.tokens, positions, *view, tuple(held), none, carry, (nothing, nothing), None)
 
     def _view(self, now: _Open, seen: Seen, at: Ints, positions: Ints) -> tuple[Bools, Ints, Ints]:
         visible = visible_of(seen, len(now.tokens))
@@ -265,9 +262,9 @@ class Shadow:
 
     # What the models answer.
 
-    def _answer(self, now: _Open, call: Call, digests: list[Words], states: torch.Tensor) -> None:
+    def _answer(self, now: _Open, call: Call, states: torch.Tensor) -> None:
         """Note which hidden state belongs to which digest, and what the model predicts."""
-        role, last = call.role, digests[-1]
+        role, last = call.role, call.digests
         batch, block = call.tokens.shape
         if states.shape[1] < block:  # a head that is asked for the last columns alone
             last = last[:, block - states.shape[1] :]
@@ -276,7 +273,8 @@ class Shadow:
             for column, data in enumerate(heads[0]):
                 known[data] = int(last[row, column])
         predictions = np.full((batch, block), -1, np.int64)
-        logits = torch.nn.functional.linear(states, now.watched.head.weight)
+        head = now.watched.head
+        logits = torch.nn.functional.linear(states, head.weight, getattr(head, "bias", None))
         start = block - states.shape[1]
         for row, column in np.ndindex(batch, states.shape[1]):
             scores = logits[row, column]
