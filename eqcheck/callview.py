@@ -41,13 +41,13 @@ what it is fed later; the first wrong id is in brackets."""
 
 def show(decode: DrawnDecode) -> None:
     """Print a decode, in colours on a terminal that has them, unless the variable NO_COLOR is set."""
-    import os
     import sys
 
     from rich.console import Console
 
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    console = Console(file=sys.stdout, width=None if known else _WIDE, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False, markup=False, emoji=False
+    )
     for part in parts(decode):
         console.print(part)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,9 @@ _WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def columns() -> int:
-    """How many characters a line of the terminal has; `WHOLE` where there is none."""
-    return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns)
+    """How many characters a line of the terminal has; `WHOLE` where the output goes elsewhere."""
+    # COLUMNS alone says little: GNU readline sets it to 80 for every process that a Python using it starts.
+    return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else WHOLE
 
 
 def wrapped(text: str, width: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from eqcheck.report import load
 from eqcheck.report.schema import Report, from_builtins, to_builtins
@@ -81,3 +84,9 @@ def elements(text: str) -> list[tuple[str, tuple[str, ...], str]]:
     parser = _Elements()
     parser.feed(text)
     return parser.found
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """What is printed from here on goes to a terminal so wide."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))

@@ -219,8 +219,7 @@ def test_ranges() -> None:
     assert (_ranges([]), _ranges([3]), _ranges([0, 1, 4, 5, 6, 9])) == ("none", "3", "0..1 4..6 9")
 
 
-def test_replay_prints_them_above_the_same_explanation(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_replay_prints_them_above_the_same_explanation(capsys: Printed) -> None:
     assert cli.main(("replay", str(SHOWCASE))) == 1
     plain = capsys.readouterr().out
     assert cli.main(("replay", "-v", str(SHOWCASE))) == 1

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import on_a_terminal
 
 from eqcheck import assert_equivalent, cli, registry
 from eqcheck.case import Case
@@ -23,7 +24,7 @@ NAMES = sorted(module.__name__.rpartition(".")[2].replace("listing", "list") for
 
 def lines(capsys: Printed, *words: str, columns: int = 0, monkeypatch: pytest.MonkeyPatch | None = None) -> list[str]:
     if monkeypatch:
-        monkeypatch.setenv("COLUMNS", str(columns))
+        on_a_terminal(monkeypatch, columns)
     assert cli.main(words) == 0
     return capsys.readouterr().out.splitlines()
 

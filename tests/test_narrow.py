@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from pages import told
+from pages import on_a_terminal, told
 
 from eqcheck import cli
 from eqcheck.kinds import FINGERPRINTS
@@ -28,10 +28,11 @@ def too_long(text: str, width: int) -> list[str]:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_report_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = [told(name) for name in (*SHOWCASE, "openvino_genai", "vllm")]
-    monkeypatch.setenv("COLUMNS", str(width))
+    on_a_terminal(monkeypatch, width)
     text = summary(reports, (*SHOWCASE, "a", "b"))
     assert too_long(text, width) == []
-    monkeypatch.delenv("COLUMNS")
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", str(width))
     whole = summary(reports, (*SHOWCASE, "a", "b"))
     assert too_long(whole, width), "a pipe gets the lines as they are, and what does not fit is seen"
     words = set(re.findall(r"[\w./-]{3,}", whole)) - set(re.findall(r"[\w./-]{3,}", text))
@@ -40,7 +41,7 @@ def test_a_report_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_lists_and_comparisons_fit(width: int, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+    on_a_terminal(monkeypatch, width)
     for command in ("list", "kinds"):
         assert cli.main([command]) == 0
         text = capsys.readouterr().out

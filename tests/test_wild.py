@@ -37,11 +37,11 @@ def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
     decoder = eqcheck.load(f"{WILD / 'own_loop.py'}")
     assert shown(decoder, "llama") == {"equivalent": 6}
     module = sys.modules[decoder.function.__module__]
-    module.SHIFTED = 1
+    vars(module)["SHIFTED"] = 1
     try:
         found = shown(decoder, "llama")
     finally:
-        module.SHIFTED = 0
+        vars(module)["SHIFTED"] = 0
     assert found["cache/duplicate-entry"] + found["cache/missing-entry"] + found["cache/misaligned"] > 2
     assert {name.partition("/")[0] for name in found} <= {"cache", "equivalent"}
 

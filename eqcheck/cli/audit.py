@@ -108,7 +108,6 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.report.schema import to_builtins
     from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck import short
-    from eqcheck.workers.spawned import environment
 
     if options.ray is not None:
         check_answers(options.ray)
@@ -120,11 +119,7 @@ def run(options: argparse.Namespace) -> int:
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
         decoders = apart.load_all([*options.specs, *options.adapter] or registry.self_contained())
-    engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
-    if engines and bounds_of(options) != WIDE:
-        raise UsageError("--max-...: an engine that loads a checkpoint is given cases of other sizes; leave it out")
-    if engines and options.target:
-        raise UsageError("--target: an engine that loads a checkpoint is not handed a model; leave it out")
+    _check_engines(options, decoders)
     failures = short().failures
     if failures:
         return broken(failures)
@@ -156,6 +151,17 @@ def run(options: argparse.Namespace) -> int:
         text = printable(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
     outputs.tell(reports, text, options)
     return exit_code(results, options.allow_known)
+
+
+def _check_engines(options: argparse.Namespace, decoders: Sequence[Decoder]) -> None:
+    from eqcheck.workers.spawned import environment
+
+    engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
+    for option, given in (("--max-...", bounds_of(options) != WIDE), ("--target", bool(options.target))):
+        if engines and given:
+            raise UsageError(
+                f"{option}: an engine that loads a checkpoint has models and sizes of its own; leave it out"
+            )
 
 
 def _check_targets(options: argparse.Namespace) -> None:

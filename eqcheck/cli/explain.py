@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
+from eqcheck.narrow import columns
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    width = min(columns(), _WIDEST)
     say(explained(kind_named(options.kind), width))
     return EQUIVALENT
 

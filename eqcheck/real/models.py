@@ -121,7 +121,7 @@ def _spread(model: Any) -> None:
 
 
 def _unloop(model: Any) -> None:
-    """Exchange rows of the head until no token is answered with itself for ever: rows of one id hide what went wrong."""
+    """Exchange rows of the head until no token is answered with itself for ever: rows of one id hide faults."""
     head, ids = model.get_output_embeddings(), torch.arange(VOCAB_SIZE)
     fed = ids[:, None].expand(-1, _LOOP)
     for _ in range(_TRIES):
