@@ -3,7 +3,7 @@
 An engine's settings are fixed when it starts, and one process cannot start several reliably. So vLLM is imported once,
 and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. An engine
 seeds its generator with 0 when it starts: so that generator is given a fresh seed before each request here. Speculation
-with min-p is refused by the engine.
+with min-p is refused by the engine. Where ``EQCHECK_TAP`` is set, a tap reads what the target's queries see.
 """
 
 import ctypes
@@ -15,6 +15,8 @@ import signal
 import sys
 import traceback
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import eqcheck
@@ -260,20 +262,33 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:
-        llm = start(*arguments)
-        while True:
-            request, entropy = pipe.recv()
-            random.seed(entropy)
-            before = _counters(llm)
-            observed: dict[str, Any] = {}
-            outputs = decode(llm, request, observed)
-            observed |= {name: count - before.get(name, 0) for name, count in _counters(llm).items()}
-            llm.reset_prefix_cache()
-            pipe.send(((outputs, observed), None))
+        with _tap() as tap:
+            llm = start(*arguments)
+            while True:
+                request, entropy = pipe.recv()
+                random.seed(entropy)
+                before = _counters(llm)
+                observed: dict[str, Any] = {}
+                if tap:
+                    tap.forget()
+                outputs = decode(llm, request, observed)
+                observed |= {name: count - before.get(name, 0) for name, count in _counters(llm).items()}
+                if tap:
+                    observed |= {"contexts": tap.queries, "wrong_context": next(iter(tap.faults()), None)}
+                llm.reset_prefix_cache()
+                pipe.send(((outputs, observed), None))
     except EOFError:
         return
     except Exception as error:
         pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+def _tap() -> AbstractContextManager[Any]:
+    """A tap inside the engine, where one is asked for."""
+    if not os.environ.get("EQCHECK_TAP"):
+        return nullcontext()
+    found: AbstractContextManager[Any] = import_module("eqcheck.adapters.taps.vllm_tap").tapped()
+    return found
 
 
 def _counters(llm: Any) -> dict[str, int]:

@@ -122,10 +122,11 @@ class Hooks:
     ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
     calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
     (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where drafts are dictated
-    ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. For scripts that show a
-    violation with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``,
-    ``start(target, draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the
-    packages to install.
+    ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. An engine that is read from
+    inside tells in ``contexts`` how many queries were read, and in ``wrong_context`` the first one that saw something
+    wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with the engine alone, the
+    class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft, request)``,
+    ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
 
         >>> Hooks().version, Hooks().requirements
         ('', 'the engine')

@@ -12,6 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from eqcheck.contract import RowOptions, decoder
+from eqcheck.findings import Audit, Options
+from eqcheck.kinds import FINGERPRINTS
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.judge import Judge, truth
+from eqcheck.lanes.checkpoint.lane import CheckpointLane
+from eqcheck.lanes.checkpoint.outcome import judged
+
 tap_module = import_module("eqcheck.adapters.taps.vllm_tap")
 HEADS, HEAD_SIZE, BLOCK = 2, 3, 2
 PROMPT = [5, 6, 7]
@@ -97,7 +106,7 @@ def test_each_fault_is_told_as_what_it_is(engine: Engine) -> None:
     def said() -> str:
         faults = engine.tap.faults()
         assert faults
-        return str(faults[0])
+        return ": ".join(faults[0])
 
     engine.blocks["0"] = [1, 3, 0]
     engine.step({"0": [8]})
@@ -106,17 +115,21 @@ def test_each_fault_is_told_as_what_it_is(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "kind", "said"),
     [
-        ("stale", "slot 3 holds another text: of request 0, position 3, token 8"),
-        ("other", "slot 0 holds another text: of request 1, position 0, token 9"),
-        ("twice", "a slot is seen twice"),
-        ("lost", "slot 3 holds nothing that was written"),
-        ("long", "5 slots are seen at position 3"),
-        ("short", "3 slots are seen at position 3"),
+        (
+            "stale",
+            "cache/stale-entry",
+            "slot 3 holds another text: of request 0, position 3, token 8",
+        ),
+        ("other", "cache/wrong-row", "slot 0 holds another request's text: of request 1, position 0, token 9"),
+        ("twice", "cache/duplicate-entry", "a slot is seen twice"),
+        ("lost", "cache/missing-entry", "slot 3 holds nothing that was written"),
+        ("long", "mask/future-visible", "5 slots are seen at position 3"),
+        ("short", "mask/token-hidden", "3 slots are seen at position 3"),
     ],
 )
-def test_every_fault(engine: Engine, what: str, said: str) -> None:
+def test_every_fault(engine: Engine, what: str, kind: str, said: str) -> None:
     if what == "stale":
         engine.step({"0": [8, 40]})
         engine.tokens["0"], engine.skip = list(PROMPT), (3,)
@@ -132,7 +145,9 @@ def test_every_fault(engine: Engine, what: str, said: str) -> None:
         engine.step({"0": [8]})
     else:
         engine.step({"0": [8]}, {"0": 5 if what == "long" else 3})
-    assert said in str(engine.tap.faults()[0])
+    fingerprint, where = engine.tap.faults()[0]
+    assert said in where
+    assert fingerprint == kind in FINGERPRINTS
 
 
 def test_layers_of_the_draft_are_left_alone(engine: Engine) -> None:
@@ -202,6 +217,40 @@ def test_as_a_plug_in_it_writes_a_line_for_each_step(tmp_path: Path, monkeypatch
 def test_a_step_is_plain_data(engine: Engine) -> None:
     (data,) = [step.to_dict() for step in engine.tap.steps]
     query = data["queries"][1]
-    assert (query["request"], query["text"], query["fault"]) == ("0", (5, 6), "")
+    assert (query["request"], query["text"], query["fault"]) == ("0", (5, 6), None)
     assert query["seen"][0] == [6, {"step": 1, "request": "0", "text": (5,)}]
     json.dumps(data)
+
+
+ROW = EngineRow((1, 2, 3), RowOptions(4))
+
+
+def _judged(wrong: bool, told: Any) -> Any:
+    """The outcome of a case whose row is right or not, and of which the tap said something."""
+    torch.set_num_threads(1)
+    output = truth().row(ROW)
+    output = [*output[:2], (output[2] + 1) % 256, output[3]] if wrong else output
+    answer = {"outputs": [output], "observed": {"contexts": 9, "wrong_context": told}}
+    return judged(Judge("float64"), EngineCase((ROW,)), answer)
+
+
+def test_what_was_read_is_the_cause_of_wrong_tokens() -> None:
+    outcome = _judged(True, ["cache/misaligned", "slot 0 holds another position"])
+    found = explain(outcome, abduced(outcome))
+    assert found.fingerprint == "cache/misaligned"
+    assert "read inside the engine: slot 0 holds another position" in found.detail
+    assert {"contexts", "wrong_context"} <= outcome.coverage
+    assert "harmless_context" not in outcome.coverage
+    for odd in (["cache/unheard-of", "x"], "cache/misaligned", ["cache/misaligned"], None):
+        assert not explain(_judged(True, odd), None).fingerprint.startswith("cache")
+
+
+def test_a_wrong_context_without_a_wrong_token_is_a_warning() -> None:
+    found = Audit(decoder(name="read", checkpoints=True)(lambda target, draft, request: []), Options(), "checkpoint")
+    found.claimed_families = (EngineCase.family,)
+    found.outcomes = [_judged(False, ["cache/stale-entry", "slot 1"]), _judged(False, None)]
+    CheckpointLane.conclusions(found)
+    assert any("in 1 case a query was read to see something wrong" in warning for warning in found.warnings)
+    found.outcomes, found.warnings = [_judged(False, None)] * 3, []
+    CheckpointLane.conclusions(found)
+    assert not any("was read to see" in warning for warning in found.warnings)

@@ -54,27 +54,32 @@ class Query:
     text: tuple[int, ...]
     seen: tuple[Seen, ...]
 
-    def fault(self) -> str:
-        """The first thing that is wrong with what it sees; empty where nothing is.
+    def fault(self) -> tuple[str, str] | None:
+        """The first thing that is wrong with what it sees: its kind as eqcheck names it, and what it is.
 
         >>> one, other = Write(0, "0", (7,)), Write(0, "0", (7, 9))
         >>> Query("0", "l", (7, 8), (Seen(4, (one,)), Seen(5, (other,)))).fault()
-        'slot 1 holds another text: of request 0, position 1, token 9'
+        ('cache/stale-entry', 'slot 1 holds another text: of request 0, position 1, token 9')
         """
         if len(self.seen) != len(self.text):
-            return f"{len(self.seen)} slots are seen at position {len(self.text) - 1}"
+            kind = "mask/future-visible" if len(self.seen) > len(self.text) else "mask/token-hidden"
+            return kind, f"{len(self.seen)} slots are seen at position {len(self.text) - 1}"
         if len({one.slot for one in self.seen}) < len(self.seen):
-            return "a slot is seen twice"
+            return "cache/duplicate-entry", "a slot is seen twice"
         for place, one in enumerate(self.seen):
             if not one.writes:
-                return f"slot {place} holds nothing that was written"
-            if any(write.text == self.text[: place + 1] for write in one.writes):
-                continue
-            write = one.writes[-1]
-            what = "another position" if write.position != place else "another text"
-            whose = f"of request {write.request}, position {write.position}, token {write.text[-1]}"
-            return f"slot {place} holds {what}: {whose}"
-        return ""
+                return "cache/missing-entry", f"slot {place} holds nothing that was written"
+            if not any(write.text == self.text[: place + 1] for write in one.writes):
+                return self._other(place, one.writes[-1])
+        return None
+
+    def _other(self, place: int, write: Write) -> tuple[str, str]:
+        whose = f"of request {write.request}, position {write.position}, token {write.text[-1]}"
+        if write.request != self.request:
+            return "cache/wrong-row", f"slot {place} holds another request's text: {whose}"
+        if write.position != place:
+            return "cache/misaligned", f"slot {place} holds another position: {whose}"
+        return "cache/stale-entry", f"slot {place} holds another text: {whose}"
 
 
 @dataclass
@@ -137,9 +142,8 @@ class Tap:
             start = int(batch.num_computed_tokens_cpu[row])  # the scheduler's word, not the metadata's
             before = batch.token_ids_cpu[row, :start].tolist()
             texts = [(*before, *ids[first : index + 1]) for index in range(first, last)]
-            for index, text in zip(range(first, last), texts, strict=True):
-                write = Write(self.number, request, tuple(text))
-                self.writes.setdefault((layer, _bytes(keys[index], values[index])), []).append(write)
+            for entry, text in zip(_bytes(keys[first:last], values[first:last]), texts, strict=True):
+                self.writes.setdefault((layer, entry), []).append(Write(self.number, request, tuple(text)))
             rows.append((request, texts, lengths[row]))
         for row, (request, texts, length) in enumerate(rows):
             slots = _slots(metadata.block_table[row].tolist(), length, cache.shape[2])
@@ -151,13 +155,21 @@ class Tap:
                 visible = held[: length - len(texts) + number + 1]
                 self.steps[-1].queries.append(Query(request, layer, tuple(text), tuple(visible)))
 
-    def faults(self) -> list[str]:
-        """What is wrong, in the order in which it was seen; the first is the cause of what follows."""
+    @property
+    def queries(self) -> int:
+        """How many queries were read, of all layers."""
+        return sum(len(step.queries) for step in self.steps)
+
+    def faults(self) -> list[tuple[str, str]]:
+        """What is wrong, by kind, in the order in which it was seen; the first is the cause of what follows."""
         return [
-            f"step {step.number}, request {query.request}, position {len(query.text) - 1}, {query.layer}: {fault}"
+            (
+                fault[0],
+                f"step {step.number}, request {one.request}, position {len(one.text) - 1}, {one.layer}: {fault[1]}",
+            )
             for step in self.steps
-            for query in step.queries
-            if (fault := query.fault())
+            for one in step.queries
+            if (fault := one.fault())
         ]
 
 
@@ -168,18 +180,22 @@ def _slots(blocks: list[int], length: int, size: int) -> list[int]:
 
 def _held(cache: Any, slots: list[int]) -> list[bytes]:
     """What lies in slots; a block holds its keys by channel, its values by slot."""
+    import torch
+
     blocks, heads, size, width = cache.shape
     both = cache.view(blocks, heads, 2, size * width // 2)
     keys = both[:, :, 0].view(blocks, heads, width // 2, size)
     values = both[:, :, 1].view(blocks, heads, size, width // 2)
-    return [_bytes(keys[slot // size, :, :, slot % size], values[slot // size, :, slot % size]) for slot in slots]
+    block, place = torch.tensor(slots) // size, torch.tensor(slots) % size
+    return _bytes(keys[block, :, :, place], values[block, :, place])
 
 
-def _bytes(key: Any, value: Any) -> bytes:
-    """A key and a value ``[heads, head size]``, bit for bit."""
+def _bytes(keys: Any, values: Any) -> list[bytes]:
+    """Keys and values ``[entries, heads, head size]``, bit for bit."""
     import torch
 
-    return bytes(torch.stack([key, value]).contiguous().view(torch.uint8).numpy().tobytes())
+    entries = torch.stack([keys, values], 1).contiguous().view(torch.uint8).numpy()
+    return [entry.tobytes() for entry in entries]
 
 
 @contextmanager

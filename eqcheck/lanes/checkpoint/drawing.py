@@ -201,6 +201,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
         "ngram": case.drafting == "ngram",
         "dictated": case.drafting == "dictated",
+        "contexts": observed.get("contexts", 0) > 0,
         "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
         "row_limits": len({o.max_new_tokens for o in options}) > 1,
         "row_eos": len({o.eos_token_ids for o in options}) > 1,

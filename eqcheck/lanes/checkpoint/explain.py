@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.kinds import FINGERPRINTS
 from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.outcome import Outcome
+from eqcheck.plain import one_line
 from eqcheck.statements import NOTHING, Statement
 from eqcheck.verdict import Explanation, Given, RowVerdict
 
@@ -31,7 +33,10 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]
-    if whole := _returned_whole(outcome):
+    if context := read(outcome):
+        (component, kind), search, subject = context[0].split("/"), None, ""
+        statement = Statement(f"read inside the engine: {context[1]}", {})
+    elif whole := _returned_whole(outcome):
         component, kind, search, subject, statement = "bookkeeping", "prompt-in-output", None, "", whole[1]
         row = next(one for one in outcome.wrong if one.row == whole[0].row)
     index = row.first
@@ -56,6 +61,14 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
         search=search,
         subject=subject,
     )
+
+
+def read(outcome: Outcome) -> tuple[str, str] | None:
+    """The first wrong context that was read inside the engine: its kind by fingerprint, and what was seen."""
+    told = outcome.observed.get("wrong_context")
+    if not isinstance(told, list | tuple) or len(told) != 2 or told[0] not in FINGERPRINTS:
+        return None
+    return str(told[0]), one_line(str(told[1]))
 
 
 def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:

@@ -12,7 +12,7 @@ from eqcheck.findings import Finding
 from eqcheck.lanes.checkpoint.abduction import Abduced
 from eqcheck.lanes.checkpoint.case import EngineCase
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused
+from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.shrink import minimise, needs
 from eqcheck.outcome import HANG, UNTRIED, Outcome
@@ -99,6 +99,8 @@ class Investigation:
 
     def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[bool, Abduced | None]:
         """What explains a small failing case, by itself or by others, and whether there was the time to try."""
+        if read(outcome):
+            return True, None
         found, tried = abduced(outcome), True
         option = bool(set(needs(outcome.case)) & _OPTIONS and outcome.outputs is not None)
         if option and elsewhere is not None and elsewhere.component == "options":

@@ -286,7 +286,7 @@ def _warnings(result: Audit) -> list[str]:
     missing = [name for name in essential if not result.coverage.get(name)]
     if missing and tally.run:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
-    found += _about_rounds(result)
+    found += [*_about_rounds(result), *_about_contexts(result)]
     found += declining.of_requirements(result.decoder)
     found += declining.too_many(tally.declined, tally.drawn)
     if result.doubtful:
@@ -323,6 +323,16 @@ def _about_rounds(result: Audit) -> list[str]:
             "engine was given allow: right ones were lost. This costs speed, not output"
         )
     return found
+
+
+def _about_contexts(result: Audit) -> list[str]:
+    harmless = result.coverage.get("harmless_context", 0)
+    if not harmless:
+        return []
+    return [
+        f"in {many(harmless, 'case')} a query was read to see something wrong, and yet every row is right: "
+        "position, mask or cache is wrong, and the tokens are right by luck"
+    ]
 
 
 def _size(outcome: Outcome) -> tuple[int, int]:

@@ -59,6 +59,10 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         counts, shown = dictated.played(case, outputs, rounds)
         observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
     rows = tuple(judge.rows(case, outputs))
+    if observed.get("wrong_context"):
+        shown |= (
+            {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}
+        )
     wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
     shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
     return EngineOutcome(
