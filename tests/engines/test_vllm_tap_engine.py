@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from eqcheck import registry
+from eqcheck.contract import RowOptions
+from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.workers.spawned import environment
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -119,3 +125,46 @@ def test_as_a_plug_in_it_reads_in_the_engines_own_process(tmp_path: Path) -> Non
     queries = [query for step in found for query in step["queries"]]
     assert len(queries) > 3 * (8 + 29)
     assert {query["fault"] for query in queries} == {None}
+
+
+PATCHED = """
+import eqcheck
+
+eqcheck_vllm = __import__("eqcheck.adapters.vllm", fromlist=["prepare"])
+eqcheck_vllm.prepare()
+try:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder as Builder
+except ImportError:
+    pass  # in the audit's own process
+else:
+    right = Builder.build
+
+    def build(self, *given, **named):
+        metadata = right(self, *given, **named)
+        table = metadata.block_table.clone()
+        for row, length in enumerate(metadata.seq_lens.tolist()):
+            if length > 32:  # tokens of a block
+                table[row, :2] = table[row, :2].flip(0)
+        metadata.block_table = table
+        return metadata
+
+    Builder.build = build
+decoder = eqcheck.load("vllm")
+"""
+
+
+@pytest.mark.parametrize("drafting", ["model", "dictated"])
+def test_a_patched_block_table_is_named_by_reading(
+    drafting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQCHECK_TAP", "1")
+    (tmp_path / "patched.py").write_text(PATCHED)
+    decoder = registry.load(str(tmp_path / "patched.py") + ":decoder")
+    rows = tuple(EngineRow(tuple(range(7, 7 + count)), RowOptions(20), (3, 0, 2)) for count in (28, 5))
+    with worker(decoder, environment(decoder, None)) as running:
+        outcome = running.try_case(EngineCase(rows, 3, drafting=drafting))
+    assert outcome.status == "violation"
+    assert [row.row for row in outcome.wrong] == [0]
+    found = explain(outcome, abduced(outcome))
+    assert found.fingerprint == "cache/misaligned"
+    assert "slot 0 holds another position: of request 0" in found.detail
