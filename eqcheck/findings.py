@@ -31,6 +31,7 @@ class Options:
     ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
     may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
     for none. ``bounds`` is how large cases get. ``python`` is the Python to decode with, on checkpoints.
+    ``memory``: measure what keys and values take.
     """
 
     cases: int | None = 300
@@ -44,6 +45,7 @@ class Options:
     corpus: Path | None = None
     bounds: Bounds = WIDE
     python: str = ""
+    memory: bool = False
 
 
 @dataclass(frozen=True)

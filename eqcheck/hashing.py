@@ -135,6 +135,24 @@ def decoded(digits: Ints) -> Ints:
     return fields
 
 
+def writes(entries: npt.NDArray[np.float64]) -> Ints:
+    """Which write each entry ``[n, WIDTH]`` is, as one number that `write_of` takes apart; -1 where there is none."""
+    with np.errstate(invalid="ignore"):
+        digits = entries[:, [0, *range(_CONTENT, WIDTH)]].astype(np.int64)
+    stamps = digits[:, 0]
+    which = np.where((stamps >= 0) & (stamps < 256), _STAMPED[stamps & 255], -1)
+    call, row, column = np.add.reduceat(digits[:, 1:] * _PLACE_VALUE[_CONTENT:], [0, 3, 5], axis=1).T
+    return np.where(which >= 0, (which << 56) | (call << 32) | (row << 16) | column, -1)
+
+
+def write_of(call: int, row: int, column: int) -> int:
+    """The number of a write, whichever of its `PLACES` copies is meant: ``writes & WRITE``."""
+    return call << 32 | row << 16 | column
+
+
+WRITE = (1 << 56) - 1
+
+
 def _signed(numbers: Ints) -> Ints:
     """24-bit numbers, two's complement, as they were; what is no such number stays what it is."""
     return np.where((numbers >= 1 << 23) & (numbers < 1 << 24), numbers - (1 << 24), numbers)

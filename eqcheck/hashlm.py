@@ -162,6 +162,7 @@ class HashModel(Offers):
         for layer in range(hashing.LAYERS):
             fresh = hashing.entries(role, layer, tokens, positions, digests[-1] if layer else None, number)
             keys, values = torch.from_numpy(self._written(fresh, feed, pads)).to(device, dtype)
+            self._watched(keys, values)
             if cache is not None:
                 where = torch.from_numpy(feed.slots_fed).to(device)
                 extra = ({"cache_position": where},) if TAKES_CACHE_POSITION else ()
@@ -172,6 +173,7 @@ class HashModel(Offers):
                         f"past_key_values: expected a cache of {batch} rows like input_ids; "
                         f"appending {list(keys.shape)} failed: {error}"
                     ) from error
+                self._watched(keys, values)
             digits, odd = hashing.whole(stacked(keys, values, batch))
             seen, at = hashing.contents(digits, role, layer)
             if view is None or view.visible.shape[2] != digits.shape[3]:
@@ -194,6 +196,11 @@ class HashModel(Offers):
             number, role, tokens, feed.positions, *first, tuple(held), tuple(spoilt), carry, self.choices, disagrees
         )
         return call, digests
+
+    def _watched(self, *tensors: torch.Tensor) -> None:
+        if self.trace is not None and self.trace.watcher is not None:
+            for tensor in tensors:
+                self.trace.watcher.mark(tensor)
 
     def _written(self, entries: npt.NDArray[np.float64], feed: Feed, pads: Bools | None) -> npt.NDArray[np.float64]:
         """The entries as they go into the cache: a recurrent state takes no pads in; a case may have them poisoned."""

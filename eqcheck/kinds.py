@@ -148,6 +148,12 @@ _RECORDS = (
     # The draft costs speed, not correctness: its kinds are warnings.
     Kind("draft", "desync", "the draft has lost its place in the row"),
     Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
+    # So do leaks.
+    Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
+    Kind("memory", "storage-kept", "storages that a cache has left behind stay alive, more with every round"),
+    Kind("memory", "finished-row-kept", "what a row had cached stays in memory when the row has ended"),
+    Kind("memory", "kept-after-return", "memory stays in use when a request was answered, more with every request"),
+    Kind("memory", "growth", "memory grows faster than what the rows need"),
     Kind("crash", "exception", "the decoder raised"),
     Kind("crash", "hang", "the decoder does not end"),
     Kind("crash", "invalid-output", "what the decoder returned, or left of its request, breaks the contract"),

@@ -33,7 +33,8 @@ class Outcome:
     ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
     side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``tied`` counts tokens that rounding decided. ``drawn`` is False for a case of the corpus,
+    right all the same. ``tied`` counts tokens that rounding decided, ``slots`` those of its caches that the target was
+    handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
     ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before, ``opinion`` the
@@ -53,6 +54,7 @@ class Outcome:
     declined: str = ""
     observed: Mapping[str, Any] = field(default_factory=dict)
     tied: int = 0
+    slots: tuple[int, int] = (0, 0)
     luck: tuple[str, str] = ("", "")
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)

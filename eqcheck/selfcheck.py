@@ -30,6 +30,7 @@ from eqcheck.family import LLAMA
 from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.memorycheck import MemoryResult, memory_checks
 from eqcheck.oracle import judge
 from eqcheck.sampledcheck import SampledResult, named_as_planted, sampled_checks
 from eqcheck.verdict import Explanation
@@ -41,7 +42,7 @@ RARE_MOST, RARE_USUAL, RARE_LATE = 2000, 300, 0.1  # cases; how many rare conjun
 COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
 SAMPLED_RIGHT = 0.9  # of the planted faults of sampling that are seen
 T = TypeVar("T")
-_Result = Union["FaultResult", "KnownGoodResult", SampledResult, tuple["RareResult", ...]]
+_Result = Union["FaultResult", "KnownGoodResult", SampledResult, MemoryResult, tuple["RareResult", ...]]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class SelfCheck:
     known_good: tuple[KnownGoodResult, ...]
     rare: tuple[RareResult, ...] = ()
     sampled: tuple[SampledResult, ...] = ()
+    memory: tuple[MemoryResult, ...] = ()
 
     @property
     def left_out(self) -> list[str]:
@@ -110,7 +112,8 @@ class SelfCheck:
             if good.violations:
                 accused = f"{good.violations} of {good.cases} cases of a right decoder called a violation"
                 found.append(f"{good.name}: {accused}: {good.first}")
-        return found + [one.failure for one in self.sampled if one.failure]
+        others: list[SampledResult | MemoryResult] = [*self.sampled, *self.memory]
+        return found + [one.failure for one in others if one.failure]
 
     @property
     def failures(self) -> list[str]:
@@ -150,6 +153,7 @@ class SelfCheck:
             "known_good": [asdict(good) for good in self.known_good],
             "rare": [asdict(rare) for rare in self.rare],
             "sampled": [asdict(one) for one in self.sampled],
+            "memory": [asdict(one) for one in self.memory],
             "failures": self.failures,
         }
 
@@ -161,7 +165,7 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
         for start in range(0, cases, SOUND_CASES):
             work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
-    work += sampled_checks()
+    work += [*memory_checks(), *sampled_checks()]
     results: list[_Result] = []
     for result in in_processes(work, jobs):
         results.append(result)
@@ -196,7 +200,8 @@ def _gathered(results: list[_Result]) -> SelfCheck:
     rare = next((one for one in results if isinstance(one, tuple)), ())
     faults = tuple(one for one in results if isinstance(one, FaultResult))
     sampled = tuple(one for one in results if isinstance(one, SampledResult))
-    return SelfCheck(faults, tuple(good.values()), rare, sampled)
+    memory = tuple(one for one in results if isinstance(one, MemoryResult))
+    return SelfCheck(faults, tuple(good.values()), rare, sampled, memory)
 
 
 def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:

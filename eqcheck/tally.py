@@ -56,6 +56,7 @@ class Tally:
     losses: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     lucky: Counter[str] = field(default_factory=Counter)
+    slots: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     fingerprints: set[str] = field(default_factory=set)
@@ -90,6 +91,7 @@ class Tally:
             if name in ("drafted", "accepted") or name.startswith(DICTATED):
                 self.observed[name] += number
         self.ties += outcome.ties
+        self.slots.update(dict(zip(("handed", "seen"), outcome.slots, strict=True)))
         self.lucky.update([outcome.luck[0]] if outcome.luck[0] else [])
         self.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
         if isinstance(case, Case):
@@ -104,6 +106,7 @@ class Tally:
             losses=self.losses + other.losses,
             observed=self.observed + other.observed,
             lucky=self.lucky + other.lucky,
+            slots=self.slots + other.slots,
             ties=self.ties + other.ties,
             reached=_largest(self.reached, other.reached),
             fingerprints=self.fingerprints | other.fingerprints,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -89,6 +89,14 @@ class Uses:
         return self
 
 
+class Watcher(Protocol):
+    """What is told of the tensors of keys and values that models write and are handed; see `eqcheck.memory.ledger`."""
+
+    def mark(self, tensor: Any) -> None: ...
+
+    def called(self, call: Call) -> None: ...
+
+
 @dataclass
 class Trace:
     """The calls of one decode, in order; target and draft share one clock, so calls are numbered across both."""
@@ -97,12 +105,15 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
+    watcher: Watcher | None = None
 
     def __post_init__(self) -> None:
         self.clock = count(1)
 
     def record(self, call: Call) -> None:
         self.calls.append(call)
+        if self.watcher is not None:
+            self.watcher.called(call)
         if len(self.calls) > self.max_calls:
             raise TooManyCalls(f"{len(self.calls)} forward calls in one case, where {self.max_calls} are ample")
 

@@ -36,6 +36,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAULTS", FEW)
     monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
     monkeypatch.setattr(module, "sampled_checks", lambda: [lambda: SEEN])
+    monkeypatch.setattr(module, "memory_checks", list)
 
 
 def blind(run: Run) -> Verdict:

@@ -68,6 +68,7 @@ class Counts:
     fingerprints: tuple[str, ...]
     replayed: int
     failing: int
+    slots: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
     tally = Tally(**{**given, "alike": {}, "fingerprints": set(counts.fingerprints)})
-    for name in ("coverage", "losses", "observed", "lucky", "alike"):
+    for name in ("coverage", "losses", "observed", "lucky", "slots", "alike"):
         setattr(tally, name, type(Tally().alike)(given[name] if name != "alike" else dict(counts.alike)))
     return tally
 

@@ -41,6 +41,7 @@ _TARGET = (
 )
 _PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
 _CORPUS = "where stored cases are: a folder (.eqcheck), or a URL that fsspec reaches, which several machines may share"
+_MEMORY = "measure what keys and values take, and warn of what is kept for nothing"
 _RAY = (
     "decode in shards on the Ray cluster that answers there ('local' starts one); they are stored in --out, and the "
     "same command goes on where it was ended"
@@ -90,6 +91,7 @@ def add(commands: Commands) -> None:
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
+    audit.add_argument("--memory", action="store_true", help=_MEMORY)
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     outputs.add(audit)
     audit.set_defaults(run=run)
@@ -188,6 +190,7 @@ def _settings(options: argparse.Namespace) -> Options:
         case_memory=options.case_memory,
         bounds=bounds_of(options),
         python=options.python or "",
+        memory=options.memory,
     )
 
 

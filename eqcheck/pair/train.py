@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,12 @@ def corpus() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def model(name: str) -> Any:
-    """A Llama of this shape with its initial weights."""
+    """The target or the draft with its initial weights."""
+    return llama(SHAPES[name])
+
+
+def llama(shape: Mapping[str, int]) -> Any:
+    """A byte-level Llama of this shape with its initial weights."""
     config = LlamaConfig(
         vocab_size=BYTES,
         max_position_embeddings=CONTEXT,
@@ -55,7 +60,7 @@ def model(name: str) -> Any:
         bos_token_id=None,
         eos_token_id=END,
         pad_token_id=END,
-        **SHAPES[name],
+        **shape,
     )
     return LlamaForCausalLM(config)
 

@@ -65,6 +65,7 @@ def _head(report: Report) -> list[str]:
         lines += [f"{report.ties} near-ties (`eqcheck/ties.py` has the policy).", ""]
     lines += [line for sentence in sampled(report)[:1] for line in (sentence, "")]
     lines += [*(f"- {sentence}" for sentence in sampled(report)[1:]), ""] if len(sampled(report)) > 1 else []
+    lines += [line for sentence in (*slots_seen(report), *memory(report)) for line in (sentence, "")]
     if pair := report.real_pair:
         lines += [
             f"On the shipped pair of trained models, in float64, {pair.equivalent} of {pair.rows} rows are what the "
@@ -74,6 +75,37 @@ def _head(report: Report) -> list[str]:
             *([""] if pair.first else []),
         ]
     return lines + ([inline(f"{declined_of(report)}."), ""] if report.declined else [])
+
+
+SPLIT = {
+    "rejected": "rejected drafts and fillers",
+    "pads": "pads",
+    "finished": "rows that ended",
+    "copies": "second copies",
+    "spare": "spare capacity",
+    "unread": "not read",
+}
+
+
+def slots_seen(report: Report) -> list[str]:
+    """How much of what the target is handed is of use, in a sentence."""
+    share = report.slots_seen
+    return [] if share is None else [f"Queries saw {percent(share)} of the cache slots that the target was handed."]
+
+
+def memory(report: Report) -> list[str]:
+    """What keys and values take, in a sentence, where that was measured."""
+    found = report.memory
+    if found is None:
+        return []
+    if found.waste is None or found.waste_at_peak is None:
+        return [f"Keys and values take {found.peak_bytes:,} bytes at most; nothing of them could be read."]
+    waste = [f"{name} {percent(found.split[kind])}" for kind, name in SPLIT.items() if found.split.get(kind)]
+    return [
+        f"Keys and values take {found.peak_bytes:,} bytes at most: {found.waste:.2f} times the least that is needed in "
+        f"the median of the rounds, {found.waste_at_peak:.2f} times where they take most"
+        + (f" (of all of it {', '.join(waste)})." if waste else ".")
+    ]
 
 
 def _warnings(report: Report) -> list[str]:

@@ -151,6 +151,22 @@ class CorpusCases:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What keys and values took, in bytes, on the case that this is measured on, and how often the least needed.
+
+    ``waste`` is the median over rounds of what is held over the least, ``waste_at_peak`` the same where most is held,
+    ``split`` the shares of what is held there. Null where no storage could be read.
+    """
+
+    peak_bytes: Count
+    after_return_bytes: Count
+    least_bytes: Count | None = None
+    waste: float | None = None
+    waste_at_peak: float | None = None
+    split: dict[str, Share] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Report:
     """One audit. What a lane does not have is empty or null there.
 
@@ -158,6 +174,8 @@ class Report:
     what each family showed, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
     ``sampling`` is what sampled tokens say together. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
     dictated drafts that were asked for, and those of them that were seen to be played.
+    ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` what
+    was measured where that was asked.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -192,6 +210,8 @@ class Report:
     elapsed_s: float
     sampling: Evidence | None = None
     dictated_rounds: dict[str, tuple[Count, Count]] = field(default_factory=dict)
+    memory: Memory | None = None
+    slots_seen: Share | None = None
 
 
 def to_builtins(report: Report) -> dict[str, Any]:

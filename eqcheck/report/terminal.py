@@ -13,9 +13,19 @@ from tabulate import tabulate
 
 from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
 from eqcheck.kinds import KINDS
+from eqcheck.memorycheck import table as memory_table
 from eqcheck.narrow import columns, table, wrapped
 from eqcheck.plain import printable
-from eqcheck.report.markdown import UNCLAIMED_NOTE, beyond_claim, declined_of, matrix_table, not_taken, percent, sampled
+from eqcheck.report.markdown import (
+    UNCLAIMED_NOTE,
+    beyond_claim,
+    declined_of,
+    matrix_table,
+    memory,
+    not_taken,
+    percent,
+    sampled,
+)
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.sampledcheck import named_as_planted
 from eqcheck.sampledcheck import table as sampled_table
@@ -156,7 +166,7 @@ def _details(report: Report, folder: str, width: int) -> list[str]:
     if pair := report.real_pair:
         lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")
         lines += ["", pair.first] if pair.first and not report.violations else []
-    lines += [f"{name}: {line}" for line in sampled(report)[:4]]
+    lines += [f"{name}: {line}" for line in [*sampled(report)[:4], *memory(report)]]
     lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
     lines = [wrapped(line, width) for line in lines]
     for violation in report.violations:
@@ -227,6 +237,7 @@ def selfcheck_table(check: SelfCheck) -> str:
     for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
         component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))
         lines.append(f"named as declared, {what}: component {percent(component)}, kind {percent(kind)}")
+    lines += ["", memory_table(check.memory)] if check.memory else []
     return "\n".join([*lines, *_sampled_table(check)])
 
 

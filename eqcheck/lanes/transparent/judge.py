@@ -16,6 +16,7 @@ from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
+from eqcheck.trace import TARGET
 
 
 def luck_of(done: Run) -> tuple[str, str]:
@@ -30,6 +31,13 @@ def luck_of(done: Run) -> tuple[str, str]:
         return "", ""
     query = unseen.query
     return unseen.fingerprint, f"call {query.call}, batch row {query.call_row}, column {query.column}"
+
+
+def slots(done: Run) -> tuple[int, int]:
+    """How many slots the target was handed in all its calls, and how many of them a query saw."""
+    calls = done.trace.made(TARGET)
+    handed = sum(len(call.visible) * call.visible.shape[2] for call in calls)
+    return handed, sum(int(call.visible.any(axis=1).sum()) for call in calls)
 
 
 def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -53,6 +61,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         done.declined,
         tied=done.ties,
         luck=luck_of(done) if verdict else ("", ""),
+        slots=slots(done) if verdict else (0, 0),
         seconds=time.monotonic() - start,
         story=story_of(done, explanation) if opinion and explanation is not None else None,
     )

@@ -24,6 +24,7 @@ from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
+from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.requirements import refused, unmet
 from eqcheck.story import DrawnDecode
@@ -220,8 +221,30 @@ class TransparentLane:
 
     def conclude(self) -> None:
         result = self.result
+        if result.options.memory and not result.interrupted:
+            self._measure_memory()
         result.warnings += [self._in_doubt(finding) for finding in result.doubtful]
         result.findings = with_axes(result)
+
+    def _measure_memory(self) -> None:
+        """Decode the case that memory is measured on, by a new instance of the decoder."""
+        result, decoder = self.result, self.decoder
+        families = [name for name in result.claimed_families if not FAMILY[name].target]
+        if not families:
+            result.warnings.append("--memory: on real models it is not measured; audit the transparent target")
+            return
+        case = probe_case(families[0], decoder.padding_sides[0], decoder.requires)
+        if decoder.spec and result.options.isolate:
+            with Forked(decoder.spec, self.limits, try_memory) as worker:
+                outcome = worker.try_case(case)
+        else:
+            with set_up(decoder, []) as generate:
+                outcome = try_memory(generate, case, self.limits.timeout)
+        result.facts["memory"] = {name: found for name, found in outcome.observed.items() if name != "warnings"}
+        result.warnings += outcome.observed.get("warnings", ())
+        if not outcome.observed:
+            why = outcome.declined or "what it emits there is not right"
+            result.warnings.append(f"--memory: nothing was measured: {why}")
 
     def _in_doubt(self, finding: Finding) -> str:
         why = (

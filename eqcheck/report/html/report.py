@@ -12,7 +12,7 @@ from eqcheck.report.compare import Comparison, chance, compare, in_words
 from eqcheck.report.html import page
 from eqcheck.report.html.chart import Chart
 from eqcheck.report.html.finding import Finding
-from eqcheck.report.markdown import about, declined_of, not_taken, percent, sampled
+from eqcheck.report.markdown import about, declined_of, memory, not_taken, percent, sampled, slots_seen
 from eqcheck.report.schema import Report, ReportedViolation, printable_report
 from eqcheck.verdict import many
 
@@ -61,6 +61,7 @@ def _prepared(report: Report, number: int) -> SimpleNamespace:
         declined=declined_of(report),
         not_taken=not_taken(report),
         sampled=sampled(report),
+        memory=[*slots_seen(report), *memory(report)],
         chart=Chart.of(report.sampling) if report.sampling and len(report.sampling.course) > 1 else None,
     )
 

@@ -1,0 +1,66 @@
+"""Drafts of four sizes, distilled from the pair's target, each kept at four points of its training.
+
+What the law of `eqcheck.bench.law` is fitted to. All four learn in one loop, from the same text and the same answers of
+the target, at a constant learning rate: so a checkpoint is what a shorter training would have ended with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import kl_div, log_softmax
+
+from eqcheck.pair import CONTEXT
+from eqcheck.pair.train import BATCH, WARM_UP, blocks, corpus, llama
+
+RATE = 2e-3
+SEED = 0
+SHAPES = {  # width and layers; the third has the shape of the shipped draft
+    name: {
+        "hidden_size": width,
+        "intermediate_size": 5 * width // 2,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+    }
+    for name, width, layers in (("64x1", 64, 1), ("96x2", 96, 2), ("128x2", 128, 2), ("192x2", 192, 2))
+}
+STEPS = (32, 64, 128, 256)  # of 4,096 tokens each: an eighth of a million tokens to one million
+
+
+class Checkpoint(NamedTuple):
+    """A draft after ``tokens`` of training; it is trained further after the next one was taken."""
+
+    size: str
+    parameters: int
+    tokens: int
+    draft: Any
+
+
+def drafts(target: Any, steps: tuple[int, ...] = STEPS) -> Iterator[list[Checkpoint]]:
+    """The drafts of all sizes after each of so many ``steps`` of training."""
+    torch.manual_seed(SEED)
+    text = corpus()[0]
+    students = {name: llama(shape) for name, shape in SHAPES.items()}
+    groups = [{"params": student.parameters()} for student in students.values()]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    for step, ids in enumerate(blocks(text, torch.Generator().manual_seed(SEED)), start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, step / WARM_UP)
+        with torch.no_grad():
+            truth = log_softmax(target(ids).logits.flatten(0, 1), -1)
+        optimizer.zero_grad()
+        for student in students.values():
+            proposed = log_softmax(student.train()(ids).logits.flatten(0, 1), -1)
+            kl_div(proposed, truth, reduction="batchmean", log_target=True).backward()  # type: ignore[no-untyped-call]
+        for group in groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+        optimizer.step()
+        if step in steps:
+            yield [
+                Checkpoint(name, student.num_parameters(), step * BATCH * CONTEXT, student.eval())
+                for name, student in students.items()
+            ]
+        if step == max(steps):
+            return
