@@ -9,6 +9,7 @@ are seen, and which model sees them so. Free of torch, as cases and reports name
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from eqcheck.errors import UsageError, did_you_mean
@@ -47,8 +48,34 @@ UNREAD = dict.fromkeys(
 )
 
 
+_OWN_BASES = re.compile(r"rotary|learned|mask-order|window:\d{1,6}")
+
+
+def is_class(name: str) -> bool:
+    """Whether a target is ``package.module:Class``, code of the user's.
+
+    >>> is_class("mine.models:Mine"), is_class("./checkpoint"), is_class("llama")
+    (True, False, False)
+    """
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name))
+
+
+def is_folder(name: str) -> bool:
+    """Whether a target is a folder with a checkpoint: a path with a slash in it.
+
+    >>> is_folder("./checkpoint"), is_folder("llama")
+    (True, False)
+    """
+    return "/" in name or "\\" in name
+
+
+def is_own(name: str) -> bool:
+    """Whether a target is a class or a folder of the user's, and no architecture known by name."""
+    return is_class(name) or is_folder(name)
+
+
 class Parsed(NamedTuple):
-    """The parts of a family on a real model."""
+    """The parts of a family on a real model; the architecture may be ``package.module:Class`` or a folder."""
 
     family: str
     architecture: str
@@ -62,11 +89,23 @@ def parsed(family: str) -> Parsed | None:
     Parsed(family='rotary', architecture='llama', dtype='float64')
     """
     base, _, rest = family.partition("@")
-    name, _, dtype = rest.partition("@")
+    name, dtype = split(rest)
     known = ARCHITECTURES.get(name)
-    if known is None or known.family != base or (dtype and dtype not in DTYPES) or family.endswith("@"):
+    if known is None and is_own(name) and _OWN_BASES.fullmatch(base):
+        return Parsed(base, name, dtype or "float64")
+    if known is None or known.family != base:
         return None
     return Parsed(base, name, dtype or known.dtype)
+
+
+def split(target: str) -> tuple[str, str]:
+    """A target and the dtype behind it, empty where there is none.
+
+    >>> split("llama@float32"), split("./models@home")
+    (('llama', 'float32'), ('./models@home', ''))
+    """
+    name, _, dtype = target.rpartition("@")
+    return (name, dtype) if dtype in DTYPES else (target, "")
 
 
 def family_of(name: str, dtype: str = "") -> str:
@@ -76,12 +115,17 @@ def family_of(name: str, dtype: str = "") -> str:
     Traceback (most recent call last):
     eqcheck.errors.UsageError: --target: unknown architecture 'lama'; did you mean 'llama'? Known: all, llama, ...
     """
+    if is_own(name):
+        from eqcheck.real.own import own_family
+
+        return own_family(name, dtype)
     if name in UNREAD:
         raise UsageError(f"--target {name}: it cannot be read: {UNREAD[name]}; audit it by its tokens with --python")
     if name not in ARCHITECTURES:
         raise UsageError(
             f"--target: unknown architecture {name!r}{did_you_mean(name, ARCHITECTURES) or '.'} "
-            f"Known: all, {', '.join(ARCHITECTURES)}; each also as NAME@DTYPE with {', '.join(DTYPES)}"
+            f"Known: all, {', '.join(ARCHITECTURES)}; each also as NAME@DTYPE with {', '.join(DTYPES)}; "
+            "or package.module:Class, or the folder of a checkpoint, as ./folder"
         )
     if dtype and dtype not in DTYPES:
         raise UsageError(f"--target {name}@{dtype}: expected one of {', '.join(DTYPES)} behind the @")
@@ -98,4 +142,4 @@ def families_of(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if "all" in names:
         names = tuple(ARCHITECTURES)
-    return tuple(family_of(name.partition("@")[0], name.partition("@")[2]) for name in names)
+    return tuple(family_of(*(split(name) if is_own(name) else name.partition("@")[::2])) for name in names)

@@ -98,10 +98,10 @@ def named(which: Callable[[Family], bool]) -> tuple[str, ...]:
 def base_of(name: str) -> str:
     """The family that one on a real model is like; any other is its own.
 
-    >>> base_of("rotary@llama"), base_of("learned")
-    ('rotary', 'learned')
+    >>> base_of("rotary@llama"), base_of("learned"), base_of("window:16@./folder")
+    ('rotary', 'learned', 'window')
     """
-    return name.partition("@")[0]
+    return name.partition("@")[0].partition(":")[0]
 
 
 FAMILIES = tuple(FAMILY)

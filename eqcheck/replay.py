@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from eqcheck import callview, registry
-from eqcheck.campaign.casefile import StoredViolation, command, read_case, write_whole
+from eqcheck.campaign.casefile import StoredViolation, code_of, command, read_case, write_whole
 from eqcheck.campaign.lane import lane_named
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.findings import Options
@@ -28,9 +28,11 @@ def replay(
     python: str | None = None,
     calls: bool = False,
     html: Path | None = None,
+    target: str = "",
 ) -> int:
     """Run the case of a file with the adapter it names, or another one; returns the exit code.
 
+    ``target`` has to name the model class of the case where that is code of the user's.
     ``calls``: print every call of the models first; ``html``: write them to this file as a page.
     """
     stored = read_case(path)
@@ -46,6 +48,7 @@ def replay(
             f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
             f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
         )
+    _check_target(path, stored, spec, target)
     try:
         decoder = registry.load(spec)
     except UsageError:
@@ -68,6 +71,16 @@ def replay(
     if code == VIOLATION and not lane.result.claims(stored.case):
         print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
     return code
+
+
+def _check_target(path: Path, stored: StoredViolation, spec: str, target: str) -> None:
+    """`UsageError` where the target of a case is code that the user did not name."""
+    own = code_of(stored.case)
+    if target != own:
+        expected = (
+            f"got code to run, {own!r}; if you trust it, type" if own else "its target is no class of yours; type"
+        )
+        raise UsageError(f"case file {path}: target: {expected}: {command(path, spec, own)}")
 
 
 def _check_page(html: Path) -> None:

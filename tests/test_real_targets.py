@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, Cache
+from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
 from eqcheck.architectures import ARCHITECTURES, families_of, family_of
@@ -236,3 +236,24 @@ def test_a_model_without_the_parts_is_refused() -> None:
 
     with pytest.raises(Unsupported, match="no base model"):
         Watched.of(Bare(HashConfig()), 1)
+
+
+def test_a_cache_that_rounds_is_told_as_such() -> None:
+    @eqcheck.decoder(name="rounds")
+    def rounds(target: Any, draft: Any, request: Any) -> list[list[int]]:
+        rows = []
+        for prompt in request.prompts:
+            cache, fed, new = DynamicCache(), list(prompt), list[int]()
+            while len(new) < request.max_new_tokens and not set(new) & set(request.eos_token_ids):
+                scores = target(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits
+                fed = [int(scores[0, -1].argmax())]
+                new += fed
+                for layer in cache.layers:
+                    step = layer.keys.abs().amax(-1, keepdim=True) / 7  # four bits
+                    layer.keys = (layer.keys / step).round() * step
+            rows.append(new)
+        return rows
+
+    found = [one for one in outcomes(rounds, "rotary@llama", 6) if one.status == "violation"]
+    assert {one.fingerprint for one in found} == {"cache/torn-entry"}
+    assert all("numbers that no model wrote" in str(one.explanation) for one in found)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__, registry
+from eqcheck.architectures import is_class, parsed
 from eqcheck.case import Case
 from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.findings import Audit, Finding
@@ -96,14 +97,21 @@ def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolati
     )
 
 
-def command(path: Path, adapter: str = "") -> str:
-    """How to replay a case file. An adapter that is code of the user's is named: a file alone does not say what runs.
+def code_of(case: Any) -> str:
+    """The model class of the user's that a case is decoded on, ``package.module:Class``; empty for any other."""
+    own = parsed(getattr(case, "family", ""))
+    return own.architecture if own and is_class(own.architecture) else ""
+
+
+def command(path: Path, adapter: str = "", target: str = "") -> str:
+    """How to replay a case file. What is code of the user's is named: a file alone does not say what runs.
 
     >>> command(Path("case.json"), "eqspec"), command(Path("case.json"), "mine.py:fast")
     ('eqcheck replay case.json', 'eqcheck replay case.json --adapter mine.py:fast')
     """
     words = ["eqcheck", "replay", str(path)]
-    return shlex.join([*words, "--adapter", adapter] if registry.names_code(adapter) else words)
+    words += ["--adapter", adapter] if registry.names_code(adapter) else []
+    return shlex.join([*words, "--target", target] if target else words)
 
 
 def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVELS) -> Any:

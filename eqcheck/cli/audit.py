@@ -36,8 +36,8 @@ _KNOWN = "a TOML file of violations that are known, each with a link and a last 
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
-    "decode on tiny real models, which are read while they run: llama, gpt2, ... or 'all'; NAME@float32 or "
-    "NAME@bfloat16 computes in less than float64"
+    "decode on real models, which are read while they run: llama, gpt2, ... or 'all', the folder of a checkpoint "
+    "(./folder), or package.module:Class; NAME@float32 or NAME@bfloat16 computes in less than float64"
 )
 _PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
 _CORPUS = "where stored cases are: a folder (.eqcheck), or a URL that fsspec reaches, which several machines may share"

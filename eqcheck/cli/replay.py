@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
         "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
     )
     replay.add_argument("--python", metavar="PATH", help="for a case of an engine: the Python to run it with")
+    replay.add_argument("--target", default="", metavar="CLASS", help="the model class of a case, if that is your code")
     replay.add_argument("-v", "--verbose", action="store_true", help="print every call of the models first")
     replay.add_argument("--html", type=Path, metavar="FILE", help="write every call of the models as a page")
     replay.set_defaults(run=run)
@@ -31,4 +32,5 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     from eqcheck.replay import replay
 
-    return replay(options.case, options.adapter, options.isolate, options.python, options.verbose, options.html)
+    calls, target = options.verbose, options.target
+    return replay(options.case, options.adapter, options.isolate, options.python, calls, options.html, target)

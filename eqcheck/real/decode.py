@@ -13,18 +13,16 @@ from eqcheck.family import Family
 from eqcheck.hashing import Words
 from eqcheck.hashlm import copied
 from eqcheck.hashparts import Script
-from eqcheck.real.models import model_of
+from eqcheck.real.models import draft_of, model_of
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import Watched, tapped
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
-_OF_DRAFT = 1000  # a draft has weights of its own, so that nothing in a cache of one model is of the other
 
-
-def fresh(family: Family, seed: int) -> Any:
+def fresh(family: Family, seed: int, made: Callable[[str, str, int], Any] = model_of) -> Any:
     """A model that shares only its numbers with others: hooks, attributes and configuration are its own."""
     assert family.target is not None
-    model = copied(model_of(family.target.architecture, family.target.dtype, seed))
+    model = copied(made(family.target.architecture, family.target.dtype, seed))
     shared, own = model.config, copy.deepcopy(model.config)
     for module in model.modules():
         if vars(module).get("config") is shared:
@@ -47,7 +45,7 @@ def watched(
     ``truth`` are the new tokens of each row and the digests of each query that saw exactly its row, one more than there
     are tokens; they say what a repaired query answers.
     """
-    models = fresh(family, seed), fresh(family, seed + _OF_DRAFT)
+    models = fresh(family, seed), fresh(family, seed, draft_of)
     answers: dict[int, int] = {}
     for tokens, digests in truth:
         begin = digests.shape[1] - len(tokens) - 1

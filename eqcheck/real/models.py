@@ -7,19 +7,23 @@ states share is taken out of it, and its rows are of one length. `margins` measu
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from eqcheck.architectures import ARCHITECTURES
+from eqcheck.architectures import ARCHITECTURES, is_class, is_folder, is_own
 from eqcheck.errors import UsageError
 from eqcheck.family import WINDOW
+from eqcheck.plain import one_line
+from eqcheck.real.own import checkpoint, class_of, config_of
 
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
 POSITIONS = 4096
 _WEIGHTS, _EMBEDDINGS = 0.45, 0.09
 _LOOP, _TRIES = 8, 50
+_OF_DRAFT = 1000  # added to the seed of a target
 _SAMPLED = 64  # contexts from which the common direction is taken
 
 _SIZES = {
@@ -75,29 +79,82 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@lru_cache(maxsize=24)
 def model_of(architecture: str, dtype: str, seed: int) -> Any:
-    """The model of an architecture for a seed, in evaluation mode; `UsageError` where transformers does not have it."""
+    """The model of an architecture for a seed, in evaluation mode; a checkpoint is the same for every seed.
+
+    Raises `UsageError` where transformers does not have it, or what the user named cannot be built.
+    """
+    return _model(architecture, dtype, None if is_folder(architecture) else seed)
+
+
+def draft_of(architecture: str, dtype: str, seed: int) -> Any:
+    """A model like `model_of`'s with weights of its own, so that nothing in a cache of one model is of the other."""
+    return _model(architecture, dtype, _OF_DRAFT + (0 if is_folder(architecture) else seed))
+
+
+@lru_cache(maxsize=24)
+def _model(architecture: str, dtype: str, seed: int | None) -> Any:
+    if seed is None:
+        model = copy.deepcopy(checkpoint(architecture, VOCAB_SIZE))
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _built(architecture)
+    model = model.to(getattr(torch, dtype)).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _built(architecture: str) -> Any:
+    options = {**_SIZES, **_OWN.get(architecture, {})}
+    options = {name: value for name, value in options.items() if value is not _NO}
+    experts = options.pop("experts_implementation", None)
+    if not is_own(architecture):
+        found = _of_the_library(architecture)
+        config = found.config_class(**options)
+        if experts:
+            config._experts_implementation = experts
+        model = found(config)
+        _spread(model)
+        return model
+    try:
+        if is_class(architecture):
+            found = class_of(architecture)
+            model = found(found.config_class(**options))
+        else:
+            model = _like_checkpoint(architecture)
+        size = len(model.get_input_embeddings().weight)
+        if size <= VOCAB_SIZE:
+            raise UsageError(
+                f"--target {architecture}: expected a vocabulary of more than {VOCAB_SIZE} ids, got {size}"
+            )
+        _spread(model)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--target {architecture}: it cannot be built: {type(error).__name__}: {one_line(str(error))}"
+        ) from error
+    return model
+
+
+def _like_checkpoint(folder: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(folder)
+    config.vocab_size, config.pad_token_id = VOCAB_SIZE + 1, VOCAB_SIZE
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def _of_the_library(architecture: str) -> Any:
     import transformers
 
     name = ARCHITECTURES[architecture].model
     found = getattr(transformers, name, None)
     if found is None:
         raise UsageError(f"--target {architecture}: transformers {transformers.__version__} has no {name}")
-    options = {**_SIZES, **_OWN.get(architecture, {})}
-    options = {name: value for name, value in options.items() if value is not _NO}
-    experts = options.pop("experts_implementation", None)
-    config = found.config_class(**options)
-    if experts:
-        config._experts_implementation = experts
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = found(config)
-        _spread(model)
-    model = model.to(getattr(torch, dtype)).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
+    return found
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from eqcheck import __version__
-from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, write_whole
+from eqcheck.campaign.casefile import code_of, command, file_stem, read_case, stored_violation, write_whole
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, by_cause
 from eqcheck.kinds import KINDS
@@ -184,7 +184,7 @@ def _condition(audit: Audit, finding: Finding, folder: Path) -> Condition:
         from_corpus=finding.stored,
         without_speculation=finding.plain,
         script=str(_script_file(folder, finding)) if finding.script else None,
-        reproduce=command(_case_file(folder, finding), audit.decoder.spec),
+        reproduce=command(_case_file(folder, finding), audit.decoder.spec, code_of(finding.case)),
     )
 
 

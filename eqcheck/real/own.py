@@ -1,0 +1,126 @@
+"""Targets that a user names himself: a folder with a checkpoint, or a model class of his own.
+
+A checkpoint keeps its weights, and is cut to the first ids of its vocabulary. A class is built from its configuration
+class and a seed, with the sizes of `eqcheck.real.models`. What a model is like is measured: whether a shift of all
+position ids changes its answers, and whether it takes position ids at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqcheck.architectures import is_class
+from eqcheck.errors import UsageError
+from eqcheck.plain import one_line
+
+_SHIFT, _LENGTH = 11, 12
+_SAME = 3e-3  # of the largest score: tables of angles are in float32, and sharp attention makes more of their rounding
+
+
+def class_of(spec: str) -> Any:
+    """The model class that ``package.module:Class`` names; `UsageError` where there is none."""
+    module, _, name = spec.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise UsageError(
+            f"--target {spec}: it cannot be imported: {type(error).__name__}: {one_line(str(error))}"
+        ) from error
+    if getattr(found, "config_class", None) is None:
+        raise UsageError(
+            f"--target {spec}: expected a causal LM of transformers with a `config_class`, got {one_line(repr(found))}"
+        )
+    return found
+
+
+@lru_cache(maxsize=2)
+def checkpoint(folder: str, ids: int) -> Any:
+    """The causal LM of a folder in float64, cut to its first ``ids`` ids and one more that it never emits.
+
+    Only safetensors are read and no code of the folder is run. Raises `UsageError` where the folder is incomplete or
+    its vocabulary is too small.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(folder)
+    if (size := getattr(config, "vocab_size", 0)) <= ids:
+        raise UsageError(f"--target {folder}: expected a vocabulary of more than {ids} ids, got {size}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise UsageError(
+            f"--target {folder}: the checkpoint cannot be loaded: {one_line(str(error))}; "
+            "expected a whole folder of `save_pretrained`, with weights in safetensors"
+        ) from error
+    return cut(model, ids)
+
+
+def config_of(folder: str) -> Any:
+    """The configuration in a folder; `UsageError` where there is none."""
+    from transformers import AutoConfig
+
+    if not (Path(folder) / "config.json").is_file():
+        what = "without config.json" if Path(folder).is_dir() else "that is not there"
+        raise UsageError(f"--target {folder}: expected a folder of `save_pretrained`, got one {what}")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UsageError(f"--target {folder}: config.json cannot be read: {one_line(str(error))}") from error
+
+
+@torch.no_grad()
+def cut(model: Any, ids: int) -> Any:
+    """The model with a vocabulary of ``ids`` and a pad, which scores their mean and so is never the best."""
+    model.resize_token_embeddings(ids + 1)
+    head = model.get_output_embeddings()
+    for weights in (head.weight, getattr(head, "bias", None)):
+        if weights is not None:
+            weights[ids] = weights[:ids].mean(0)
+    model.config.pad_token_id = ids
+    return model
+
+
+@torch.no_grad()
+def like(model: Any) -> str:
+    """The family that a model in float64 is like: ``learned``, ``rotary``, ``mask-order`` or ``window:N``.
+
+    >>> from eqcheck.real.models import model_of
+    >>> [like(model_of(name, "float64", 0)) for name in ("llama", "gpt2", "mistral", "bloom")]
+    ['rotary', 'learned', 'window:8', 'mask-order']
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "mask-order"
+    ids = torch.arange(1, _LENGTH + 1)[None]
+    mask = torch.ones_like(ids)
+    places = torch.arange(_LENGTH)[None]
+    scores, shifted = (model(input_ids=ids, attention_mask=mask, position_ids=places + by).logits for by in (0, _SHIFT))
+    if float((scores - shifted).abs().max()) > _SAME * float(scores.abs().max()):
+        return "learned"
+    kinds = set(getattr(model.config, "layer_types", None) or ["sliding_attention"])
+    window = getattr(model.config, "sliding_window", None)
+    used = getattr(model.config, "use_sliding_window", True)
+    return f"window:{window}" if window and used and kinds == {"sliding_attention"} else "rotary"
+
+
+def own_family(spec: str, dtype: str) -> str:
+    """The family of cases on a target of the user's; builds the model. Raises `UsageError`, as `model_of` does."""
+    from eqcheck.real.models import model_of
+
+    try:
+        base = like(model_of(spec, "float64", 0))
+    except UsageError:
+        raise
+    except Exception as error:
+        what = "built" if is_class(spec) else "run"
+        raise UsageError(
+            f"--target {spec}: it cannot be {what}: {type(error).__name__}: {one_line(str(error))}"
+        ) from error
+    return f"{base}@{spec}" + (f"@{dtype}" if dtype not in ("", "float64") else "")
