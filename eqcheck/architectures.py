@@ -115,10 +115,6 @@ def family_of(name: str, dtype: str = "") -> str:
     Traceback (most recent call last):
     eqcheck.errors.UsageError: --target: unknown architecture 'lama'; did you mean 'llama'? Known: all, llama, ...
     """
-    if is_own(name):
-        from eqcheck.real.own import own_family
-
-        return own_family(name, dtype)
     if name in UNREAD:
         raise UsageError(f"--target {name}: it cannot be read: {UNREAD[name]}; audit it by its tokens with --python")
     if name not in ARCHITECTURES:
@@ -131,15 +127,3 @@ def family_of(name: str, dtype: str = "") -> str:
         raise UsageError(f"--target {name}@{dtype}: expected one of {', '.join(DTYPES)} behind the @")
     plain = dtype in ("", ARCHITECTURES[name].dtype)
     return f"{ARCHITECTURES[name].family}@{name}" + ("" if plain else f"@{dtype}")
-
-
-def families_of(text: str) -> tuple[str, ...]:
-    """The families of a list of targets, as ``--target`` takes it.
-
-    >>> families_of("llama,gpt2@float32")
-    ('rotary@llama', 'learned@gpt2@float32')
-    """
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if "all" in names:
-        names = tuple(ARCHITECTURES)
-    return tuple(family_of(*(split(name) if is_own(name) else name.partition("@")[::2])) for name in names)

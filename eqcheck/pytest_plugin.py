@@ -178,8 +178,8 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     """A decoder that claims a real model instead of families; what no real model can be told to do it is not asked."""
     from dataclasses import replace
 
-    from eqcheck.architectures import families_of
     from eqcheck.contract import POISONED
+    from eqcheck.real.own import families_of
 
     states = tuple(state for state in decoder.cache_states if state not in POISONED)
     return replace(decoder, families=families_of(target), cache_states=states, capabilities=())
@@ -187,9 +187,9 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
 
 def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
-    from eqcheck.architectures import families_of
     from eqcheck.errors import UsageError
     from eqcheck.family import base_of
+    from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
 
     for family in families_of(target):

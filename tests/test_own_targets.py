@@ -10,9 +10,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eqcheck import cli
-from eqcheck.architectures import families_of
 from eqcheck.errors import UsageError
 from eqcheck.real.models import VOCAB_SIZE, draft_of, model_of
+from eqcheck.real.own import families_of
 
 Printed = pytest.CaptureFixture[str]
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

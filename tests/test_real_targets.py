@@ -12,7 +12,7 @@ import torch
 from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
-from eqcheck.architectures import ARCHITECTURES, families_of, family_of
+from eqcheck.architectures import ARCHITECTURES, family_of
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS
 from eqcheck.contract import Decoder
@@ -23,6 +23,7 @@ from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real import shadow
 from eqcheck.real.models import margins
+from eqcheck.real.own import families_of
 from eqcheck.real.readable import check
 from eqcheck.real.tap import TapFailed
 

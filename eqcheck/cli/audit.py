@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eqcheck.architectures import families_of
 from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli import outputs
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr, writable
@@ -115,8 +114,7 @@ def run(options: argparse.Namespace) -> int:
         check_answers(options.ray)
     if options.pair:
         pair.check()
-    if options.target:
-        _check_targets(options)
+    targets = _targets(options)
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
@@ -128,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     folders = _folders(options.out, decoders)
     if strangers := known.unheard(entries, [decoder.name for decoder in decoders]):
         print(f"eqcheck: --known {printable(str(options.known))} {strangers}", file=sys.stderr)
-    settings = _settings(options)
+    settings = _settings(options, targets)
     results: list[Audit] = []
     reports = []
     with contextlib.ExitStack() as stack:
@@ -166,17 +164,22 @@ def _check_engines(options: argparse.Namespace, decoders: Sequence[Decoder]) -> 
             )
 
 
-def _check_targets(options: argparse.Namespace) -> None:
-    """Build every target that is asked for and read a forward of it; `UsageError` for one that cannot be read."""
+def _targets(options: argparse.Namespace) -> tuple[str, ...]:
+    """The families of the targets asked for, each built and read once; `UsageError` for one that cannot be read."""
+    if not options.target:
+        return ()
     if options.families:
         raise UsageError("--target, --families: expected one of the two; a target has its family")
+    from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
 
-    for family in families_of(options.target):
+    families = families_of(options.target)
+    for family in families:
         check(family)
+    return families
 
 
-def _settings(options: argparse.Namespace) -> Options:
+def _settings(options: argparse.Namespace, targets: tuple[str, ...]) -> Options:
     from eqcheck.findings import Options
 
     return Options(
@@ -184,7 +187,7 @@ def _settings(options: argparse.Namespace) -> Options:
         budget=options.budget,
         seed=options.seed,
         jobs=options.jobs,
-        families=families_of(options.target) if options.target else options.families,
+        families=targets or options.families,
         case_timeout=options.case_timeout,
         isolate=options.isolate,
         case_memory=options.case_memory,

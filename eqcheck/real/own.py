@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.architectures import is_class
+from eqcheck.architectures import ARCHITECTURES, family_of, is_class, is_own, split
 from eqcheck.errors import UsageError
 from eqcheck.plain import one_line
 
@@ -124,3 +124,20 @@ def own_family(spec: str, dtype: str) -> str:
             f"--target {spec}: it cannot be {what}: {type(error).__name__}: {one_line(str(error))}"
         ) from error
     return f"{base}@{spec}" + (f"@{dtype}" if dtype not in ("", "float64") else "")
+
+
+def families_of(text: str) -> tuple[str, ...]:
+    """The families of a list of targets, as ``--target`` takes it; what is the user's is built, to see what it is like.
+
+    >>> families_of("llama,gpt2@float32")
+    ('rotary@llama', 'learned@gpt2@float32')
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if "all" in names:
+        names = tuple(ARCHITECTURES)
+    return tuple(own_family(*split(name)) if is_own(split(name)[0]) else _known(name) for name in names)
+
+
+def _known(target: str) -> str:
+    name, _, dtype = target.partition("@")
+    return family_of(name, dtype)
