@@ -158,7 +158,8 @@ def _row(number: int, data: Mapping[str, Any]) -> EngineRow:
     lists = {"prompt": data["prompt"]} | {name: options.pop(name, ()) for name in ("eos_token_ids", "accepts")}
     for name, value in lists.items():
         if not isinstance(value, list | tuple):
-            raise CaseError(f"rows[{number}].{name}: expected a list of whole numbers, got {value!r}")
+            what = "counts" if name == "accepts" else "token ids"
+            raise CaseError(f"rows[{number}].{name}: expected a list of {what}, got {value!r}")
     prompt, eos, accepts = map(tuple, lists.values())
     try:
         return EngineRow(prompt, RowOptions(eos_token_ids=eos, **options), accepts)

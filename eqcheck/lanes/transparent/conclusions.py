@@ -89,11 +89,7 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
 
 
 def luck_warnings(result: Audit) -> list[str]:
-    """Warnings of contexts that were wrong where the output is right: on a real model not every fault changes a token.
-
-    >>> luck_warnings(Audit(None, Options(), "transparent", counted=Tally(lucky=Counter({"mask/pad-visible": 2}))))
-    ['BY LUCK: mask/pad-visible in 2 cases whose output is right: what a query saw was wrong']
-    """
+    """Warnings of contexts that were wrong where the output is right: on a real model not every fault changes a token."""
     found = []
     for fingerprint, count in result.tally.lucky.most_common():
         first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
