@@ -89,7 +89,7 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
 
 
 def luck_warnings(result: Audit) -> list[str]:
-    """Warnings of contexts that were wrong where the output is right: on a real model not every fault changes a token."""
+    """Warnings of wrong contexts behind right outputs: not every fault changes a token of a real model."""
     found = []
     for fingerprint, count in result.tally.lucky.most_common():
         first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
