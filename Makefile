@@ -26,7 +26,7 @@ test: $(VENV)/.installed
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_adapters.py \
-		tests/test_engines.py
+		tests/test_engines.py tests/test_wild.py
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -94,7 +94,7 @@ def test_a_class_is_built_and_read_and_never_run_unnamed(mine: str, tmp_path: Pa
         ("no.module:Mine", "it cannot be imported: ModuleNotFoundError"),
         ("{module}:Nope", "has no attribute 'Nope'"),
         ("{module}:Other", "expected a causal LM of transformers with a `config_class`"),
-        ("{module}:Broken", "it cannot be built: ValueError: no such layer"),
+        ("{module}:Broken", "it cannot be built in float64, in which the truth is: ValueError: no such layer"),
     ],
 )
 def test_what_cannot_be_a_target_is_said(target: str, said: str, mine: str, folder: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
@@ -36,14 +37,23 @@ def outcomes(decoder: Decoder, family: str, count: int) -> list[Any]:
         return [try_case(generate, case, None) for case in source.chunk(0, count)]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def there(name: str) -> bool:
+    """Whether this transformers can compute the architecture in float64; the one that cannot is known, and refused."""
+    if name == "deepseek_v3" and transformers.__version__ < "5":
+        with pytest.raises(UsageError, match="cannot be built in float64"):
+            check(family_of(name))
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", list(filter(there, ARCHITECTURES)))
 def test_models_answer_as_if_they_had_learned_something(name: str) -> None:
     tokens, lead = margins(name, contexts=128)
     assert tokens > 48
     assert lead > 1e-6  # rounding in float64 is 1e-12
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", list(filter(there, ARCHITECTURES)))
 def test_right_decoders_are_right_and_published_faults_are_named(name: str) -> None:
     family = family_of(name)
     for right in ("ragged", "transformers"):
@@ -209,7 +219,7 @@ def test_unknown_targets_are_refused(name: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["rotary@", "learned@llama", "rotary@llama@", "rotary@../x", "@llama", "rotary@llama@x"]
+    "family", ["rotary@", "learned@llama", "rotary@llama@", "sampling@../x", "@llama", "rotary@llama@x"]
 )
 def test_no_other_family_is_a_target(family: str) -> None:
     with pytest.raises(CaseError, match="family"):

@@ -173,10 +173,17 @@ def _targets(options: argparse.Namespace) -> tuple[str, ...]:
     from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
 
-    families = families_of(options.target)
-    for family in families:
-        check(family)
-    return families
+    families = []
+    for family in families_of(options.target):
+        try:
+            check(family)
+        except UsageError as error:
+            if options.target != "all":
+                raise
+            print(f"eqcheck: {error}; it is left out", file=sys.stderr)
+        else:
+            families.append(family)
+    return tuple(families)
 
 
 def _settings(options: argparse.Namespace, targets: tuple[str, ...]) -> Options:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.architectures import ARCHITECTURES, is_class, is_folder, is_own
+from eqcheck.architectures import ARCHITECTURES, is_class, is_folder
 from eqcheck.errors import UsageError
 from eqcheck.family import WINDOW
 from eqcheck.plain import one_line
@@ -110,20 +110,15 @@ def _built(architecture: str) -> Any:
     options = {**_SIZES, **_OWN.get(architecture, {})}
     options = {name: value for name, value in options.items() if value is not _NO}
     experts = options.pop("experts_implementation", None)
-    if not is_own(architecture):
-        found = _of_the_library(architecture)
-        config = found.config_class(**options)
-        if experts:
-            config._experts_implementation = experts
-        model = found(config)
-        _spread(model)
-        return model
     try:
-        if is_class(architecture):
-            found = class_of(architecture)
-            model = found(found.config_class(**options))
-        else:
+        if is_folder(architecture):
             model = _like_checkpoint(architecture)
+        else:
+            found = class_of(architecture) if is_class(architecture) else _of_the_library(architecture)
+            config = found.config_class(**options)
+            if experts:
+                config._experts_implementation = experts
+            model = found(config)
         size = len(model.get_input_embeddings().weight)
         if size <= VOCAB_SIZE:
             raise UsageError(
@@ -134,7 +129,8 @@ def _built(architecture: str) -> Any:
         raise
     except Exception as error:
         raise UsageError(
-            f"--target {architecture}: it cannot be built: {type(error).__name__}: {one_line(str(error))}"
+            f"--target {architecture}: it cannot be built in float64, in which the truth is: "
+            f"{type(error).__name__}: {one_line(str(error))}"
         ) from error
     return model
 
