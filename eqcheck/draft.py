@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from eqcheck.hashing import Bools, Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
+from eqcheck.head import ScriptedHead
 from eqcheck.trace import DRAFT
 
 
@@ -15,12 +16,15 @@ class ScriptedDraft(HashLM):
 
     It has its own cache and never knows which row it is in, except through the context it is given: a context
     is identified by the hash of what the query sees. With a damaged context of its own it proposes something
-    else and loses acceptance, as a real draft does.
+    else and loses acceptance, as a real draft does. In a case ``head`` is its `eqcheck.head.ScriptedHead`, for decoders
+    that draft from the target's hidden states instead.
 
         >>> from eqcheck.hashlm import HashLM, HashConfig
         >>> draft = ScriptedDraft.of(HashLM(HashConfig(seed=1)))
         >>> draft.script(agreement=0.5)
     """
+
+    head: ScriptedHead
 
     def __init__(self, config: HashConfig) -> None:
         super().__init__(config)

@@ -23,6 +23,7 @@ from eqcheck.errors import OutputError, Unsupported
 from eqcheck.family import FAMILY
 from eqcheck.hashing import Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
+from eqcheck.head import Contexts, ScriptedHead
 from eqcheck.plain import one_line, printable
 from eqcheck.real.decode import watched
 from eqcheck.real.rounding import ties_of
@@ -129,6 +130,8 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
         draft.script(wrong_after(case, truth))
     else:
         draft.script(agreement=case.agreement)
+    digests = [digests[-1] for digests in truth.digests]
+    draft.head = ScriptedHead(draft, Contexts(case.prompts, truth.uncut, digests, case.num_draft_tokens))
     for model in (target, draft):
         model.trace = trace
         model.model.poison = POISON.get(case.cache_state)

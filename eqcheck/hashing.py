@@ -18,7 +18,7 @@ https://doi.org/10.1145/2660193.2660195).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ def mix(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
-def _constants(stream: int, count: int) -> Words:
+def multipliers(stream: int, count: int) -> Words:
     """Fixed odd multipliers."""
     start = np.uint64((stream * _GAMMA) % 2**64)
     return mix(start + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) | np.uint64(1)
@@ -62,12 +62,15 @@ _BYTE = np.concatenate([8 * field + np.arange(count) for field, count in enumera
 POSITION_DIGITS = slice(_STARTS[POSITION], _STARTS[POSITION] + _DIGITS[POSITION])
 _CONTENT = int(_STARTS[CALL])  # the digits before the identity of the write
 CONTENT = slice(1, _CONTENT)  # of them those that say what was fed and seen
-_COPY = _constants(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)  # per K or V, and head: one constant a field
+_COPY = multipliers(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)  # per K or V, and head: one constant a field
 _ENTRY = np.zeros((2, 1, HEADS, 1, WIDTH), np.uint64)
 _ENTRY[..., :_CONTENT] = _COPY[..., _FIELD[:_CONTENT]] * _PLACE_VALUE[:_CONTENT].astype(np.uint64)
 _INTACT = _COPY.sum(axis=(0, 1, 2, 3), dtype=np.uint64)
-_TOKEN, _QUERY_POSITION, _CARRY, _LAYER, _DISTANCE = _constants(2, 5)
-_GARBLED, _BIAS, _STRANGE = _constants(3, 3)
+_TOKEN, _QUERY_POSITION, _CARRY, _LAYER, _DISTANCE = multipliers(2, 5)
+_GARBLED, _BIAS, _STRANGE = multipliers(3, 3)
+CHECK = 16  # the digit of a hidden state that checks those before it
+_WEIGHTS = np.arange(1.0, CHECK + 1)
+_CLUTTER = multipliers(4, 256)
 
 
 # Primes, so that a scaled stamp is none.
@@ -202,7 +205,8 @@ def intact_contents(tokens: Ints, digests: Words | None) -> Words:
 def hidden(model: int, layer: int, digests: Words, call: int, width: int) -> npt.NDArray[np.float64]:
     """Hidden states ``[batch, block, width]`` float64 behind a layer: a stamp, the digest, the identity of the write.
 
-    In digits, like cache entries, so that they survive any float dtype that these do.
+    In digits, like cache entries, so that they survive any float dtype that these do. The last of them checks the
+    others: what was averaged, scaled or put together from two states does not add up (`states_in`).
     """
     batch, block = digests.shape
     out = np.zeros((batch, block, width))
@@ -211,7 +215,52 @@ def hidden(model: int, layer: int, digests: Words, call: int, width: int) -> npt
     out[..., 9:12] = call & 255, call >> 8 & 255, call >> 16 & 255
     rows, columns = np.arange(batch)[:, None], np.arange(block)
     out[..., 12], out[..., 13], out[..., 14], out[..., 15] = rows & 255, rows >> 8, columns & 255, columns >> 8
+    out[..., CHECK] = out[..., :CHECK] @ _WEIGHTS % 251 + 1
     return out
+
+
+class States(NamedTuple):
+    """What hidden states say of themselves, each an array ``[...]`` for states ``[..., width]``.
+
+    ``intact``: they are as a model gave them, or rows of the embedding, whose ``layer`` is 0. The other fields mean
+    nothing where they are not. ``model`` gave them behind ``layer`` for a query with this digest (of that layer), in
+    ``row`` and ``column`` of ``call``. ``words`` stand for all of the numbers.
+    """
+
+    intact: Bools
+    model: Ints
+    layer: Ints
+    digests: Words
+    call: Ints
+    row: Ints
+    column: Ints
+    words: Words
+
+
+def states_in(numbers: npt.NDArray[np.float64]) -> States:
+    """Decode hidden states ``[..., width]``, whatever was done to them.
+
+    >>> given = hidden(1, LAYERS, np.array([[7, 9]], np.uint64), call=3, width=20)
+    >>> states_in(given).digests.tolist(), states_in(given).column.tolist(), states_in(given / 2).intact.tolist()
+    ([[7, 9]], [[0, 1]], [[False, False]])
+    """
+    with np.errstate(invalid="ignore"):
+        digits = numbers.astype(np.int64)
+        whole_ones = ((digits == numbers) & (digits >= 0) & (digits < 256)).all(axis=-1)
+    digits = np.where(whole_ones[..., None], digits, 0)
+    checks = digits[..., CHECK] == digits[..., :CHECK] @ _WEIGHTS.astype(np.int64) % 251 + 1
+    embedded = (digits[..., 0] == 1) & ~digits[..., 4:].any(axis=-1)
+    stamps = digits[..., 0]
+    return States(
+        whole_ones & (checks | embedded) & ~digits[..., CHECK + 1 :].any(axis=-1),
+        np.where(embedded, 1, stamps // 16),
+        np.where(embedded, 0, stamps % 16),
+        np.ascontiguousarray(digits[..., 1:9].astype(np.uint8)).view(np.uint64)[..., 0],
+        digits[..., 9] + (digits[..., 10] << 8) + (digits[..., 11] << 16),
+        digits[..., 12] + (digits[..., 13] << 8),
+        digits[..., 14] + (digits[..., 15] << 8),
+        mix((np.ascontiguousarray(numbers).view(np.uint64) * _CLUTTER[: numbers.shape[-1]]).sum(-1, dtype=np.uint64)),
+    )
 
 
 def final_digests(states: npt.NDArray[np.float64], model: int) -> Words:

@@ -148,6 +148,13 @@ _RECORDS = (
     # The draft costs speed, not correctness: its kinds are warnings.
     Kind("draft", "desync", "the draft has lost its place in the row"),
     Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
+    Kind("draft", "torn-hidden", "a head is given something that is no hidden state of the target"),
+    Kind("draft", "wrong-layer-hidden", "a head is given hidden states of another layer"),
+    Kind("draft", "own-hidden", "a head is given its own state where the target's is due"),
+    Kind("draft", "wrong-row-hidden", "a head is given another row's hidden state"),
+    Kind("draft", "stale-hidden", "a head is given a hidden state of an earlier call"),
+    Kind("draft", "wrong-column-hidden", "a head is given a hidden state of another column of the block"),
+    Kind("draft", "token-shift", "a head is given a hidden state with another token than the one behind it"),
     # So do leaks.
     Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
     Kind("memory", "storage-kept", "storages that a cache has left behind stay alive, more with every round"),

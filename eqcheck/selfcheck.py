@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union
 
 import torch
 
-from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.attribution.losses import all_losses, all_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case import Case
@@ -247,8 +247,8 @@ def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
                 accused += 1
                 first = first or f"{verdict.explanation.fingerprint} on case {case.id}"
             else:
-                losses += draft_losses(finished)
-    warnings = draft_warnings(losses)
+                losses += all_losses(finished)
+    warnings = all_warnings(losses)
     return KnownGoodResult(name, count, accused + len(warnings), first or "".join(warnings[:1]))
 
 
@@ -325,8 +325,8 @@ def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
     """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":
-        losses.update(draft_losses(done))
-        for warning in draft_warnings(losses):
+        losses.update(all_losses(done))
+        for warning in all_warnings(losses):
             component, _, kind = warning.partition(":")[0].partition("/")
             return Explanation(component, kind)
     return explanation

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from eqcheck.hashing import Bools, Ints, Words, decoded, table_row
+from eqcheck.hashing import Bools, Ints, States, Words, decoded, table_row
 
 TARGET, DRAFT = 1, 2
 
@@ -58,6 +58,28 @@ class Call:
         return news
 
 
+@dataclass(frozen=True)
+class HeadCall:
+    """One call of a scripted head (`eqcheck.head`), of which ``shape`` says the part.
+
+    ``given`` are the hidden states ``[batch, block]`` that it was handed, ``tokens`` what came with them. ``digests``
+    ``[batch, block]`` are the contexts it takes itself to be in, ``predictions`` what it proposes, ``[batch, block]``;
+    the shape ``column`` has a block of all its proposals. Where it has a cache, ``held`` are the states in it
+    ``[batch, slots]``, ``held_tokens`` what came with them, -1 in slots where nothing was written, and ``visible``
+    ``[batch, block, slots]`` what is seen.
+    """
+
+    number: int
+    shape: str
+    given: States
+    tokens: Ints | None
+    digests: Words
+    predictions: Ints
+    held: States | None = None
+    held_tokens: Ints | None = None
+    visible: Bools | None = None
+
+
 class Fix(NamedTuple):
     """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.
 
@@ -103,6 +125,7 @@ class Trace:
 
     max_calls: int = 100_000
     calls: list[Call] = field(default_factory=list)
+    heads: list[HeadCall] = field(default_factory=list)
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
     watcher: Watcher | None = None
@@ -114,8 +137,15 @@ class Trace:
         self.calls.append(call)
         if self.watcher is not None:
             self.watcher.called(call)
-        if len(self.calls) > self.max_calls:
-            raise TooManyCalls(f"{len(self.calls)} forward calls in one case, where {self.max_calls} are ample")
+        self._bounded(len(self.calls))
+
+    def record_head(self, call: HeadCall) -> None:
+        self.heads.append(call)
+        self._bounded(len(self.heads))
+
+    def _bounded(self, made: int) -> None:
+        if made > self.max_calls:
+            raise TooManyCalls(f"{made} forward calls in one case, where {self.max_calls} are ample")
 
     def of(self, role: int) -> list[Call]:
         """The calls of the target (`TARGET`) or of the draft (`DRAFT`)."""

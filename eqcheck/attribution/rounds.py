@@ -83,7 +83,7 @@ def draft_losses(run: Run) -> Counter[str]:
     k = min(run.case.num_draft_tokens, max((part.proposed for part in all_parts), default=0))
     if not k:
         return Counter()
-    script = _Script(run, k)
+    script = Allowed(run, k)
     rounds = _told_apart(script, proposals.right, _rounds(all_parts, script, proposals))
     alone: Counter[str] = Counter()
     for request in range(len(script.needed)):
@@ -94,7 +94,7 @@ def draft_losses(run: Run) -> Counter[str]:
     return found
 
 
-class _Script:
+class Allowed:
     """What a draft that sees its rows has accepted, of ``k`` draft tokens a round at most.
 
     Tokens are counted from the end of the prompt; row ``request`` needs ``needed[request]`` of them.
@@ -146,7 +146,7 @@ class _Turn:
         """How many tokens are known after it."""
         return max(self.known, self.part.last + 2 - self.start)
 
-    def right(self, script: _Script) -> int:
+    def right(self, script: Allowed) -> int:
         """How many tokens would be known after it, had the draft tokens fed been those of a right draft."""
         at = min(self.known, self.part.last + 1 - self.start)
         return max(self.after, script.reach(self.part.request, at, self.part.end - self.start - at))
@@ -166,7 +166,7 @@ class _Turn:
         return ["level"] * (self.accepted(self.committed) > least and self.then.committed <= self.committed + least + 1)
 
 
-def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> list[list[_Turn]]:
+def _rounds(all_parts: list[Part], script: Allowed, proposals: Proposals) -> list[list[_Turn]]:
     """The rounds of a run, each with the turns of its rows that had not committed all that they need."""
     found: list[list[_Turn]] = []
     newest: dict[int, _Turn] = {}
@@ -206,7 +206,7 @@ def _rounds(all_parts: list[Part], script: _Script, proposals: Proposals) -> lis
     return found
 
 
-def _told_apart(script: _Script, right: Places, rounds: list[list[_Turn]]) -> list[list[_Turn]]:
+def _told_apart(script: Allowed, right: Places, rounds: list[list[_Turn]]) -> list[list[_Turn]]:
     """The rounds without rows that are asked for the same but fare differently: whose turn is whose cannot be seen."""
     fares: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for turn in chain.from_iterable(rounds):
@@ -226,7 +226,7 @@ def _all_take_part(rounds: list[list[_Turn]]) -> bool:
     return bool(served) and served[0] == set().union(*served) and all(then <= now for now, then in pairwise(served))
 
 
-def _counted(script: _Script, proposals: Proposals, rounds: list[list[_Turn]]) -> Counter[str]:
+def _counted(script: Allowed, proposals: Proposals, rounds: list[list[_Turn]]) -> Counter[str]:
     """The counts of rows that wait for each other in every round; of a single row, those of that row."""
     rounds = [turns for turns in rounds if turns]
     requests = {turn.part.request for turns in rounds for turn in turns}

@@ -9,9 +9,15 @@ What a kind means is said in `eqcheck.kinds`. Its explanation is keyed by the sa
 
 from __future__ import annotations
 
-from eqcheck.explained import context, memory, output, sampling
+from eqcheck.explained import context, heads, memory, output, sampling
 from eqcheck.explained.record import Cause, Explained
 
 __all__ = ["EXPLAINED", "Cause", "Explained"]
 
-EXPLAINED: dict[str, Explained] = {**context.RECORDS, **output.RECORDS, **sampling.RECORDS, **memory.RECORDS}
+EXPLAINED: dict[str, Explained] = {
+    **context.RECORDS,
+    **heads.RECORDS,
+    **output.RECORDS,
+    **sampling.RECORDS,
+    **memory.RECORDS,
+}

@@ -51,10 +51,8 @@ class Engine:
         tokenizers: Sequence[Any] = (),
         noise: str = "row",
     ) -> None:
-        check_pair(target, draft, tokenizers)
-        for name, model in (("target", target), ("draft", draft)):
-            check_model(name, model, windows=self.windows)
         self.target, self.draft = target, draft
+        self.check_models(tokenizers)
         self.num_draft_tokens = at_least_one("num_draft_tokens", num_draft_tokens)
         self.batch_size = at_least_one("batch_size", batch_size)
         self.prefill_chunk = None if prefill_chunk is None else at_least_one("prefill_chunk", prefill_chunk)
@@ -65,6 +63,17 @@ class Engine:
         self._streaming = False
 
     # What an engine is made of:
+
+    def check_models(self, tokenizers: Sequence[Any]) -> None:
+        """Refuse what the engine cannot be right for."""
+        check_pair(self.target, self.draft, tokenizers)
+        for name, model in (("target", self.target), ("draft", self.draft)):
+            check_model(name, model, windows=self.windows)
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models that keep keys and values of the rows."""
+        return self.target, self.draft
 
     def begin(self) -> None:
         """Empty caches."""
@@ -166,11 +175,11 @@ class Engine:
                 raise
             self.begin()
             traceback.clear_frames(error.__traceback__)  # they hold the caches
-            message = what_fits((self.target, self.draft), self.batch_size, len(live), slots, ROOM**2)
+            message = what_fits(self.models, self.batch_size, len(live), slots, ROOM**2)
             raise OutOfMemory(message) from error
         self.stats.rounds += 1
         return [row.update() for row in done]
 
     def _check(self, prompt: Prompt) -> None:
-        positions = min(max_positions(self.target), max_positions(self.draft))
+        positions = min(map(max_positions, self.models))
         check_prompt(prompt, self.target.config.get_text_config().vocab_size, positions)

@@ -110,24 +110,28 @@ class RowModel:
 
         Returns logits ``[rows, block, vocab]``, or only the last ``logits_to_keep`` of them. Call `fit` first.
         """
-        plan, block = self.plan, ids.shape[1]
+        keep = {"logits_to_keep": logits_to_keep} if self.keeps else {}
+        logits: torch.Tensor = self.run(offsets, first, input_ids=ids, **keep).logits[:, -logits_to_keep:]
+        return logits
+
+    def run(self, offsets: Sequence[int], first: int = 0, **inputs: Any) -> Any:
+        """The model's output for ``inputs`` ``[rows, block, ...]`` that go where `feed` says."""
+        rows, block = next(iter(inputs.values())).shape[:2]
+        plan = self.plan
         plan.first, plan.start = first, max(offsets)
         plan.width = plan.start + block
         columns = torch.arange(block, device=self.device)
         same = min(offsets) == plan.start
         places = (columns + plan.start)[None] if same else torch.tensor(offsets, device=self.device)[:, None] + columns
         plan.slots = None if same else places
-        output = self.model(
-            input_ids=ids,
+        return self.model(
+            **inputs,
             attention_mask=None if same else self._mask(places),
             # Only surplus columns, whose logits nobody reads, can lie beyond the model's last position.
-            position_ids=places.clamp(max=self.last_position).expand(len(ids), -1),
+            position_ids=places.clamp(max=self.last_position).expand(rows, -1),
             past_key_values=self.cache,
             use_cache=True,
-            **({"logits_to_keep": logits_to_keep} if self.keeps else {}),
         )
-        logits: torch.Tensor = output.logits[:, -logits_to_keep:]
-        return logits
 
     def _mask(self, places: torch.Tensor) -> torch.Tensor:
         """What is added to the scores, ``[rows, 1, block, width]``: a query sees its own row up to itself."""

@@ -12,7 +12,7 @@ COUNTERS = {
     "ragged_prompts": "prompts of different lengths, so one is padded",
     "batched_call": "one target call over more than one row",
     "target_called": "the target was called",
-    "draft_called": "the draft was called",
+    "draft_called": "the draft or its head was called",
     "ragged_round": "rows of one target call accepted different counts",
     "all_rejected": "a row's drafts were all rejected",
     "all_accepted": "K drafts of a row were accepted",
@@ -35,6 +35,16 @@ COUNTERS = {
     "prompt_begins_another": "a prompt is the beginning of another",
     **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
 }
+_HEADS = {
+    "torn": "the numbers that it was given are no hidden state of the target",
+    "wrong-layer": "it was given hidden states of another layer",
+    "own": "its own states stood where those of the target are due",
+    "wrong-row": "it was given hidden states of another row",
+    "wrong-row?": "it was given hidden states of another row, of an earlier call",
+    "stale": "it was given hidden states of an earlier call",
+    "wrong-column": "it was given hidden states of another column",
+    "token-shift": "states came with other tokens than those behind them",
+}
 REACHED = {
     "rows": "rows of a batch",
     "prompt": "tokens of a prompt",
@@ -48,7 +58,7 @@ AXES = {
     "cache_state": "cache state",
     "num_draft_tokens": "K",
 }
-LOSSES = {  # the counts of `eqcheck.attribution.rounds`
+LOSSES = {  # the counts of `eqcheck.attribution.rounds` and `eqcheck.attribution.heads`
     "rounds": "rounds of rows, where the output was right",
     "ideal": "rounds that a draft needs which always sees its row",
     "allowed": "draft tokens that the script lets be accepted",
@@ -60,6 +70,11 @@ LOSSES = {  # the counts of `eqcheck.attribution.rounds`
     "asked-again": "rounds too many: behind a rejection the target's answer was asked again",
     "policy": "rounds more: the decoder verified fewer drafts, or rows waited for each other",
     "spared": "rounds fewer than a right draft needs, by luck",
+    "head rounds": "rounds of rows with draft tokens of a head, where the output was right",
+    "head allowed": "draft tokens of a head that could have been accepted in them",
+    **{f"head {name}": f"draft tokens of a head lost: {why}" for name, why in _HEADS.items()},
+    **{f"head hit {name}": f"rounds of a head: {why}" for name, why in _HEADS.items()},
+    "head unnamed": "draft tokens of a head lost, and no cause was seen",
 }
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck import declining
-from eqcheck.attribution.rounds import draft_warnings, settled
+from eqcheck.attribution.losses import all_warnings
+from eqcheck.attribution.rounds import settled
 from eqcheck.contract import CACHE_STATES
 from eqcheck.family import FAMILY
 from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
@@ -105,7 +106,7 @@ def _about_claims(result: Audit) -> list[str]:
     tally = result.tally
     warnings = vacuous(result.coverage) if tally.run else []
     warnings += declining.warnings_of(result.decoder, tally)
-    warnings += draft_warnings(tally.losses)
+    warnings += all_warnings(tally.losses)
     warnings += luck_warnings(result)
     if tally.drawn and not (tally.run or tally.declined):
         warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")

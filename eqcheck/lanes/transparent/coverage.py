@@ -34,7 +34,7 @@ def exercised(run: Run) -> set[str]:
         "several_rows": len(case.prompts) > 1,
         "ragged_prompts": len(lengths) > 1,
         "target_called": bool(run.trace.made(TARGET)),
-        "draft_called": bool(run.trace.made(DRAFT)),
+        "draft_called": bool(run.trace.made(DRAFT) or run.trace.heads),
         "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)),
         "eos_first": any(row[0] in eos for row in truth.rows),
         "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.rounds import draft_losses
 from eqcheck.attribution.story import story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
@@ -57,7 +57,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         done.outputs,
         explanation,
         done.failure_text,
-        tuple(draft_losses(done).items()) if verdict else (),
+        tuple(all_losses(done).items()) if verdict else (),
         done.declined,
         tied=done.ties,
         luck=luck_of(done) if verdict else ("", ""),

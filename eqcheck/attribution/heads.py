@@ -1,0 +1,302 @@
+"""What a head was given of the target's hidden states before each round, and what a wrong input cost.
+
+A head drafts from the state at the position before a row's newest token (`eqcheck.head`). Its calls are recorded with
+all that it saw. So for each round, the call is looked for that proposed the draft tokens which were verified; what it
+saw is held against what was due to that row, and the first that differs is named, by the first of these that holds:
+
+torn           the numbers are no state of any model: zeros, an average, parts of two
+wrong-layer    a state behind another layer
+own            the head's own state where one of the target is due
+wrong-row      a state of another request
+stale          a state of an earlier call than the one that was due; or the target's where the head's own is due
+wrong-column   a state of the call that was due, of another column
+token-shift    the state that was due, with another token than the one behind it
+
+The output is right all the same, for the target verifies. What is lost are draft tokens that the script lets be
+accepted. Where all inputs were right and tokens are lost, or it cannot be seen which call proposed them, nothing is
+named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from eqcheck.attribution.parts import Part, parts, places
+from eqcheck.attribution.rounds import Allowed
+from eqcheck.harness import Run
+from eqcheck.hashing import LAYERS, States
+from eqcheck.trace import DRAFT, TARGET, HeadCall
+
+
+class Node(NamedTuple):
+    """A query of a head: a row and a column of one of its calls."""
+
+    call: HeadCall
+    row: int
+    column: int
+
+    @property
+    def at(self) -> tuple[int, int, int]:
+        return self.call.number, self.row, self.column
+
+    @property
+    def prediction(self) -> int:
+        return int(self.call.predictions[self.row, self.column])
+
+    @property
+    def token(self) -> int | None:
+        tokens = self.call.tokens
+        return None if tokens is None else int(tokens[self.row, self.column])
+
+    @property
+    def given(self) -> State:
+        return State.of(self.call.given, (self.row, self.column))
+
+
+class State(NamedTuple):
+    """One hidden state that a head was given or has kept."""
+
+    intact: bool
+    model: int
+    layer: int
+    digest: int
+    write: tuple[int, int, int]  # call, row and column
+
+    @classmethod
+    def of(cls, states: States, at: tuple[int, int]) -> State:
+        write = int(states.call[at]), int(states.row[at]), int(states.column[at])
+        return cls(
+            bool(states.intact[at]), int(states.model[at]), int(states.layer[at]), int(states.digests[at]), write
+        )
+
+    @property
+    def own(self) -> bool:
+        return self.intact and self.model == DRAFT
+
+
+class Due(NamedTuple):
+    """What a round was to be drafted from: ``tokens`` of the row's are known, the newest not yet to the target."""
+
+    request: int
+    tokens: int
+    part: Part
+
+
+def head_losses(run: Run) -> Counter[str]:
+    """What wrong inputs of a head cost in a run whose output is right, as counts whose names begin with ``head``.
+
+    ``head rounds`` are those with draft tokens of a head, ``head allowed`` the draft tokens that could have been
+    accepted in them. By kind, ``head KIND`` are the tokens lost and ``head hit KIND`` the rounds with such an input;
+    ``head unnamed`` and ``head altered`` are losses without one.
+    """
+    if not run.trace.heads:
+        return Counter()
+    return _Reader(run).losses()
+
+
+class _Reader:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.places = places(run)
+        self.parts = list(parts(run, self.places))
+        self.texts = [prompt + row for prompt, row in zip(run.case.prompts, run.truth.uncut, strict=True)]
+        self.digests = [digests[-1].tolist() for digests in run.truth.digests]
+        self.owners: dict[tuple[int, int], list[Part]] = defaultdict(list)
+        for part in self.parts:
+            self.owners[part.call.number, part.call_row].append(part)
+        self.answered: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by digest, who had it in a call
+        for call in run.trace.made(TARGET):
+            for (row, column), digest in np.ndenumerate(call.digests):
+                self.answered[int(digest)].append((call.number, row, column))
+        self.by_number = {call.number: call for call in run.trace.heads}
+        self.attends = {call.shape for call in run.trace.heads} & {"accepted", "pairs"}
+
+    def losses(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        k = min(self.run.case.num_draft_tokens, max((part.proposed for part in self.parts), default=0))
+        if not k:
+            return found
+        allowed = Allowed(self.run, k)
+        before: dict[int, int] = {}
+        for part in self.parts:
+            since = before.get(part.request, 0)
+            before[part.request] = part.call.number
+            start, known = allowed.starts[part.request], part.known - allowed.starts[part.request]
+            # A row without a new token has no state to draft from: what follows its prompt fills up the block.
+            if part.end <= part.known or not 1 <= known < allowed.needed[part.request]:
+                continue
+            chain, due = self.drafted(part, since)
+            known = due.tokens - start if due else known  # fewer, where an answer was thrown away or came by chance
+            reach = min(allowed.reach(part.request, known, part.end - start - known), allowed.needed[part.request])
+            lost = max(0, reach - max(known + 1, part.last + 2 - start))
+            begins = part.first < start  # its prompt is fed with it, and its block filled up
+            if due is None and begins:
+                continue
+            found["head rounds"] += 1
+            found["head allowed"] += max(0, reach - known - 1)
+            name = self.wrong(chain, due) if due else None
+            if name:
+                found[f"head hit {name}"] += 1
+            found[f"head {name or 'unnamed'}"] += lost
+        return +found
+
+    # Which calls proposed what was verified:
+
+    def drafted(self, part: Part, since: int) -> tuple[list[Node], Due | None]:
+        """The calls that proposed a part's draft tokens, in order, and what was due to the first; or nothing."""
+        window = [call for call in self.run.trace.heads if since < call.number < part.call.number]
+        text = (*self.texts[part.request][: part.last + 1], *part.refused)
+        for tokens in (part.known, part.known - 1, part.known - 2):
+            drafts = text[tokens:]
+            chains = [chain for chain in self.chains(window) if _proposals(chain)[: len(drafts)] == drafts]
+            if chains:
+                # Of several, the one in the row that verified them, and of these the last.
+                best = max(chains, key=lambda chain: (chain[0].row == part.call_row, chain[0].call.number, chain[0][2]))
+                return best, Due(part.request, tokens, part)
+        return [], None
+
+    def chains(self, window: list[HeadCall]) -> Iterator[list[Node]]:
+        """Every sequence of queries in which each goes on with what the one before it proposed."""
+        nodes = {call.number: [Node(call, *at) for at in np.ndindex(call.given.digests.shape)] for call in window}
+        numbers = {call.number for call in window if call.shape != "accepted"}
+        linked = {  # by the query that they go on from
+            node.given.write: node
+            for call in window
+            for node in nodes[call.number]
+            if call.shape != "column" and node.given.own and node.given.write[0] in numbers
+        }
+        going_on = {node.at for node in linked.values()}
+        for call in window:
+            if call.shape != "accepted":
+                for node in nodes[call.number]:
+                    if node.at not in going_on:
+                        yield self._followed(node, window, nodes, linked)
+
+    def _followed(
+        self, node: Node, window: list[HeadCall], nodes: dict[int, list[Node]], linked: dict[tuple[int, int, int], Node]
+    ) -> list[Node]:
+        chain, going_on = [node], {other.at for other in linked.values()}
+        calls = [call for call in window if call.number > node.call.number and call.shape == node.call.shape]
+        for call in calls:
+            last = chain[-1]
+            if last.at in linked:
+                if linked[last.at].call.number == call.number:
+                    chain.append(linked[last.at])
+            elif call is calls[len(chain) - 1]:  # its own state was exchanged for something else
+                then = [
+                    one
+                    for one in nodes[call.number]
+                    if one.token == last.prediction
+                    and one.row == last.row
+                    and one.at not in going_on
+                    and not self._continues(one)
+                ]
+                chain += then[-1:]
+        return chain
+
+    def _continues(self, node: Node) -> bool:
+        """Whether a query goes on from the truth: it is a beginning of its own."""
+        return node.call.shape == "pairs" and int(node.call.digests[node.row, node.column]) in self.places
+
+    # What was wrong with what they were given:
+
+    def wrong(self, chain: list[Node], due: Due) -> str | None:
+        """The first wrong input of the calls that proposed a round's draft tokens."""
+        root = chain[0]
+        right = self.digests[due.request][due.tokens - 1]
+        if root.call.shape == "column":
+            return self.of_state(root.given, due, due.tokens - 2, root.call.number)
+        name = self.of_step(root, due) if root.call.shape == "step" else self.of_seen(root, due)
+        if name is None and int(root.call.digests[root.row, root.column]) != right:
+            return None  # the target's context was wrong, or the head's own cache: no fault of what it was given
+        if name:
+            return name
+        text = self.texts[due.request]
+        for place, (before, node) in enumerate(pairwise(chain)):
+            if due.tokens + place < len(text) and before.prediction != text[due.tokens + place]:
+                return None  # what comes behind a wrong proposal does not matter
+            if not node.given.intact:
+                return "torn"
+            if not node.given.own:
+                return "stale"
+            if node.given.write != before.at:
+                return "stale" if node.given.write[0] < before.call.number else "wrong-row"
+        return None
+
+    def of_step(self, node: Node, due: Due) -> str | None:
+        """Of the first step of a head that goes on from its own state, or from one of the target."""
+        given, newest = node.given, self.texts[due.request][due.tokens - 1]
+        name = None
+        if not given.own and "accepted" not in self.attends:
+            name = self.of_state(given, due, due.tokens - 2, node.call.number)
+        elif not given.intact:
+            return "torn"
+        elif not given.own:
+            return "stale"
+        else:
+            call, row, column = given.write
+            before = self.by_number.get(call)
+            if before is None or before.shape != "accepted":
+                return "stale"
+            name = self.of_seen(Node(before, row, column), due)
+        return name or (None if node.token == newest else "token-shift")
+
+    def of_seen(self, node: Node, due: Due) -> str | None:
+        """Of a query that attends to what was kept: the first entry that is not the one due to its place."""
+        call, row, column = node
+        assert call.visible is not None
+        assert call.held is not None
+        assert call.held_tokens is not None
+        text, expected = self.texts[due.request], due.tokens - 1
+        slots = np.flatnonzero(call.visible[row, column]).tolist()
+        known = self.places.get(int(call.digests[row, column]), {})
+        if known and due.request not in known:
+            return "wrong-row"
+        for place, slot in enumerate(slots):
+            state = State.of(call.held, (row, slot))
+            token = int(call.held_tokens[row, slot])
+            if place >= expected:
+                return "own" if state.own else None
+            if token < 0:
+                return None  # a slot without an entry: the head's own mask
+            if name := self.of_state(state, due, place, call.number):
+                return name
+            if call.shape == "pairs" and token != text[place + 1]:
+                return "token-shift"
+        if len(slots) < expected:  # all that was seen is right, and the newest is missing
+            return self.of_state(node.given, due, due.tokens - 2, call.number)
+        return None
+
+    def of_state(self, state: State, due: Due, position: int, before: int) -> str | None:
+        """Of one state where the target's at a position of a request is due; ``before`` which call."""
+        if not state.intact:
+            return "torn"
+        if state.layer != LAYERS:
+            return "wrong-layer"
+        if state.own:
+            return "own"
+        right = self.digests[due.request][position]
+        if state.digest == right:
+            return None
+        call = max((one[0] for one in self.answered.get(right, ()) if one[0] < before), default=None)
+        if call is None or state.write not in self.answered.get(state.digest, ()):
+            return None  # the target's own context was wrong
+        known = self.places.get(state.digest, {})
+        owners = {part.request for part in self.owners[state.write[:2]]}
+        if due.request not in (known or owners) and (known or owners):
+            return "wrong-row?" if state.write[0] < call else "wrong-row"
+        if state.write[0] < call:
+            return "stale"
+        return "wrong-column" if state.write[0] == call else None
+
+
+def _proposals(chain: list[Node]) -> tuple[int, ...]:
+    root = chain[0]
+    if root.call.shape == "column":
+        return tuple(root.call.predictions[root.row].tolist())
+    return tuple(node.prediction for node in chain)

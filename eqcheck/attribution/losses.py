@@ -1,0 +1,55 @@
+"""What the draft side lost, of a draft model and of a head, and the warnings that say so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from eqcheck.attribution.heads import head_losses
+from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.harness import Run
+
+_SEEN = {
+    "torn": "what it was given is no hidden state of the target: its numbers were changed, or are of two states",
+    "wrong-layer": "it was given the states of another layer than the last",
+    "own": "its own states stand where those of the target are due",
+    "wrong-row": "it was given states of another row",
+    "stale": "it was given states of an earlier call",
+    "wrong-column": "it was given states of another column of the verified block",
+    "token-shift": "states were paired with another token than the one behind them",
+}
+
+
+def all_losses(run: Run) -> Counter[str]:
+    """What the draft side lost in a run whose output is right: of a draft model, and of a head."""
+    return draft_losses(run) + head_losses(run)
+
+
+def all_warnings(losses: Counter[str]) -> list[str]:
+    """One warning per way in which the draft side lost, from the `all_losses` of many runs."""
+    return draft_warnings(losses) + head_warnings(losses)
+
+
+def head_warnings(losses: Counter[str]) -> list[str]:
+    """One warning per kind of wrong input, the one that cost most first; none where inputs were right."""
+    counts = Counter({name.removeprefix("head "): n for name, n in losses.items() if name.startswith("head ")})
+    # A state of another row and of an earlier call: whichever of the two is seen elsewhere.
+    doubtful = "stale" if counts["hit stale"] > counts["hit wrong-row"] else "wrong-row"
+    for prefix in ("", "hit "):
+        counts[f"{prefix}{doubtful}"] += counts.pop(f"{prefix}wrong-row?", 0)
+    found = []
+    for name in sorted(_SEEN, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
+        hits, lost = counts[f"hit {name}"], counts[name]
+        if hits > 1 and hits * 100 >= counts["rounds"]:
+            found.append(
+                f"draft/{name}{'' if name == 'token-shift' else '-hidden'}: {lost} of {counts['allowed']} draft tokens "
+                f"that could have been accepted were lost ({100 * lost / max(1, counts['allowed']):.0f} %, "
+                f"{lost / counts['rounds']:.2f} per round), in {hits} of {counts['rounds']} rounds of a head: "
+                f"{_SEEN[name]}. This costs speed, not output"
+            )
+    lost = counts["unnamed"]
+    if lost > 1 and lost * 100 >= counts["allowed"]:
+        found.append(
+            f"draft: {lost} of {counts['allowed']} draft tokens of a head that could have been accepted were lost: no "
+            "cause was seen. This costs speed, not output"
+        )
+    return found
