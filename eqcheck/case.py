@@ -22,9 +22,10 @@ from eqcheck.limits import (
     MOST_WORK,
     MOST_WORK_BEFORE,
 )
+from eqcheck.trees import REJECTED, Nodes, of_round, wrong_with
 
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
-_LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "before")
+_LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before")
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class Case:
     target; ``pad_token_id`` may be ``vocab_size``: a pad that the target never emits.
 
     ``cache_state`` is one of `eqcheck.contract.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
-    ``arrivals`` are its parameters. ``before`` are requests that the same instance of the decoder decodes first, at
-    most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition of the target, so
-    a stored case stays what it was.
+    ``arrivals`` are its parameters, and so are ``tree`` (see `eqcheck.contract.Request`) and ``paths``:
+    ``paths[row][round]`` are the ranks among the draft's choices that lead along the target's own tokens, behind which
+    no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
+    decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition
+    of the target, so a stored case stays what it was.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -66,6 +69,8 @@ class Case:
     prefill_chunk: int | None = None
     prefix_length: int = 0
     arrivals: tuple[int, ...] = ()
+    tree: tuple[tuple[Nodes, ...], ...] = ()
+    paths: tuple[tuple[tuple[int, ...], ...], ...] = ()
     before: tuple[Case, ...] = ()
 
     def __post_init__(self) -> None:
@@ -142,6 +147,7 @@ class Case:
             ("chunked", "prefill_chunk", None),
             ("prefix", "prefix_length", 0),
             ("late-rows", "arrivals", ()),
+            ("tree", "tree", ()),
         ):
             if (getattr(self, name) != unset) != (self.cache_state == state):
                 what = "a value" if self.cache_state == state else "none"
@@ -163,6 +169,32 @@ class Case:
             _ints("arrivals", arrival, 0, 4096)
         if self.arrivals and len(self.arrivals) != len(self.prompts):
             raise CaseError(f"arrivals: expected one per row ({len(self.prompts)}), got {len(self.arrivals)}")
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Trees that are trees, and paths of ranks; in a case with trees these take the place of ``accepts``."""
+        if self.paths and (self.agreement is not None or not self.tree):
+            raise CaseError("paths: expected none without `tree` or with `agreement`")
+        if self.tree and self.accepts:
+            raise CaseError("accepts: expected none with `tree`; `paths` say what of it is accepted")
+        for row, rounds in enumerate(_tuple("tree", self.tree, MOST_ROWS, "rows")):
+            for number, nodes in enumerate(_tuple(f"tree[{row}]", rounds, MOST_TOKENS_OF_ROW, "rounds")):
+                name = f"tree[{row}][{number}]"
+                for node in _tuple(name, nodes, MOST_TOKENS_OF_ROW, "nodes"):
+                    if not isinstance(node, tuple) or len(node) != 2:
+                        raise CaseError(f"{name}: expected nodes of a parent and a rank, got {_cut(node)}")
+                    for part in node:
+                        _ints(name, part, -(2**31), 2**31)
+                if wrong := wrong_with(nodes, self.num_draft_tokens):
+                    raise CaseError(f"{name}: {wrong}")
+        for row, paths in enumerate(_tuple("paths", self.paths, MOST_ROWS, "rows")):
+            for number, path in enumerate(_tuple(f"paths[{row}]", paths, MOST_TOKENS_OF_ROW, "rounds")):
+                for rank in _tuple(f"paths[{row}][{number}]", path, MOST_TOKENS_OF_ROW, "ranks"):
+                    _ints(f"paths[{row}][{number}]", rank, 0, REJECTED)
+
+    def nodes(self, row: int, number: int) -> Nodes:
+        """The tree of a row's round, counted from 0; () where the decoder makes it."""
+        return of_round(self.tree[row], number) if row < len(self.tree) else ()
 
     def request(self) -> Request:
         """What the decoder is asked; a fresh copy each time."""
@@ -176,6 +208,7 @@ class Case:
             prefill_chunk=self.prefill_chunk,
             prefix_length=self.prefix_length,
             arrivals=self.arrivals,
+            tree=self.tree,
             rows=(RowOptions(self.max_new_tokens, self.eos_token_ids),) * len(self.prompts),
         )
 

@@ -15,6 +15,7 @@ from eqcheck.kinds import FINGERPRINTS
 from eqcheck.options import ORDER, check_claims
 from eqcheck.options import RowOptions as RowOptions
 from eqcheck.plain import one_line
+from eqcheck.trees import Nodes
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
@@ -27,8 +28,10 @@ CACHE_STATES = {
     "prefix": "a prefilled cache of the prompts' common beginning is handed over",
     "preallocated": "caches with garbage behind their valid part are handed over",
     "late-rows": "rows join while others are being decoded",
+    "tree": "the draft tokens of a round are a tree",
 }
 POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
+NOT_REAL = (*POISONED, "tree")  # states that real models are not asked for
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
 REQUIREMENTS = {
     "equal-lengths": "all prompts are of one length",
@@ -77,7 +80,10 @@ class Request:
     which all prompts share; do not feed the target these again. Under ``preallocated`` the two hold a row per prompt
     and no token yet; their ``layers[i].keys`` have spare slots behind the ``get_seq_length()`` valid ones; let the
     target write into its own, or into a copy. ``arrivals`` (``late-rows``): row i may be fed only after that many
-    target calls, or when no other row is left to be decoded.
+    target calls, or when no other row is left to be decoded. ``tree`` (``tree``):
+    ``tree[i][n]`` are the nodes that row i verifies in its round n, each its parent and its rank among the draft's
+    choices there (`eqcheck.trees`); behind the last round named its tree stays; where none is, or it is empty, the
+    decoder makes one of at most ``num_draft_tokens`` nodes.
 
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
@@ -107,6 +113,7 @@ class Request:
     kv_blocks: int | None = None
     prefix_caching: bool | None = None
     drafts: tuple[tuple[int, ...], ...] = ()
+    tree: tuple[tuple[Nodes, ...], ...] = ()
 
 
 DTYPES = ("float64", "float32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from eqcheck.hashing import Bools, Words
@@ -39,13 +39,16 @@ class ScriptedDraft(HashLM):
         )
         return cast(ScriptedDraft, cls(config).eval())
 
-    def script(self, wrong_after: Iterable[int] = (), *, agreement: float = 1.0) -> None:
+    def script(
+        self, wrong_after: Iterable[int] = (), *, agreement: float = 1.0, lower: Mapping[int, int] | None = None
+    ) -> None:
         """Propose the second choice after the contexts with these final digests, and at random elsewhere.
 
         ``agreement`` is the probability, 0 to 1, of proposing the target's own choice at any other context;
-        the choice is a fixed function of the context.
+        the choice is a fixed function of the context. ``lower`` has, for some of ``wrong_after``, the rank of the
+        target's choice among the draft's; it is 1 elsewhere.
         """
-        self.model.script = self.lm_head.script = Script(frozenset(wrong_after), agreement)
+        self.model.script = self.lm_head.script = Script(frozenset(wrong_after), agreement, lower or {})
 
     def disagrees(self, digests: Words) -> Bools:
         """Whether the second choice is proposed after each of these final digests."""

@@ -29,6 +29,7 @@ from eqcheck.real.decode import watched
 from eqcheck.real.rounding import ties_of
 from eqcheck.real.tap import NotRead, TapFailed
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
+from eqcheck.trees import REJECTED
 from eqcheck.verdict import Explanation, check_rows, crash
 
 
@@ -81,21 +82,37 @@ def truth_of(case: Case) -> Truth:
     )
 
 
-def wrong_after(case: Case, truth: Truth) -> list[int]:
-    """The contexts (by digest) after which the case's table has the draft be wrong.
+def ranks(case: Case, truth: Truth) -> dict[int, int]:
+    """The contexts (by digest) after which the case has the draft be wrong, with the rank of the target's token there.
 
     Rows whose contexts coincide cannot be told apart by a draft; the first of them decides.
     """
-    wrong: dict[int, bool] = {}
+    found: dict[int, int] = {}
     for row, (prompt, digests) in enumerate(zip(case.prompts, truth.digests, strict=True)):
-        rounds = case.accepts[row] if row < len(case.accepts) else ()
-        schedule: list[bool] = []
-        for accepted in rounds:
-            schedule += [False] * accepted + [accepted < case.num_draft_tokens]
+        schedule = _schedule(case, row)
         for index in range(case.max_new_tokens):
             digest = int(digests[-1, len(prompt) + index - 1])
-            wrong.setdefault(digest, schedule[index] if index < len(schedule) else True)
-    return [digest for digest, is_wrong in wrong.items() if is_wrong]
+            found.setdefault(digest, schedule[index] if index < len(schedule) else REJECTED if case.tree else 1)
+    return {digest: rank for digest, rank in found.items() if rank}
+
+
+def _schedule(case: Case, row: int) -> list[int]:
+    """The rank of the target's token among the draft's choices, for the first new tokens of a row."""
+    if case.tree:
+        paths = case.paths[row] if row < len(case.paths) else ()
+        return [rank for path in paths for rank in (*path, REJECTED)]
+    rounds = case.accepts[row] if row < len(case.accepts) else ()
+    return [rank for n in rounds for rank in (*[0] * n, int(n < case.num_draft_tokens))]
+
+
+def ranked(case: Case, truth: Truth) -> list[list[int]]:
+    """As `agrees`, the rank of the target's token among the choices of a draft that sees its row."""
+    script, found = _script(case, truth), []
+    for prompt, digests in zip(case.prompts, truth.digests, strict=True):
+        contexts = digests[-1, len(prompt) - 1 : -1]
+        wrong = zip(contexts.tolist(), script.disagrees(contexts).tolist(), strict=True)
+        found.append([script.lower.get(digest, 1) if one else 0 for digest, one in wrong])
+    return found
 
 
 def agrees(case: Case, truth: Truth) -> list[list[bool]]:
@@ -106,9 +123,11 @@ def agrees(case: Case, truth: Truth) -> list[list[bool]]:
 
 
 def _script(case: Case, truth: Truth) -> Script:
-    """Where the case has its draft be wrong."""
-    wrong = frozenset(wrong_after(case, truth)) if case.agreement is None else frozenset()
-    return Script(wrong, 1.0 if case.agreement is None else case.agreement)
+    """Where the case has its draft be wrong, and how far down the target's token is then."""
+    if case.agreement is not None:
+        return Script(agreement=case.agreement)
+    wrong = ranks(case, truth)
+    return Script(frozenset(wrong), 1.0, {digest: rank for digest, rank in wrong.items() if rank > 1})
 
 
 @lru_cache(maxsize=16)
@@ -126,10 +145,8 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     extra = case.known_ids > case.vocab_size
     target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra))
     draft = cast(ScriptedDraft, draft)
-    if case.agreement is None:
-        draft.script(wrong_after(case, truth))
-    else:
-        draft.script(agreement=case.agreement)
+    script = _script(case, truth)
+    draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)
     digests = [digests[-1] for digests in truth.digests]
     draft.head = ScriptedHead(draft, Contexts(case.prompts, truth.uncut, digests, case.num_draft_tokens))
     for model in (target, draft):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -76,10 +78,14 @@ class HashConfig(PretrainedConfig):
 
 
 class Script(NamedTuple):
-    """Where a draft proposes its second choice: after the final digests ``wrong_after``, and at random elsewhere."""
+    """Where a draft proposes its second choice: after the final digests ``wrong_after``, and at random elsewhere.
+
+    There the first choice is the second one, and after the digests ``lower`` it has the rank given, from 0.
+    """
 
     wrong_after: frozenset[int] = frozenset()
     agreement: float = 1.0
+    lower: Mapping[int, int] = MappingProxyType({})
 
     def disagrees(self, digests: Words) -> Bools:
         """Whether the second choice is proposed after each context; a fixed function of the context."""
@@ -109,8 +115,19 @@ class HashHead(torch.nn.Module):
         disagrees = None if self.script is None else self.script.disagrees(digests)
         if disagrees is None or not disagrees.any():
             return logits
+        if self.script and self.script.lower:
+            return self._lowered(logits, digests)
         swap = torch.from_numpy(disagrees).to(logits.device)[..., None] & (logits >= self.emitted - 2)
         return torch.where(swap, 2 * self.emitted - 3 - logits, logits)
+
+    def _lowered(self, logits: torch.Tensor, digests: Words) -> torch.Tensor:
+        """The logits with the first choice behind as many others as its rank says."""
+        assert self.script is not None
+        wrong = self.script.disagrees(digests).ravel().tolist()
+        ranks = [self.script.lower.get(d, 1) if w else 0 for d, w in zip(digests.ravel().tolist(), wrong, strict=True)]
+        rank = torch.tensor(ranks, dtype=logits.dtype, device=logits.device).view(*digests.shape, 1)
+        best = logits == self.emitted - 1
+        return torch.where(best & (rank > 0), logits - rank - 0.5, logits)
 
 
 class Offers(PreTrainedModel):

@@ -65,6 +65,13 @@ _RECORDS = (
     ),
     Kind(
         "mask",
+        "sibling-visible",
+        "a node of a tree sees a node that is not on its path",
+        "{slot} holds another branch's {bare} and is seen",
+        rank=_MASK,
+    ),
+    Kind(
+        "mask",
         "window",
         "the attention window is wrong",
         "{at} in {slot} is on the wrong side of the attention window",
@@ -86,13 +93,21 @@ _RECORDS = (
         "the row's entries lie {origin}",
         rank=_CACHE + 2,
     ),
-    Kind("cache", "stale-entry", "a rejected draft token is still seen", rank=_CACHE + 3, mended_by="mask"),
+    Kind(
+        "cache",
+        "wrong-path",
+        "an entry of a tree's node that was not accepted is kept in the place of one that was",
+        "{slot} holds {held}, in the place of {at}, and is seen",
+        rank=_CACHE + 3,
+        mended_by="mask",
+    ),
+    Kind("cache", "stale-entry", "a rejected draft token is still seen", rank=_CACHE + 4, mended_by="mask"),
     Kind(
         "cache",
         "duplicate-entry",
         "a token of the row is seen twice",
         "{slot} holds {held} again and is seen",
-        rank=_CACHE + 4,
+        rank=_CACHE + 5,
         mended_by="mask",
     ),
     Kind(
@@ -100,7 +115,7 @@ _RECORDS = (
         "missing-entry",
         "a token of the row is not in the cache",
         "{at} is not in the row's cache ({origin})",
-        rank=_CACHE + 5,
+        rank=_CACHE + 6,
     ),
     Kind(
         "cache",

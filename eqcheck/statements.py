@@ -46,6 +46,10 @@ STATEMENTS = {
     "behind-pad": "the emitted token is what the target answered in the column of a pad",
     "elsewhere": "the emitted token is the target's answer behind position {position}",
     "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
+    "other-node": "the target's answer there is in column {right_column} of batch row {batch_row} of call {call}; the "
+    "emitted token is its answer in column {column}, at another node of the tree",
+    "missing-node": "call {call} was not fed any node for position {position}; its answer in column {column} of batch "
+    "row {batch_row} is taken for the one behind that position, as if the node were there and accepted",
     "neither": "the emitted token is neither the draft token nor the target's prediction there",
     # why no cause is named
     "unread-answer": "call {right_call} answered rightly for this token; what was emitted was answered in column "

@@ -44,7 +44,14 @@ FULL = Case(
 OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(Case)}
 OTHER["agreement"] = 0.5
 OTHER |= {"cache_state": "pads-nan", "prefill_chunk": 3, "prefix_length": 1, "arrivals": (2,), "before": (FULL,)}
-STATES = {"prefill_chunk": "chunked", "prefix_length": "prefix", "arrivals": "late-rows"}
+OTHER |= {"tree": ((((0, 0),),),), "paths": (((0,),),)}
+STATES = {
+    "prefill_chunk": "chunked",
+    "prefix_length": "prefix",
+    "arrivals": "late-rows",
+    "tree": "tree",
+    "paths": "tree",
+}
 MINIMAL: dict[str, Any] = {"format": Case.format, "prompts": [[1]]}
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -63,6 +70,7 @@ def test_no_field_is_forgotten(name: str) -> None:
     plain = Case(prompts=((1,),))
     assert getattr(plain, name) != OTHER[name]
     needed: dict[str, Any] = {"cache_state": STATES[name]} if name in STATES else {}
+    needed |= {"tree": OTHER["tree"]} if name == "paths" else {}
     prompts = ((1, 2),)
     k = 3 if name == "accepts" else 1
     changed = Case(**{"prompts": prompts, "num_draft_tokens": k, **needed, name: OTHER[name]})
@@ -238,7 +246,8 @@ def test_drawn_cases_cover_everything() -> None:
 
     explore()
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
-    assert set(raised) | seldom == set(COUNTERS)
+    trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
+    assert set(raised) | seldom | trees == set(COUNTERS)
 
 
 ROUNDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)

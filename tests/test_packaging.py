@@ -106,7 +106,7 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     code = "import adapters, eqcheck; print(adapters.OWNER, eqcheck.__file__, *eqcheck.names())"
     done = _python(site, tmp_path, "-c", code)
     assert done.stdout.startswith(f"somebody else {site}"), done.stdout + done.stderr
-    own = ["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers"]
+    own = ["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", "tree"]
     assert sorted(done.stdout.split()[-12:]) == sorted([*own, "mlx_vlm", "openai_http", "openvino_genai", "vllm"])
 
 

@@ -15,7 +15,7 @@ from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.errors import UsageError
 
 ENGINES = ["mlx_vlm", "openai_http", "openvino_genai", "vllm"]  # need an environment or a server of their own
-SHIPPED = sorted(["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", *ENGINES])
+SHIPPED = sorted(["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", "tree", *ENGINES])
 ONE = """
 import eqcheck
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from eqcheck.attribution.branches import as_wrong_path
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.attribution.torn import disagreement, emptied_slots, torn_slots
@@ -81,6 +82,11 @@ class _Query:
         given = {"slot": slot, "token": token, **more}
         return Deviation(component, kind, self.call.number, self.column, self.request, **given)  # type: ignore[arg-type]
 
+    def sees_back(self, entry: Entry) -> bool:
+        """Whether an entry of the block is of a node behind the query: that sees the query's own."""
+        number, column = (self.call.number, self.row, self.column), entry.write[2]
+        return any(bool(self.call.visible[self.row, column, one.slot]) for one in self.entries if one.write == number)
+
     def is_own(self, entry: Entry) -> bool:
         """Whether an entry is a token of the request that the query may see, but for a window."""
         return self.labels.same(entry.label, self.request) and entry.label.position <= self.at
@@ -115,6 +121,8 @@ def read(
     offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     misplaced, follow = _misplaced(query, right, offset, stored[request])
     deviations += misplaced
+    if labels.branches:
+        deviations = as_wrong_path(deviations, {entry.slot: entry.write[0] for entry in found}, request, labels)
     return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)), offset)
 
 
@@ -133,7 +141,7 @@ def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
         elif own and position not in right:
             right[position] = entry
         else:
-            component, kind = _surplus(entry, query.request, query.at, entry.slot in query.own_block)
+            component, kind = _surplus(entry, query)
             origin = holds(entry.label, query.request)
             origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
             deviations.append(query.deviation(component, kind, entry, origin=origin, **_place(entry.label)))
@@ -244,15 +252,17 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
     return found
 
 
-def _surplus(entry: Entry, request: int, at: int, in_own_block: bool) -> tuple[str, str]:
+def _surplus(entry: Entry, query: _Query) -> tuple[str, str]:
     """What a visible entry is that the query should not have seen."""
-    label = entry.label
+    label, request, at, in_own_block = entry.label, query.request, query.at, entry.slot in query.own_block
     if label.what in ("pad", "blank", "filler"):
         return "mask", "pad-visible"
     if label.what == "unknown":
         return "unattributed", "unattributed"
     if label.what == "draft model" or label.request != request:
         return "cache", "wrong-row"
+    if query.labels.branches and in_own_block:
+        return "mask", "future-visible" if query.sees_back(entry) else "sibling-visible"
     if label.position > at and in_own_block:
         return "mask", "future-visible"
     if label.what == "draft" or label.position > at:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from eqcheck.attribution.alignment import align
+from eqcheck.attribution.branches import Block
 from eqcheck.attribution.record import Label, Record, Sequences, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
@@ -24,9 +25,15 @@ class Labels(Record):
     """The labels of a trace, call by call."""
 
     def __init__(
-        self, trace: Trace, requests: list[Sequences], pad: int, padding_side: str, drafted: bool = False
+        self,
+        trace: Trace,
+        requests: list[Sequences],
+        pad: int,
+        padding_side: str,
+        drafted: bool = False,
+        branches: bool = False,
     ) -> None:
-        super().__init__(requests, pad, padding_side, drafted)
+        super().__init__(requests, pad, padding_side, drafted, branches)
         for call in trace.calls:
             self.add(call, given=call.number <= trace.given)
 
@@ -89,7 +96,7 @@ class Labels(Record):
 
         So it is where a call with fewer rows than there are requests feeds several in one row.
         """
-        if len(call.tokens) >= len(self.requests):
+        if len(call.tokens) >= len(self.requests) or self.branches:
             return False
         hidden = self_hidden(call, row)
         return any(
@@ -209,8 +216,11 @@ class Labels(Record):
                 what, at = "filler" if filler else "draft", position
             agreed = what == "draft" and self._agreed(call, row, column)
             self.of[call.number, row, column] = Label(request, at, what, column in exact, agreed)
+        if self.branches:
+            block = Block(self, call, row, columns, request, first, start + first)
+            self.of.update({(call.number, row, column): one for column, one in block.labels(exact).items()})
         own = {column: self.of[call.number, row, column] for column in columns}
-        if any(label.what == "draft" for label in own.values()):
+        if any(label.what == "draft" for label in own.values()) and not self.branches:
             hidden = self_hidden(call, row)
             if not any(hidden[column] for column, label in own.items() if label.what == "token"):
                 for column, label in own.items():
@@ -278,4 +288,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     outputs = truth.rows if run.outputs is None else run.outputs
     rows = zip(case.prompts, truth.uncut, outputs, truth.digests, map(len, truth.rows), strict=True)
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
-    return Labels(trace, [Sequences(*row) for row in rows], case.pad_token_id, case.padding_side, drafted)
+    known = [Sequences(*row) for row in rows]
+    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, bool(case.tree))

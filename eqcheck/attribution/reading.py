@@ -14,7 +14,7 @@ from eqcheck.attribution.bookkeeping import diagnose
 from eqcheck.attribution.context import FED_WITH, Context, displaced, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
-from eqcheck.attribution.sources import Sources
+from eqcheck.attribution.sources import Sources, Told
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.family import FAMILY
 from eqcheck.harness import Run
@@ -95,7 +95,7 @@ class Reader:
         position = len(self.run.case.prompts[row]) + index - 1
         queries = self.labels.queries(row, position)
         observed = verdict.observed[index]
-        commit = self._committed_by(row, position, observed)
+        commit = self.sources.committed_by(row, position, observed)
         right = [write for write, label in queries if label.exact and write[0] <= commit]
         wrong = [write for write, label in queries if not label.exact]
         blamed = [write for write in wrong if self.sources.predicted(write) == observed]
@@ -108,6 +108,9 @@ class Reader:
         if blamed or (wrong and not right and not repeated):
             key, found = self._context_fault(verdict, index, blamed or wrong)
             return key, replace(found, tied=bool(blamed) and not loosely)
+        told = self.sources.at_a_node(verdict, index, right, drafted) if self.labels.branches else None
+        if told is not None:
+            return self._told(verdict, index, told)
         if right:
             basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
             key, found = self._bookkeeping(verdict, index, right[-1][0], basis, queried=True)
@@ -129,12 +132,18 @@ class Reader:
             )
             basis = f"no query asked for it; call {misled[0][0]} answered it {where}"
             return self._bookkeeping(verdict, index, misled[0][0], basis)
-        if repeated or observed in self.sources.proposed(row, position) or self._nothing_else_asked(row):
+        if repeated or observed in self.sources.proposed(row, position) or self.sources.nothing_else_asked(row):
             last = max(self.labels.rounds[row], default=0)
             key, found = self._bookkeeping(verdict, index, last, "no query asked for it")
             if found.tied or found.kind != "wrong-correction":  # else it is known neither who asked nor who answered
                 return key, found
         return self._unattributed(verdict, index, state("no-query"))
+
+    def _told(self, verdict: RowVerdict, index: int, told: Told) -> tuple[tuple[int, ...], Explanation]:
+        """A fault of bookkeeping that what a call shows proves."""
+        place = {"round": self.labels.round_of(verdict.row, told.call), "tied": True, "basis": told.basis}
+        found = self._explanation("bookkeeping", told.kind, verdict, index, told.statement, **place)
+        return (told.call, KINDS[told.kind].rank, 0), found
 
     def _unread(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
         """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
@@ -164,35 +173,6 @@ class Reader:
         for write in found[:1]:
             self.labels.take(write, row, position)
         return found[:1]
-
-    def _committed_by(self, row: int, position: int, observed: int) -> int:
-        """The last call that can have answered for the emitted token after ``position``.
-
-        A token that was no draft is fed only after it was committed; so a query of that call or later, asked because
-        the decoder feeds its rows again, came too late.
-        """
-        first = min(
-            (
-                write[0]
-                for write, label in self.labels.of.items()
-                if (label.request, label.position) == (row, position + 1)
-                and int(self.labels.calls[write[0]].tokens[write[1:]]) == observed
-            ),
-            default=max(self.labels.calls, default=0) + 1,
-        )
-        return first if observed in self.sources.drafted(row, position) else first - 1
-
-    def _nothing_else_asked(self, row: int) -> bool:
-        """Whether, after the row's last right query, every row of every call is known to be right somewhere.
-
-        A row of which no query at all was recognised may have been asked about in disguise, unless nothing was asked.
-        """
-        if not self.labels.rounds[row]:
-            return not self.labels.calls
-        right = {write for write, label in self.labels.of.items() if label.exact}
-        last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
-        rows = {write[:2] for write in self.labels.of if write[0] > last}
-        return rows <= {write[:2] for write in right}
 
     def _context(self, write: Write) -> Context:
         if write not in self._contexts:

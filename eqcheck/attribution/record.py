@@ -46,10 +46,12 @@ class Sequences(NamedTuple):
 class Record:
     """The label of every write so far; ``rounds[request]`` are the calls in which it took part.
 
-    ``packed``: a row of a call was seen to hold several requests.
+    ``packed``: a row of a call was seen to hold several requests. ``branches``: the drafts of a row may be a tree.
     """
 
-    def __init__(self, requests: list[Sequences], pad: int, padding_side: str, drafted: bool) -> None:
+    def __init__(
+        self, requests: list[Sequences], pad: int, padding_side: str, drafted: bool, branches: bool = False
+    ) -> None:
         self.calls: dict[int, Call] = {}
         self.of: dict[Write, Label] = {}
         self.rounds: dict[int, list[int]] = defaultdict(list)
@@ -65,7 +67,7 @@ class Record:
             for position, digest in enumerate(request.digests[-1].tolist()):
                 self._places[digest].append((number, position))
         self._proposed: list[tuple[int, set[int]]] = []  # by draft call
-        self.drafted = drafted
+        self.drafted, self.branches = drafted, branches
 
     def sequence(self, request: int) -> tuple[int, ...]:
         """The request's prompt and true continuation."""

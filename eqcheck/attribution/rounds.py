@@ -76,7 +76,7 @@ def draft_losses(run: Run) -> Counter[str]:
 
     Nothing where the draft was not asked or nothing was verified. What a run leaves open is decided by `settled`.
     """
-    if not run.trace.made(DRAFT):
+    if not run.trace.made(DRAFT) or run.case.tree:  # rounds of trees are not counted as those of chains are
         return Counter()
     proposals = Proposals(run)
     all_parts = list(parts(run, proposals.right))

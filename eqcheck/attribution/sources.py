@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from eqcheck.attribution.bookkeeping import Known
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.record import Write, self_hidden
 from eqcheck.harness import Run
+from eqcheck.statements import Statement, state
 from eqcheck.trace import DRAFT
+from eqcheck.verdict import RowVerdict
+
+
+class Told(NamedTuple):
+    """A fault of bookkeeping that a call shows: its kind, what is said of it, the call, and what that rests on."""
+
+    kind: str
+    statement: Statement
+    call: int
+    basis: str
 
 
 class Sources:
@@ -52,6 +66,8 @@ class Sources:
         Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
         decoder that drafts without the draft model first feeds what it proposes together with the query.
         """
+        if self.labels.branches:
+            return self.proposed(row, position) | self._verified(row, position)
         if proposed := self.proposed(row, position):
             return proposed
         anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
@@ -162,6 +178,68 @@ class Sources:
             if answered and not label.exact and (whatever or fed == expected) and not self._hidden(write):
                 return write
         return None
+
+    def at_a_node(self, verdict: RowVerdict, index: int, right: Sequence[Write], drafted: bool) -> Told | None:
+        """Of a tree, the node at which the emitted token was answered, where nothing simpler says where it is from.
+
+        ``right`` are the queries that answered rightly for this token. If there are none, and no node was fed for the
+        token before it, that one was accepted without being in the tree.
+        """
+        observed, row = verdict.observed, verdict.row
+        position = len(self.run.case.prompts[row]) + index - 1
+        again = index > 0 and observed[index] == observed[index - 1]
+        goes_on = verdict.expected[index : index + 1] == observed[index + 1 : index + 2]
+        if right:
+            other = self._other_column(right[-1], observed[index])
+            if drafted or other is None or (again and goes_on):
+                return None
+            call, batch_row, at = right[-1]
+            said = state("other-node", call=call, batch_row=batch_row, right_column=at, column=other)
+            basis = f"the query that had to predict it saw exactly its row (call {call})"
+            return Told("wrong-correction", said, call, basis)
+        before = [write for write, label in self.labels.queries(row, position - 1) if label.exact]
+        if index == 0 or self.labels.queries(row, position) or not before:
+            return None
+        other, (call, batch_row, _) = self._other_column(before[-1], observed[index]), before[-1]
+        if other is None:
+            return None
+        said = state("missing-node", call=call, batch_row=batch_row, column=other, position=position)
+        return Told("over-accept", said, call, "no query stands for the token before it")
+
+    def _other_column(self, write: Write, answer: int) -> int | None:
+        """Another column of a query's batch row that gave this answer."""
+        number, row, column = write
+        answers = self.labels.calls[number].predictions[row].tolist()
+        return next((at for at, other in enumerate(answers) if other == answer and at != column), None)
+
+    def committed_by(self, row: int, position: int, observed: int) -> int:
+        """The last call that can have answered for the emitted token after ``position``.
+
+        A token that was no draft is fed only after it was committed; so a query of that call or later, asked because
+        the decoder feeds its rows again, came too late.
+        """
+        first = min(
+            (
+                write[0]
+                for write, label in self.labels.of.items()
+                if (label.request, label.position) == (row, position + 1)
+                and int(self.labels.calls[write[0]].tokens[write[1:]]) == observed
+            ),
+            default=max(self.labels.calls, default=0) + 1,
+        )
+        return first if observed in self.drafted(row, position) else first - 1
+
+    def nothing_else_asked(self, row: int) -> bool:
+        """Whether, after the row's last right query, every row of every call is known to be right somewhere.
+
+        A row of which no query at all was recognised may have been asked about in disguise, unless nothing was asked.
+        """
+        if not self.labels.rounds[row]:
+            return not self.labels.calls
+        right = {write for write, label in self.labels.of.items() if label.exact}
+        last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
+        rows = {write[:2] for write in self.labels.of if write[0] > last}
+        return rows <= {write[:2] for write in right}
 
     def behind_pad(self, row: int, observed: int, since: int, until: int) -> bool:
         """Whether the target answered this token in the column of a pad of the row, in these calls."""

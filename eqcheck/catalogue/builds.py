@@ -9,6 +9,7 @@ from typing import Any
 from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
+from eqcheck.catalogue.engines.forked import Forked, ForkedRows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged import Paged, PagedSmall
 from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
@@ -46,6 +47,8 @@ _CROPPED = named(lambda family: not family.stateful)
 _HOLES_FORGIVEN = named(lambda family: family.holes)
 # A 4-D mask says nothing about order, and is taken as it is: the window is part of it.
 _MASK_OF_THEIR_OWN = named(lambda family: not (family.counts_mask or family.stateful))
+# Siblings have one position and two slots.
+_TREES = named(lambda family: family.fed)
 
 BUILDS = {
     "one_row": Build(OneRow, FAMILIES),
@@ -63,6 +66,8 @@ BUILDS = {
     "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "static": Build(Static, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
     "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
+    "forked": Build(Forked, _TREES, (*TAKEN, "tree")),
+    "forked_rows": Build(ForkedRows, _TREES, (*TAKEN, "tree")),
 }
 
 

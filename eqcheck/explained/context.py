@@ -85,6 +85,23 @@ RECORDS: dict[str, Explained] = {
         fix="Within a block, query i sees the committed tokens and the block's tokens 0 to i. Check the offset "
         "between the block's first column and the mask's column.",
     ),
+    "mask/sibling-visible": Explained(
+        example="The draft proposes a tree: behind id 5 either 6 or 7, and behind 7 an 8. The block is 5 6 7 8, and it "
+        "is verified with the causal mask of a chain. The query of id 8 then sees id 6, which is on another branch.",
+        causes=(
+            Cause(
+                "Levels of a tree are verified without a mask of their own, so nodes of one level see each other.",
+                ("vllm-project/vllm#17560",),
+            ),
+            Cause(
+                "The mask of a tree is addressed with the widths of another row: right for row 0 alone.",
+                ("NVIDIA/TensorRT-LLM#13006", "NVIDIA/TensorRT-LLM#13426"),
+            ),
+            Cause("The mask says which nodes come earlier in the block, not which are ancestors."),
+        ),
+        fix="Build the mask from parents: a node sees what its parent sees, and itself. Build it for each row, and "
+        "again in each round where the tree differs.",
+    ),
     "mask/window": Explained(
         example="The attention window is 4 tokens. A block begins at position 1, and its last query stands at "
         "position 4. It should see positions 1 to 4. The window was computed for the first query of the block, so "
@@ -142,6 +159,24 @@ RECORDS: dict[str, Explained] = {
         ),
         fix="Realign cache, mask, positions and tokens from the same numbers, in one place. Assert that the cache has "
         "as many slots as the mask has columns.",
+    ),
+    "cache/wrong-path": Explained(
+        example="The draft proposes a tree: behind id 5 either 6 or 7. The block is 5 6 7, and the target answers 7. "
+        "The cache is cut behind the second slot of the block. It keeps the entry of id 6 where that of id 7 belongs.",
+        causes=(
+            Cause(
+                "The accepted nodes are never moved to the front of their block, or only in a temporary copy.",
+                ("sgl-project/sglang#26866", "openvinotoolkit/openvino#38079"),
+            ),
+            Cause(
+                "The slots of accepted nodes are taken for the first ones of the block: the tree is rolled back by a "
+                "count.",
+                ("sgl-project/sglang#15360", "NVIDIA/TensorRT-LLM#10343"),
+            ),
+            Cause("The path of one row is used for all rows."),
+        ),
+        fix="After each round gather keys and values of all layers along the path of each row, by the slots of its "
+        "nodes. Read before you write where source and destination overlap.",
     ),
     "cache/stale-entry": Explained(
         example=f"{ROUND} The entries of ids 8 and 9 stay in the cache. The next query, id 4 at position 3, sees the "

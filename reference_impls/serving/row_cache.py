@@ -105,16 +105,31 @@ class RowModel:
             for layer in self.cache.layers:
                 layer.resize()
 
-    def feed(self, ids: torch.Tensor, offsets: Sequence[int], first: int = 0, logits_to_keep: int = 0) -> torch.Tensor:
+    def feed(
+        self,
+        ids: torch.Tensor,
+        offsets: Sequence[int],
+        first: int = 0,
+        logits_to_keep: int = 0,
+        shown: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Write block i of ``ids`` ``[rows, block]`` into cache row ``first + i`` from slot ``offsets[i]`` on.
 
-        Returns logits ``[rows, block, vocab]``, or only the last ``logits_to_keep`` of them. Call `fit` first.
+        What is ``shown`` are position ids ``[rows, block]`` and the slots that each query sees, bools ``[rows, block,
+        max(offsets) + block]``; without it they are those of a text. Returns logits ``[rows, block, vocab]``, or only
+        the last ``logits_to_keep`` of them. Call `fit` first.
         """
         keep = {"logits_to_keep": logits_to_keep} if self.keeps else {}
-        logits: torch.Tensor = self.run(offsets, first, input_ids=ids, **keep).logits[:, -logits_to_keep:]
+        logits: torch.Tensor = self.run(offsets, first, shown, input_ids=ids, **keep).logits[:, -logits_to_keep:]
         return logits
 
-    def run(self, offsets: Sequence[int], first: int = 0, **inputs: Any) -> Any:
+    def run(
+        self,
+        offsets: Sequence[int],
+        first: int = 0,
+        shown: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **inputs: Any,
+    ) -> Any:
         """The model's output for ``inputs`` ``[rows, block, ...]`` that go where `feed` says."""
         rows, block = next(iter(inputs.values())).shape[:2]
         plan = self.plan
@@ -124,23 +139,37 @@ class RowModel:
         same = min(offsets) == plan.start
         places = (columns + plan.start)[None] if same else torch.tensor(offsets, device=self.device)[:, None] + columns
         plan.slots = None if same else places
+        at, seen = (places, None if same else self._seen(places)) if shown is None else shown
         return self.model(
             **inputs,
-            attention_mask=None if same else self._mask(places),
+            attention_mask=None if seen is None else self._mask(seen),
             # Only surplus columns, whose logits nobody reads, can lie beyond the model's last position.
-            position_ids=places.clamp(max=self.last_position).expand(rows, -1),
+            position_ids=at.clamp(max=self.last_position).expand(rows, -1),
             past_key_values=self.cache,
             use_cache=True,
         )
 
-    def _mask(self, places: torch.Tensor) -> torch.Tensor:
-        """What is added to the scores, ``[rows, 1, block, width]``: a query sees its own row up to itself."""
-        keys, queries = torch.arange(self.plan.width, device=self.device), places[:, None, :, None]
-        hidden = keys > queries
-        if self.window is not None:
-            hidden |= keys <= queries - self.window
-        scores = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
-        return scores.masked_fill_(hidden, torch.finfo(self.model.dtype).min)
+    def _seen(self, places: torch.Tensor) -> torch.Tensor:
+        """Which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
+        keys, queries = torch.arange(self.plan.width, device=self.device), places[:, :, None]
+        seen = keys <= queries
+        return seen if self.window is None else seen & (keys > queries - self.window)
+
+    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """What is added to the scores, ``[rows, 1, block, width]``."""
+        scores = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
+        return scores.masked_fill_(~seen, torch.finfo(self.model.dtype).min)[:, None]
+
+    def move(self, rows: Sequence[int], source: torch.Tensor, first: Sequence[int]) -> None:
+        """Copy the slots ``source`` ``[rows, n]`` of these cache rows to ``n`` slots of each, from ``first[i]`` on.
+
+        What is copied is read before anything is written, so source and destination may overlap.
+        """
+        index = torch.tensor(list(rows), device=self.device)[:, None]
+        to = torch.tensor(list(first), device=self.device)[:, None] + torch.arange(source.shape[1], device=self.device)
+        for layer in self.cache.layers:
+            for memory in (layer.keys, layer.values):
+                memory[index, :, to] = memory[index, :, source]
 
     def copy_row(self, source: int, destination: int, length: int) -> None:
         """Give the first ``length`` slots of one row to another row."""

@@ -11,6 +11,7 @@ from eqcheck.catalogue.faults import (  # noqa: F401
     rollback,
     rows,
     tensors,
+    trees,
 )
 from eqcheck.catalogue.faults.fault import PLANTED, Fault, FaultPair
 from eqcheck.catalogue.faults.pairs import PAIRS

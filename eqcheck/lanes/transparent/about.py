@@ -33,6 +33,9 @@ COUNTERS = {
     "last_id_emitted": "the last id of the vocabulary is a token to emit",
     "equal_prompts": "two prompts are equal",
     "prompt_begins_another": "a prompt is the beginning of another",
+    "tree": "draft tokens of a round as a tree",
+    "different_trees": "rows whose trees differ",
+    "off_spine": "an accepted node that is not the draft's first choice",
     **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
 }
 _HEADS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from eqcheck.attribution.parts import parts
-from eqcheck.harness import Run
+from eqcheck.harness import Run, ranked
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.features import alike
 from eqcheck.sizes import BLOCKS
@@ -51,6 +51,8 @@ def exercised(run: Run) -> set[str]:
         "last_id_emitted": last in emitted,
         "equal_prompts": relation == "equal",
         "prompt_begins_another": relation == "beginning",
+        "tree": bool(case.tree),
+        "different_trees": len(set(case.tree)) > 1,
     }
     longest = max(n + len(row) for n, row in zip(map(len, case.prompts), truth.rows, strict=True))
     checks |= {f"row_past_{size}": longest > size for size in (*BLOCKS[1:], 128)}
@@ -64,7 +66,12 @@ def _rounds(run: Run) -> set[str]:
     found = set()
     drafted_eos = set()
     counts: dict[int, set[int]] = defaultdict(set)
+    ranks = ranked(case, truth) if case.tree else []
+    off_spine = False
     for part in parts(run):
+        start = len(case.prompts[part.request])
+        if ranks and part.accepted:
+            off_spine |= any(ranks[part.request][max(0, part.known - start) : part.last + 1 - start])
         if part.proposed:
             counts[part.call.number].add(part.accepted)
             found |= {"all_rejected"} if part.accepted == 0 else set()
@@ -73,6 +80,7 @@ def _rounds(run: Run) -> set[str]:
         end = len(case.prompts[row]) + len(truth.rows[row]) - 1
         if part.last - part.accepted < end <= part.last and truth.rows[row][-1] in case.eos_token_ids:
             drafted_eos.add(row)
+    found |= {"off_spine"} if off_spine else set()
     found |= {"ragged_round"} if any(len(accepted) > 1 for accepted in counts.values()) else set()
     found |= {"eos_inside_block"} if drafted_eos else set()
     ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
@@ -82,4 +90,10 @@ def _rounds(run: Run) -> set[str]:
 def vacuous(coverage: dict[str, int]) -> list[str]:
     """A warning that names the essential counters that stayed at zero; none when there are none."""
     missing = [f"{name} ({COUNTERS[name]})" for name in ESSENTIAL if not coverage.get(name)]
-    return [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []
+    found = [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []
+    if coverage.get("tree") and not coverage.get("off_spine"):
+        found.append(
+            f"VACUOUS: no case was seen to exercise: off_spine ({COUNTERS['off_spine']}); where only first choices are "
+            "accepted, a tree is a chain, and nothing has to be moved in a cache"
+        )
+    return found

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from eqcheck.case import Case
-from eqcheck.harness import Truth, agrees
+from eqcheck.harness import Truth, ranked
 from eqcheck.sizes import BLOCKS
+from eqcheck.trees import chain, walk
 
 _SIZES = (*BLOCKS, 128)  # that a row may grow past
 Feature = str | tuple[str, str]
@@ -36,11 +37,11 @@ def script(case: Case, truth: Truth) -> list[list[Step]]:
 def steps_of(case: Case, truth: Truth) -> list[list[Step]]:
     """The same by row: its steps, round by round."""
     rows: list[list[Step]] = []
-    for row, right in zip(truth.rows, agrees(case, truth), strict=True):
+    for number, (row, ranks) in enumerate(zip(truth.rows, ranked(case, truth), strict=True)):
         at, steps = 0, list[Step]()
         while at < len(row):
-            block = right[at : at + case.num_draft_tokens]
-            accepted = block.index(False) if False in block else len(block)
+            nodes = case.nodes(number, len(steps)) or chain(case.num_draft_tokens)
+            accepted = len(walk(nodes, ranks[at:]))
             emitted = min(accepted + 1, len(row) - at)
             at += emitted
             ends = ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
 from eqcheck.case import Case
 from eqcheck.drawing import apart, unused_id
-from eqcheck.harness import Truth, truth_of
+from eqcheck.harness import Truth, ranked, truth_of
 from eqcheck.lanes.transparent.features import steps_of
 
 _PERMUTATIONS = 200  # of which the first is taken that keeps all
@@ -144,7 +145,7 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
         True
     """
     places, traits = Places.of(case), _traits(case)
-    table = {} if case.agreement is None else {"agreement": None, "accepts": accepted(case)}
+    table = {} if case.agreement is None else as_table(case)
     random = Random(f"permuted {seed}")
     best, least = case, len(traits) + 1
     for _ in range(tries):
@@ -171,9 +172,17 @@ def variants(case: Case) -> tuple[Case, ...]:
     return (*renamed[:2], *(replace(one, pad_token_id=one.vocab_size) for one in renamed[2:]))
 
 
-def accepted(case: Case) -> tuple[tuple[int, ...], ...]:
-    """How many draft tokens each row's rounds accept, as a table."""
-    return tuple(tuple(step.accepted for step in steps) for steps in steps_of(case, truth_of(case)))
+def as_table(case: Case) -> dict[str, Any]:
+    """The fields that say what is accepted by a table: of how many draft tokens, or of trees, along which ranks."""
+    truth = truth_of(case)
+    rows = steps_of(case, truth)
+    if not case.tree:
+        return {"agreement": None, "accepts": tuple(tuple(step.accepted for step in steps) for steps in rows)}
+    paths = []
+    for steps, of_row in zip(rows, ranked(case, truth), strict=True):
+        starts = accumulate((step.emitted for step in steps), initial=0)
+        paths.append(tuple(tuple(of_row[at : at + step.accepted]) for at, step in zip(starts, steps, strict=False)))
+    return {"agreement": None, "paths": tuple(paths)}
 
 
 def _traits(case: Case) -> tuple[Any, ...]:

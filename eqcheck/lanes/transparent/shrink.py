@@ -17,7 +17,7 @@ from typing import Any
 
 from eqcheck.case import Case
 from eqcheck.drawing import Claims
-from eqcheck.lanes.transparent.ids import Places, accepted, distinct, renamed, with_ids
+from eqcheck.lanes.transparent.ids import Places, as_table, distinct, renamed, with_ids
 from eqcheck.requirements import unmet
 
 
@@ -100,7 +100,7 @@ class _Shrinking:
             return False
         for row in reversed(range(start, min(start + count, len(case.prompts)))):
             places = places.without_row(row)
-        fields = ("prompts", "accepts", "arrivals")
+        fields = ("prompts", "accepts", "arrivals", "tree", "paths")
         kept = {name: getattr(case, name)[:start] + getattr(case, name)[start + count :] for name in fields}
         return self.attempt(with_ids(case, places, **kept), places)
 
@@ -108,7 +108,7 @@ class _Shrinking:
         """The first cache state, family and padding side that the source has, and the simplest parameters."""
         case = self.case
         if case.cache_state != "empty" and "empty" in self._claims.cache_states:
-            self.change(cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=())
+            self.change(cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=(), tree=(), paths=())
         if self.case.prefill_chunk:
             self.lower(self.case.prefill_chunk, 1, lambda size: self.change(prefill_chunk=size))
         for row, arrival in enumerate(self.case.arrivals):
@@ -144,20 +144,38 @@ class _Shrinking:
     def fewer_drafts(self, k: int) -> bool:
         """A smaller K; where all drafts were accepted, all are."""
         full = self.case.num_draft_tokens
+        if any(len(nodes) > k for rounds in self.case.tree for nodes in rounds):
+            return False
         accepts = tuple(tuple(k if n == full else min(n, k) for n in rounds) for rounds in self.case.accepts)
         return self.change(num_draft_tokens=k, accepts=accepts)
 
     def draft(self) -> None:
         """A table of as few rounds, and as few accepted draft tokens, as can be."""
-        if self.case.agreement is not None or self.case.accepts:
-            if self.change(agreement=None, accepts=()):
+        if self.case.agreement is not None or self.case.accepts or self.case.paths:
+            if self.change(agreement=None, accepts=(), paths=()):
                 return
-            self.change(agreement=None, accepts=accepted(self.case))
+            self.change(**as_table(self.case))
+        self.trees()
         for row in range(len(self.case.accepts)):
             rounds = self.case.accepts[row]
             self.lower(len(rounds), 0, partial(self.keep_rounds, row, rounds))
             for number, count in enumerate(self.case.accepts[row]):
                 self.lower(count, 0, partial(self.accept, row, number))
+
+    def trees(self) -> None:
+        """Fewer rounds with a tree of their own, fewer nodes, and shorter paths."""
+        for name in ("tree", "paths"):
+            for row in range(len(getattr(self.case, name))):
+                self.lower(len(getattr(self.case, name)[row]), int(name == "tree"), partial(self.keep, name, row, None))
+                for number, one in enumerate(getattr(self.case, name)[row]):
+                    self.lower(len(one), 0, partial(self.keep, name, row, number))
+
+    def keep(self, name: str, row: int, number: int | None, count: int) -> bool:
+        """Keep the first rounds of a row's trees or paths, or the first nodes or ranks of one of them."""
+        rows = list(getattr(self.case, name))
+        one = rows[row] if number is None else rows[row][number]
+        rows[row] = one[:count] if number is None else (*rows[row][:number], one[:count], *rows[row][number + 1 :])
+        return self.change(**{name: tuple(rows)})
 
     def keep_rounds(self, row: int, rounds: tuple[int, ...], count: int) -> bool:
         accepts = self.case.accepts

@@ -1,0 +1,135 @@
+"""Which columns of a block that holds a tree are the row's own tokens, and where in the row its other nodes stand.
+
+The tree is not known: a decoder may lay out its nodes in any order, and make trees of its own. What a block says of it
+is the tokens, what each node sees of the block, and the positions. The mask or the positions may be wrong, so of
+these one is enough. From the root on the next token of the row is looked for among the columns behind: one whose
+context is right beyond doubt, or one that feeds it and is behind the token before by what it sees or by its position.
+Two nodes can hold the same token, and both be the row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from eqcheck.attribution.record import Label, Record, self_hidden
+from eqcheck.hashing import CALL, COLUMN, MODEL
+from eqcheck.trace import Call
+from eqcheck.verdict import Deviation
+
+_KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
+
+
+class Block:
+    """Columns of one row of a call, from the ``first`` that is real, at logical position ``at``."""
+
+    def __init__(self, record: Record, call: Call, row: int, columns: range, request: int, first: int, at: int) -> None:
+        self.record, self.call, self.row, self.request = record, call, row, request
+        self.columns, self.first, self.at = [c for c in columns if c >= first], first, at
+        self.tokens, self.positions = call.tokens[row].tolist(), call.positions[row].tolist()
+        self.hidden = self_hidden(call, row)
+        self.sees, self.alone = seen_in_block(call, row, set(self.columns))
+        self._numbered = self._counts_columns()
+
+    def labels(self, exact: Mapping[int, int]) -> dict[int, Label]:
+        """The label of each column; ``exact`` has the positions of those that are right beyond doubt."""
+        exact = {column: at for column, at in exact.items() if column == self.first or at > self.at}
+        path = self._path(exact)
+        own = {column: at for at, column in enumerate(path, start=self.at)}
+        for length in range(1, len(path)):  # other nodes with the same token
+            at = self.at + length
+            own |= {c: at for c in self.columns if c not in own and self._behind(c, path[:length], at)}
+        own |= exact
+        found: dict[int, Label] = {}
+        for column in self.columns:
+            if column in own:
+                found[column] = Label(self.request, own[column], "token", column in exact)
+            elif self._fills(column):
+                what = "pad" if self.tokens[column] == self.record.pad else "filler"
+                found[column] = Label(self.request, -1 if what == "pad" else self.at + 1, what)
+            else:
+                found[column] = Label(self.request, self.depth(column), "draft", False, self._agreed(column, found))
+        return found
+
+    def _path(self, exact: Mapping[int, int]) -> list[int]:
+        """The columns of the row's own tokens, from the first on; of equal ones the first."""
+        path = [self.first]
+        while True:
+            position = self.at + len(path)
+            sure = [c for c in self.columns if exact.get(c) == position]
+            found = sure or [c for c in self.columns if c > path[-1] and self._behind(c, path, position)]
+            if not found:
+                return path
+            path.append(found[0] if sure else max(found, key=lambda c: (self._behind(c, path, position), -c)))
+
+    def _behind(self, column: int, path: list[int], position: int) -> int:
+        """How much says that a column feeds the row's token at this position, behind a path; 0 where it is none."""
+        fills = self.hidden[column] or self._is_pad(column)
+        if fills or not self.record._is(self.request, position, self.call, self.row, column):
+            return 0
+        seen = self.sees[column]
+        by_mask = 2 if seen == set(path) else int(path[-1] in seen)
+        return by_mask + int(self.positions[column] == self.positions[path[-1]] + 1)
+
+    def _fills(self, column: int) -> bool:
+        """Whether a column is no node: it sees nothing but itself, or it feeds the pad id and does not see the root."""
+        return column != self.first and (self.hidden[column] or self.alone[column] or self._is_pad(column))
+
+    def _is_pad(self, column: int) -> bool:
+        return self.tokens[column] == self.record.pad and self.first not in self.sees[column]
+
+    def depth(self, column: int) -> int:
+        """The logical position of a node: by its own, or where these only number the columns, by what it sees."""
+        if self._numbered:
+            return self.at + len(self.sees[column])
+        return self.at + max(1, self.positions[column] - self.positions[self.first])
+
+    def _counts_columns(self) -> bool:
+        """Whether positions only number the columns, although the mask says that it is no chain."""
+        real = [column for column in self.columns if not self._fills(column)]
+        numbered = all(self.positions[c] - self.positions[self.first] == c - self.first for c in real)
+        return numbered and any(len(self.sees[column]) < place for place, column in enumerate(real))
+
+    def _agreed(self, column: int, found: Mapping[int, Label]) -> bool:
+        """Whether the target's answer at a node's parent is the node's token, and all before it were so."""
+        parent = max(self.sees[column], key=lambda c: (len(self.sees[c]), c), default=None)
+        above = found.get(parent) if parent is not None else None
+        kept = above is not None and (above.what == "token" or above.agreed)
+        return kept and int(self.call.predictions[self.row, parent]) == self.tokens[column]
+
+
+def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:
+    """For each of the columns which others of them it sees, and whether it sees nothing but itself at all."""
+    fields = call.kv[0][0, row, 0]
+    own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, MODEL] == call.role))
+    column_of = {int(slot): int(fields[slot, COLUMN]) for slot in own}
+    sees, alone = {}, {}
+    for column in columns:
+        slots = np.flatnonzero(call.visible[row, column]).tolist()
+        block = {column_of[slot] for slot in slots if slot in column_of}
+        sees[column] = (block & columns) - {column}
+        alone[column] = len(slots) - (column in block) == 0
+    return sees, alone
+
+
+def as_wrong_path(
+    deviations: Sequence[Deviation], written: Mapping[int, int], request: int, record: Record
+) -> list[Deviation]:
+    """Entries of nodes that were not accepted, each in the place of a token of the path: one deviation of the two.
+
+    ``written`` has the call that wrote each slot.
+    """
+    lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
+    found = []
+    for one in deviations:
+        call = written.get(-1 if one.slot is None else one.slot) if one.kind in _KEPT else None
+        due = next((d for d in lost if call in {w[0] for w, _ in record.queries(request, d.token_position or 0)}), None)
+        if due is None:
+            found.append(one)
+            continue
+        lost.remove(due)
+        found.append(replace(one, kind="wrong-path", token_position=due.token_position))
+        deviations = [d for d in deviations if d is not due]
+    return [one for one in found if one in deviations or one.kind == "wrong-path"]

@@ -1,0 +1,121 @@
+"""Faults of decoders that verify trees: masks, positions, the path in the cache, what is accepted, the draft's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.engines.forked import Forked, Forking
+from eqcheck.catalogue.engines.handling import KeysValues
+from eqcheck.catalogue.faults.fault import fault, issue, planted
+
+_BUILDS = "forked forked_rows"
+_NO_TREES = "engines that load a checkpoint are not handed trees"
+_TREE = {"cache_states": ("tree",), "no_edit": _NO_TREES}
+_SGLANG, _TRT = "sgl-project/sglang", "NVIDIA/TensorRT-LLM"
+
+
+@planted(_BUILDS, **_TREE)
+@fault("K30-path-not-moved", "cache/wrong-path", issue(_SGLANG, 26866))
+class PathNotMoved(Forking):
+    """Nothing is moved: behind the committed tokens the cache holds the first nodes of the block, not the path."""
+
+    def moved(self, layer: int, picked: KeysValues, unmoved: KeysValues) -> KeysValues:
+        return unmoved
+
+
+@planted(_BUILDS, **_TREE)
+@fault("K30-lower-layer-moved", "cache/torn-entry", issue("openvinotoolkit/openvino", 38079))
+class LowerLayerMoved(Forking):
+    """The path is moved in the first layer alone."""
+
+    def moved(self, layer: int, picked: KeysValues, unmoved: KeysValues) -> KeysValues:
+        return unmoved if layer else picked
+
+
+@planted(_BUILDS, **_TREE)
+@fault("K30-path-by-count", "cache/wrong-path", issue(_TRT, 10343))
+class PathByCount(Forking):
+    """The tree is rolled back by a count: as many first nodes are kept as the path has."""
+
+    def kept(self, place: int, paths: Rows) -> list[int]:
+        return list(range(1, len(paths[place]) + 1))
+
+
+@planted(_BUILDS, **_TREE)
+@fault("T30-bonus-by-count", "bookkeeping/wrong-correction", issue(_SGLANG, 15360))
+class BonusByCount(Forking):
+    """The bonus is read from the column whose number is the length of the path."""
+
+    def column_of_bonus(self, place: int, path: Sequence[int]) -> int:
+        return len(path)
+
+
+@planted(_BUILDS, **_TREE)
+@fault("M30-siblings-seen", "mask/sibling-visible", issue("vllm-project/vllm", 17560))
+class SiblingsSeen(Forking):
+    """A node sees the siblings before it."""
+
+    def sees(self, place: int) -> torch.Tensor:
+        seen, nodes = super().sees(place), self.trees[place]
+        for number, (parent, _) in enumerate(nodes, start=1):
+            for other in range(1, number):
+                seen[number, other] |= nodes[other - 1][0] == parent
+        return seen
+
+
+@planted(_BUILDS, **_TREE)
+@fault("M30-root-hidden", "mask/token-hidden", issue("sgl-project/sgl-kernel-npu", 146))
+class RootHidden(Forking):
+    """Nodes that have none behind them do not see the root."""
+
+    def sees(self, place: int) -> torch.Tensor:
+        seen, nodes = super().sees(place), self.trees[place]
+        parents = {parent for parent, _ in nodes}
+        for number in range(1, len(nodes) + 1):
+            seen[number, 0] &= number in parents
+        return seen
+
+
+@planted(_BUILDS, **_TREE)
+@fault("P30-position-by-index", "position/query-position", issue(_TRT, 13081))
+class PositionByIndex(Forking):
+    """The position of a node is its place in the block, not its depth."""
+
+    def depth(self, place: int) -> list[int]:
+        return list(range(len(self.trees[place]) + 1))
+
+
+@planted(_BUILDS, **_TREE)
+@fault("T31-missing-node-accepted", "bookkeeping/over-accept", "https://github.com/FasterDecoding/Medusa")
+class MissingNodeAccepted(Forking):
+    """Behind a leaf there is a node with the pad id, as short paths are padded; where the target answers that id, it
+    is accepted, and the last node of the tree stands for it."""
+
+    def path(self, place: int, answers: Sequence[int]) -> list[int]:
+        path, nodes = super().path(place, answers), self.trees[place]
+        last = path[-1] if path else 0
+        is_leaf = last and all(parent != last for parent, _ in nodes)
+        room = len(path) < self.budget(self.active[place])
+        found = is_leaf and room and answers[last] == self.request.pad_token_id
+        return [*path, len(nodes) + 1] if found else path
+
+    def token(self, place: int, node: int) -> int:
+        return self.request.pad_token_id if node > len(self.trees[place]) else super().token(place, node)
+
+    def column_of_bonus(self, place: int, path: Sequence[int]) -> int:
+        return min(super().column_of_bonus(place, path), len(self.trees[place]))
+
+    def kept(self, place: int, paths: Rows) -> list[int]:
+        return [min(node, len(self.trees[place])) for node in paths[place]]
+
+
+@planted("forked", cache_states=("tree",), rows=2, no_edit=_NO_TREES)
+@fault("M31-filler-seen", "mask/pad-visible", issue(_SGLANG, 37120))
+class FillerSeen(Forked):
+    """A node sees the columns that fill up its row to the largest tree of the batch."""
+
+    def dead(self, seen: torch.Tensor, count: int) -> None:
+        seen[1:count, count:] = True

@@ -1,0 +1,288 @@
+"""Tree: batch speculative decoding with trees of draft tokens, on ordinary models and without kernels of its own.
+
+Every row of the caches has a write offset of its own, as in `ragged`. A round feeds each row's newest token, the root,
+and behind it the nodes of the row's tree in one forward of the target. A 4-D mask lets each node see the row's
+committed tokens, its ancestors and itself; its position is that of its depth. From the root on the path is taken whose
+tokens are what the target answers, and the answer at its end is the bonus. Keys and values of the path then move to the
+slots behind the root, all layers by the same indices; what else was fed lies behind the row and is overwritten by the
+next round. The draft grows its trees level by level in the same way.
+
+Rows differ in the shape of their trees. ``shapes`` names a row's tree for a round; where it names none, the draft makes
+one: it expands the likeliest nodes of each level and keeps the ``num_draft_tokens`` likeliest of all, as EAGLE-2 does
+(https://arxiv.org/abs/2406.16858). Where trees differ in size, the smaller ones are filled up with columns that see
+themselves alone and that nothing sees. Rows are greedy.
+
+    >>> from eqcheck.hashlm import HashConfig, HashLM
+    >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
+    >>> engine = Tree(target, draft, num_draft_tokens=4, shapes=lambda row, number: ((0, 0), (0, 1), (1, 0), (3, 0)))
+    >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)
+    >>> [len(row) for row in outputs], engine.stats.verify_calls
+    ([10, 10], 3)
+
+Works on the models that `ragged` works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+import eqcheck
+from eqcheck.errors import UsageError
+from eqcheck.trees import Nodes, cut, depths, of_round, wrong_with
+
+from .serving import Engine, Pool, Row, RowModel, decode, enough
+
+Shapes = Callable[[Any, int], Nodes]  # the tree of a prompt's (by id) round, from 0; () where the draft makes it
+BRANCHES = 3  # choices of the draft behind a node, where it makes the tree
+
+
+@dataclass
+class Growing:
+    """A row's tree while it is drafted. ``nodes`` are those so far, the root not among them, with their ``tokens``.
+
+    ``shape`` names the nodes; without it there are at most ``most``, down to ``depth``. ``scores`` are the draft's log
+    probabilities of the paths; ``fed`` has the column among those that the draft was fed, root first.
+    """
+
+    shape: Nodes
+    most: int
+    depth: int
+    nodes: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    fed: dict[int, int] = field(default_factory=lambda: {0: 0})
+
+    def level(self, depth: int) -> list[int]:
+        """The nodes of this depth behind which more are to be drafted."""
+        if self.shape:
+            deep = depths(self.shape)
+            return sorted({parent for parent, _ in self.shape if deep[parent] == depth})
+        deep = depths(tuple(self.nodes))
+        here = [number for number in range(len(deep)) if deep[number] == depth < self.depth]
+        return sorted(sorted(here, key=lambda number: -self.scores[number])[: min(BRANCHES, self.most)])
+
+    def behind(self, parent: int, choices: Sequence[int], likely: Sequence[float]) -> None:
+        """Take the draft's ``choices`` behind a node, best first, with their log probabilities."""
+        if self.shape:
+            if not self.nodes:  # tokens are filled in as their parents are fed
+                self.nodes, self.tokens = list(self.shape), [0] * len(self.shape)
+            for number, (above, rank) in enumerate(self.shape):
+                if above == parent:
+                    self.tokens[number] = choices[rank]
+            return
+        for rank, (token, score) in enumerate(zip(choices[: min(BRANCHES, self.most)], likely, strict=False)):
+            self.nodes.append((parent, rank))
+            self.tokens.append(token)
+            self.scores.append(self.scores[parent] + score)
+
+    def done(self) -> None:
+        """Keep the likeliest nodes where there are too many; a parent is no less likely than what is behind it."""
+        if self.shape or len(self.nodes) <= self.most:
+            return
+        best = sorted(range(1, len(self.nodes) + 1), key=lambda number: (-self.scores[number], number))[: self.most]
+        number = {0: 0} | {old: new for new, old in enumerate(sorted(best), start=1)}
+        kept = [old - 1 for old in sorted(best)]
+        self.nodes = [(number[self.nodes[old][0]], self.nodes[old][1]) for old in kept]
+        self.tokens = [self.tokens[old] for old in kept]
+        self.fed = {number[old]: column for old, column in self.fed.items() if old in number}
+
+    def accepted(self, answers: Sequence[int]) -> list[int]:
+        """The nodes along which the target's answers lead, by column: the root's first."""
+        at, path = 0, list[int]()
+        while True:
+            nodes = zip(self.nodes, self.tokens, strict=True)
+            right = (n for n, ((parent, _), token) in enumerate(nodes, 1) if parent == at and token == answers[at])
+            at = next(right, 0)
+            if not at:
+                return path
+            path.append(at)
+
+
+class Tree(Engine):
+    """A tree of draft tokens for each row; see the module.
+
+    Raises `UsageError` for a shape that is no tree of at most ``num_draft_tokens`` nodes.
+    """
+
+    def __init__(self, target: Any, draft: Any, *, shapes: Shapes = lambda row, number: (), **settings: Any) -> None:
+        super().__init__(target, draft, **settings)
+        self.shapes = shapes
+
+    def begin(self) -> None:
+        self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
+        # The draft is fed level by level, and a level fills up to that of the row with the widest one.
+        self.pool.block = (BRANCHES + 1) * (self.num_draft_tokens + 1)
+        self.rows = self.pool.rows
+        self.rounds: WeakKeyDictionary[Row, int] = WeakKeyDictionary()
+
+    def room(self) -> int:
+        return enough(self.batch_size - len(self.rows), self.batch_size)
+
+    def join(self, rows: list[Row]) -> None:
+        self.stats.prefill_calls += self.pool.join(rows)
+
+    def round(self) -> list[Row]:
+        rows = list(self.rows)
+        trees = [self._begun(row) for row in rows]
+        self._grow(rows, trees)
+        answers = self._verify(rows, trees)
+        self.stats.verify_calls += 1
+        paths = [tree.accepted(row) for tree, row in zip(trees, answers, strict=True)]
+        lengths = [len(row.tokens) for row in rows]
+        for row, tree, path, answer in zip(rows, trees, paths, answers, strict=True):
+            committed = row.commit([*(tree.tokens[node - 1] for node in path), answer[path[-1] if path else 0]])
+            row.behind, row.unfed = sum(node not in tree.fed for node in path), 0
+            self.stats.count(len(tree.nodes), len(path), committed)
+        compact(self.pool.target, paths, lengths)
+        fed = [[t.fed[node] for node in path if node in t.fed] for t, path in zip(trees, paths, strict=True)]
+        compact(self.pool.draft, fed, lengths)
+        self.pool.drop_finished()
+        return rows
+
+    def _begun(self, row: Row) -> Growing:
+        number = self.rounds.get(row, 0)
+        self.rounds[row] = number + 1
+        shape, room = self.shapes(row.prompt.id, number), row.budget(self.num_draft_tokens)
+        if wrong := wrong_with(shape, self.num_draft_tokens):
+            raise UsageError(f"shapes({row.prompt.id}, {number}): {wrong}")
+        return Growing(cut(shape, room), 0 if shape else min(room, 1) * self.num_draft_tokens, room)
+
+    def _grow(self, rows: Sequence[Row], trees: Sequence[Growing]) -> None:
+        """Draft the trees of all rows: first what the draft has not seen of the rows, then level by level."""
+        draft, device = self.pool.draft, self.draft.device
+        depth = 0
+        while any(levels := [tree.level(depth) for tree in trees]):
+            if depth == 0:
+                logits = feed_newest(draft, rows)[:, None]
+            else:
+                width = max(map(len, levels))
+                shapes, columns = [], []
+                for tree, level in zip(trees, levels, strict=True):
+                    for node in level:
+                        tree.fed[node] = len(tree.fed)
+                    order = sorted(tree.fed, key=lambda node: tree.fed[node])
+                    shapes.append(tuple((tree.fed[tree.nodes[node - 1][0]], 0) for node in order[1:]))
+                    columns.append([tree.fed[node] for node in level])
+                ids = [
+                    [tree.tokens[node - 1] for node in level] + row.tokens[-1:] * (width - len(level))
+                    for row, tree, level in zip(rows, trees, levels, strict=True)
+                ]
+                starts = [len(row.tokens) - 1 for row in rows]
+                skip = [len(shape) + 1 - len(level) for shape, level in zip(shapes, levels, strict=True)]
+                shown = sights(shapes, starts, skip, width, draft)
+                at = [start + n for start, n in zip(starts, skip, strict=True)]
+                logits = draft.feed(torch.tensor(ids, device=device), at, shown=shown)
+            most = 1 + max([rank for tree in trees for _, rank in tree.shape] + [BRANCHES - 1])
+            likely, best = logits.log_softmax(-1).topk(min(most, logits.shape[-1]), dim=-1)
+            for tree, level, choices, scores in zip(trees, levels, best.tolist(), likely.tolist(), strict=True):
+                for column, node in enumerate(level):
+                    tree.behind(node, choices[column], scores[column])
+            depth += 1
+        for tree in trees:
+            tree.done()
+
+    def _verify(self, rows: Sequence[Row], trees: Sequence[Growing]) -> list[list[int]]:
+        """What the target answers at the root and the nodes of each row, by column."""
+        unfed, width = rows[0].unfed, 1 + max(len(tree.nodes) for tree in trees)
+        shapes = [behind_chain(tuple(tree.nodes), unfed) for tree in trees]
+        ids = [
+            row.tokens[-1 - unfed :] + tree.tokens + row.tokens[-1:] * (width - 1 - len(tree.nodes))
+            for row, tree in zip(rows, trees, strict=True)
+        ]
+        starts = [row.cached - unfed for row in rows]
+        shown = sights(shapes, starts, [0] * len(rows), unfed + width, self.pool.target)
+        logits = self.pool.target.feed(torch.tensor(ids, device=self.target.device), starts, 0, width, shown)
+        answers: list[list[int]] = logits.argmax(-1).tolist()
+        return answers
+
+
+def feed_newest(draft: RowModel, rows: Sequence[Row]) -> torch.Tensor:
+    """The draft's logits ``[rows, vocab]`` behind each row's newest token, and before it what it has not seen."""
+    behind = max(row.behind for row in rows)
+    starts = [max(0, row.cached - behind) for row in rows]
+    waiting = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
+    block = [tokens + tokens[-1:] * (behind + 1 - len(tokens)) for tokens in waiting]
+    logits = draft.feed(torch.tensor(block, device=draft.device), starts)
+    last = torch.tensor([len(tokens) - 1 for tokens in waiting], device=draft.device)
+    return logits[torch.arange(len(rows), device=draft.device), last]
+
+
+def behind_chain(nodes: Nodes, length: int) -> Nodes:
+    """The tree with so many tokens more before its root; the first of them is the root then."""
+    return (*((n, 0) for n in range(length)), *((parent + length, rank) for parent, rank in nodes))
+
+
+@lru_cache(maxsize=4096)
+def ancestry(nodes: Nodes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depths ``[nodes + 1]`` of the root and its nodes, and which of them each one sees, ``[nodes + 1, nodes + 1]``."""
+    sees = torch.eye(len(nodes) + 1, dtype=torch.bool)
+    for number, (parent, _) in enumerate(nodes, start=1):
+        sees[number] |= sees[parent]
+    return torch.tensor(depths(nodes)), sees
+
+
+def sights(
+    shapes: Sequence[Nodes], starts: Sequence[int], skip: Sequence[int], width: int, model: RowModel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions ``[rows, width]`` and what is seen, ``[rows, width, slots]``, of ``width`` columns of each row's tree.
+
+    The root of row i is in slot ``starts[i]``, its nodes behind it; the first ``skip[i]`` of them all are not fed now.
+    """
+    device = model.device
+    end = max(start + n for start, n in zip(starts, skip, strict=True)) + width
+    most = max(len(shape) + 1 for shape in shapes)
+    depth = torch.zeros(len(shapes), most + width, dtype=torch.long)
+    sees = torch.zeros(len(shapes), most + width, most, dtype=torch.bool)
+    for row, shape in enumerate(shapes):
+        n = len(shape) + 1
+        depth[row, :n], sees[row, :n, :n] = ancestry(shape)
+    columns = torch.tensor(list(skip))[:, None] + torch.arange(width)  # [rows, width], of the tree
+    row = torch.arange(len(shapes))[:, None]
+    real = columns < torch.tensor([len(shape) + 1 for shape in shapes])[:, None]
+    positions = torch.tensor(list(starts))[:, None] + depth[row, columns]
+    node = torch.arange(end) - torch.tensor(list(starts))[:, None]  # [rows, slots]: which of the tree a slot holds
+    inside = (node >= 0) & (node < most)
+    held = node.clamp(0, most - 1)
+    seen = sees[row, columns].gather(2, held[:, None].expand(-1, width, -1)) & inside[:, None]
+    seen |= (node < 0)[:, None] & real[..., None]
+    if model.window is not None:
+        at = torch.where(inside, torch.tensor(list(starts))[:, None] + depth[row, held], torch.arange(end))
+        seen &= at[:, None] > positions[..., None] - model.window
+    seen |= (node[:, None] == columns[..., None]) & ~real[..., None]  # what only fills up sees itself alone
+    return positions.to(device), seen.to(device)
+
+
+def compact(model: RowModel, paths: Sequence[Sequence[int]], roots: Sequence[int]) -> None:
+    """Move each row's path to the slots behind its root, which is in slot ``roots[i] - 1``; paths are columns."""
+    moved = [row for row, path in enumerate(paths) if list(path) != list(range(1, len(path) + 1))]
+    if not moved:
+        return
+    longest = max(len(paths[row]) for row in moved)
+    source = [
+        [roots[row] - 1 + column for column in [*paths[row], *range(len(paths[row]) + 1, longest + 1)]] for row in moved
+    ]
+    model.move(moved, torch.tensor(source, device=model.device), [roots[row] for row in moved])
+
+
+@eqcheck.decoder(
+    name="tree",
+    padding_sides=("left", "right"),
+    families=("rotary", "learned", "window"),
+    cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows", "tree"),
+    origin="trees of draft tokens with a 4-D mask, and their paths moved in the cache: see the module's docstring",
+    engine=Tree,
+)
+def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
+    """New tokens of each row, two rows at a time, so that rows join and leave."""
+    trees = request.tree
+
+    def shapes(row: int, number: int) -> Nodes:
+        return of_round(trees[row], number) if row < len(trees) else ()
+
+    return decode(Tree, target, draft, request, batch_size=2, shapes=shapes)

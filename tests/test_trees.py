@@ -1,0 +1,163 @@
+"""Trees of draft tokens: the case dictates them, right engines pass, and what is wrong is read along branches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from eqcheck.reference_impls.tree import Tree
+
+from eqcheck import registry
+from eqcheck.attribution.labels import labels_of
+from eqcheck.case import Case
+from eqcheck.catalogue import BUILDS
+from eqcheck.catalogue.engines.forked import Forked
+from eqcheck.errors import CaseError, UsageError
+from eqcheck.harness import ranked, run, truth_of
+from eqcheck.lanes.transparent.coverage import exercised, vacuous
+from eqcheck.lanes.transparent.ids import as_table, variants
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.oracle import judge
+
+TREE = registry.load("tree")
+FORK = ((0, 0), (0, 1), (2, 0), (3, 0))  # a leaf, and a branch of three
+CASE = Case(
+    ((5, 7, 9), (11,)),
+    max_new_tokens=8,
+    num_draft_tokens=4,
+    cache_state="tree",
+    tree=((FORK,), (FORK, ())),
+    paths=(((1, 0, 0), (0,)), ((0,), ())),
+)
+
+
+def drawn(count: int, states: tuple[str, ...] = ("tree",)) -> list[Case]:
+    return Source(5, TREE.families, TREE.padding_sides, states).chunk(0, count)
+
+
+def test_a_case_keeps_its_trees() -> None:
+    assert Case.from_dict(CASE.to_dict()) == CASE
+    assert CASE.request().tree == CASE.tree
+    assert "tree" not in Case(((5,),)).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (((0, 0), (2, 0)), "node 2: expected a parent from 0 to 1"),  # its own parent
+        (((2, 0), (1, 0)), "node 1: expected a parent from 0 to 0"),  # a cycle, and a parent that comes later
+        (((0, 0),) * 5, "at most 4 nodes"),
+        (((0, -1),), "a rank from 0 to 7"),
+        (((0, 0, 0),), "a parent and a rank"),
+        (((0, "a"),), "expected an integer"),
+    ],
+)
+def test_what_is_no_tree_is_refused(nodes: Any, said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        replace(CASE, tree=((nodes,),))
+    if said.startswith(("node", "at most")):
+        engine = Tree(*models(), num_draft_tokens=4, shapes=lambda row, number: nodes)
+        with pytest.raises(UsageError, match=said):
+            engine.generate([[1, 2]])
+
+
+def models() -> tuple[Any, Any]:
+    from eqcheck.draft import ScriptedDraft
+    from eqcheck.hashlm import HashConfig, HashLM
+
+    target = HashLM(HashConfig(seed=1))
+    return target, ScriptedDraft.of(target)
+
+
+@pytest.mark.parametrize("changes", [{"accepts": ((1,),)}, {"paths": ((("a",),),)}, {"agreement": 0.5}, {"tree": ()}])
+def test_tables_that_do_not_go_together_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CaseError):
+        replace(CASE, **changes)
+
+
+def test_paths_dictate_what_is_accepted() -> None:
+    done = run(TREE.function, CASE)
+    assert judge(done)
+    # Row 0 takes the long branch and its bonus, then the leaf and its bonus; behind that no node is right.
+    assert ranked(CASE, truth_of(CASE))[0] == [1, 0, 0, 8, 0, 8, 8, 8]
+    assert as_table(CASE)["paths"][0] == ((1, 0, 0), (0,), (), ())
+    assert {"tree", "off_spine", "different_trees"} <= exercised(done)
+
+
+def test_the_engine_needs_the_rounds_that_the_paths_leave() -> None:
+    target, draft = models()
+    engine = Tree(target, draft, num_draft_tokens=4, shapes=lambda row, number: FORK)
+    engine.generate([[3, 1, 4]], max_new_tokens=9)
+    assert engine.stats.tokens_per_verify == pytest.approx(9 / 5)  # the first choice is always right: the leaf
+
+
+@pytest.mark.parametrize("name", ["tree", "forked", "forked_rows"])
+def test_right_engines_are_right(name: str) -> None:
+    decoder = TREE if name == "tree" else BUILDS[name].decoder(name)
+    counts: Counter[str] = Counter()
+    for case in drawn(25):
+        done = run(decoder.function, case)
+        assert judge(done), case.to_dict()
+        counts.update(exercised(done))
+    assert counts["off_spine"] > 5
+    assert not any("off_spine" in warning for warning in vacuous(counts))
+
+
+def test_the_engine_makes_trees_of_its_own() -> None:
+    case = replace(CASE, tree=((), ()), paths=(((1, 1), (1,)), ((), (1,))))
+    done = run(TREE.function, case)
+    assert judge(done)
+    assert "off_spine" in exercised(done), "the draft's second choices are in its trees"
+
+
+def test_an_audit_of_chains_alone_is_vacuous() -> None:
+    spines = replace(CASE, paths=(((0,),), ((),)))
+    found = exercised(run(TREE.function, spines))
+    assert "off_spine" not in found
+    assert any("off_spine" in warning for warning in vacuous(dict.fromkeys(found, 1)))
+
+
+def test_other_ids_leave_the_paths_as_they_are() -> None:
+    for case in drawn(10):
+        for other in variants(case):
+            assert as_table(other)["paths"] == as_table(case)["paths"] or case.agreement is not None
+
+
+def test_labels_follow_branches() -> None:
+    done = run(BUILDS["forked"].decoder("forked").function, CASE)
+    labels = labels_of(done, done.trace)
+    first = next(number for number, call in labels.calls.items() if call.tokens.shape == (2, 5))
+    row = [labels.of[first, 0, column] for column in range(5)]
+    assert [(one.what, one.position) for one in row] == [
+        ("token", 2), ("draft", 3), ("token", 3), ("token", 4), ("token", 5)
+    ]  # fmt: skip
+
+
+def test_equal_siblings_are_both_the_rows_own() -> None:
+    case = replace(CASE, tree=((((0, 0), (0, 0), (2, 0)),), ()), paths=(((0, 0),),))
+    done = run(BUILDS["forked"].decoder("forked").function, case)
+    assert judge(done)
+    labels = labels_of(done, done.trace)
+    first = next(number for number, call in labels.calls.items() if call.tokens.shape[1] == 5)
+    assert [labels.of[first, 0, column].position for column in (1, 2, 3)] == [3, 3, 4]
+
+
+class LeafHidden(Forked):
+    """A mask in which the second branch does not see its own first node."""
+
+    def sees(self, place: int) -> Any:
+        seen = super().sees(place)
+        if len(seen) > 3:
+            seen[3, 2] = False
+        return seen
+
+
+def test_a_wrong_mask_within_a_tree_is_named_with_its_node() -> None:
+    decoder = replace(BUILDS["forked"], engine=LeafHidden).decoder("leaf-hidden")
+    found = judge(run(decoder.function, CASE)).explanation
+    assert found is not None
+    assert found.fingerprint == "mask/token-hidden"
+    assert found.query is not None
+    assert found.query.logical_position == 4
