@@ -239,9 +239,9 @@ def sights(
     most = max(len(shape) + 1 for shape in shapes)
     depth = torch.zeros(len(shapes), most + width, dtype=torch.long)
     sees = torch.zeros(len(shapes), most + width, most, dtype=torch.bool)
-    for row, shape in enumerate(shapes):
+    for number, shape in enumerate(shapes):
         n = len(shape) + 1
-        depth[row, :n], sees[row, :n, :n] = ancestry(shape)
+        depth[number, :n], sees[number, :n, :n] = ancestry(shape)
     columns = torch.tensor(list(skip))[:, None] + torch.arange(width)  # [rows, width], of the tree
     row = torch.arange(len(shapes))[:, None]
     real = columns < torch.tensor([len(shape) + 1 for shape in shapes])[:, None]

@@ -84,7 +84,7 @@ class Block:
         """The logical position of a node: by its own, or where these only number the columns, by what it sees."""
         if self._numbered:
             return self.at + len(self.sees[column])
-        return self.at + max(1, self.positions[column] - self.positions[self.first])
+        return self.at + max(1, int(self.positions[column] - self.positions[self.first]))
 
     def _counts_columns(self) -> bool:
         """Whether positions only number the columns, although the mask says that it is no chain."""

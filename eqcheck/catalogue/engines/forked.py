@@ -175,7 +175,7 @@ class Forked(Forking):
             self.dead(seen[place], n)
         self.numbered = fed
         self.width = width
-        return self.feed(ids, at, seen).argmax(-1).tolist()  # type: ignore[no-any-return]
+        return self.feed(ids, at, seen).argmax(-1).tolist()
 
     def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
         fed = self.__dict__.pop("numbered", at)

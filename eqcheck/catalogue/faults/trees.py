@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from eqcheck.catalogue.faults.fault import fault, issue, planted
 
 _BUILDS = "forked forked_rows"
 _NO_TREES = "engines that load a checkpoint are not handed trees"
-_TREE = {"cache_states": ("tree",), "no_edit": _NO_TREES}
+_TREE: dict[str, Any] = {"cache_states": ("tree",), "no_edit": _NO_TREES}
 _SGLANG, _TRT = "sgl-project/sglang", "NVIDIA/TensorRT-LLM"
 
 
