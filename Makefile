@@ -7,7 +7,7 @@ INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --cons
 # What is imported is compiled once, when it is first imported; without this, in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-ENGINES := openvino_genai vllm mlx_vlm
+ENGINES := openvino_genai vllm mlx_vlm llama_cpp
 
 .PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test cluster-test dist clean
 

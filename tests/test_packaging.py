@@ -107,7 +107,8 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     done = _python(site, tmp_path, "-c", code)
     assert done.stdout.startswith(f"somebody else {site}"), done.stdout + done.stderr
     own = ["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", "tree"]
-    assert sorted(done.stdout.split()[-12:]) == sorted([*own, "mlx_vlm", "openai_http", "openvino_genai", "vllm"])
+    engines = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
+    assert sorted(done.stdout.split()[-14:]) == sorted([*own, *engines])
 
 
 def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:

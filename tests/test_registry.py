@@ -14,7 +14,8 @@ from eqcheck import registry
 from eqcheck.contract import Decoder, Request, decoder
 from eqcheck.errors import UsageError
 
-ENGINES = ["mlx_vlm", "openai_http", "openvino_genai", "vllm"]  # need an environment or a server of their own
+# These need an environment or a server of their own.
+ENGINES = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
 SHIPPED = sorted(["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", "tree", *ENGINES])
 ONE = """
 import eqcheck

@@ -27,7 +27,7 @@ from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.workers.spawned import environment
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("openvino_genai", "vllm", "mlx_vlm")
+ENGINES = ("openvino_genai", "vllm", "mlx_vlm", "llama_cpp")
 SAMPLING = ("openvino_genai", "vllm")
 SCRIPTS = sorted(path for name in (*ENGINES, "vllm_dictated") for path in (ROOT / "reports" / name).glob("[!_]*.py"))
 
