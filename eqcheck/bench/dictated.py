@@ -16,6 +16,8 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from eqcheck.bench.traces import accepted
+
 MEMORY = 8  # tokens that identify a context
 ANSWERED = 16  # of a longer block only so many last tokens are answered: nobody drafts in the middle of a prompt
 SURE = 30.0
@@ -28,18 +30,21 @@ _FACTORS = torch.from_numpy(np.random.default_rng(7).integers(1 << 62, size=MEMO
 class DictatedDraft(LlamaForCausalLM):
     """A Llama that proposes what a table says; make it with `dictated`."""
 
-    def teach(self, rows: Sequence[Sequence[int]], starts: Sequence[int], acceptance: float, seed: int) -> None:
-        """Agree with ``rows`` (prompts and true outputs, which begin at ``starts``) at this rate per token."""
+    def teach(self, rows: Sequence[Sequence[int]], starts: Sequence[int], acceptance: float | str, seed: int) -> None:
+        """Agree with ``rows`` (prompts and true outputs, which begin at ``starts``) at this rate per token.
+
+        Or as the generator of this name has it (`eqcheck.bench.traces`), for as many draft tokens as it was made for.
+        """
         table: dict[int, int] = {}
         for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            right = np.random.default_rng((seed, number)).random(len(row)) < acceptance
+            right = _right(len(row) - start, acceptance, (seed, number))
             tokens = torch.tensor(row)
             at = torch.arange(start - 1, len(row) - 1)
             back = at[:, None] - torch.arange(MEMORY)
             recent = torch.where(back >= 0, tokens[back.clamp(min=0)], 0)
             for key, place in zip(_hash(recent, at).tolist(), at.tolist(), strict=True):
                 wrong = (row[place + 1] + 1) % self.config.vocab_size
-                table.setdefault(key, row[place + 1] if right[place + 1] else wrong)
+                table.setdefault(key, row[place + 1] if right[place + 1 - start] else wrong)
         keys = sorted(table)
         self._keys = torch.tensor(keys, device=self.device)
         self._next = torch.tensor([table[key] for key in keys], device=self.device)
@@ -90,6 +95,16 @@ def dictated(draft: LlamaForCausalLM) -> DictatedDraft:
     model.generation_config = draft.generation_config
     model.eval()
     return model
+
+
+def _right(tokens: int, acceptance: float | str, seed: tuple[int, int]) -> list[bool]:
+    """Which of so many tokens of a row the draft is to have right."""
+    if not isinstance(acceptance, str):
+        return [bool(chance < acceptance) for chance in np.random.default_rng(seed).random(tokens)]
+    found: list[bool] = []
+    for count in accepted(acceptance, tokens, seed):
+        found += [True] * count + [False]  # after all have been accepted nothing is asked of the draft
+    return found[:tokens]
 
 
 def _recent(tokens: torch.Tensor, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

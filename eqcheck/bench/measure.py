@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,11 +28,15 @@ class Failure(NamedTuple):
 
 
 class Clock:
-    """How long the forwards of target and draft took, in seconds, and how many there were."""
+    """How long the forwards of target and draft took, in seconds, and how many there were.
 
-    def __init__(self) -> None:
-        self.seconds = {"verify": 0.0, "draft": 0.0}
-        self.calls = {"verify": 0, "draft": 0}
+    Those that are fed more than ``most`` columns count as ``prefill``, where that is given.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self.seconds = {"verify": 0.0, "draft": 0.0} | ({"prefill": 0.0} if most else {})
+        self.calls = dict.fromkeys(self.seconds, 0)
 
     @contextmanager
     def watching(self, target: Any, draft: Any) -> Iterator[None]:
@@ -52,35 +57,61 @@ class Clock:
             try:
                 return forward(*args, **kwargs)
             finally:
-                self.seconds[name] += now(device) - began
-                self.calls[name] += 1
+                fed = kwargs.get("input_ids", args[0] if args else None)
+                wide = self.most is not None and fed is not None and fed.shape[1] > self.most
+                self.seconds["prefill" if wide else name] += now(device) - began
+                self.calls["prefill" if wide else name] += 1
 
         return timed
+
+
+_now: ContextVar[Callable[[], float]] = ContextVar("now", default=time.perf_counter)
 
 
 def now(device: torch.device) -> float:
     """The time, when all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return _now.get()()
+
+
+@contextmanager
+def processor_time(device: torch.device) -> Iterator[None]:
+    """Count the seconds of this process alone, on one thread, where the processor computes: others do not disturb."""
+    if device.type != "cpu":
+        yield
+        return
+    threads, token = torch.get_num_threads(), _now.set(time.process_time)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _now.reset(token)
 
 
 class Timed:
     """An engine at a batch size: a decoder's ``engine`` where it has one, else the decoder batch by batch."""
 
-    def __init__(self, decoder: Decoder, generate: Generate, target: Any, draft: Any, k: int, batch: int) -> None:
+    def __init__(
+        self, decoder: Decoder, generate: Generate, target: Any, draft: Any, k: int, batch: int, **settings: Any
+    ) -> None:
         self.generate, self.models, self.k, self.batch = generate, (target, draft), k, batch
+        self.committed: list[list[int]] = []  # by prompt, the tokens that each round of an engine gave
         self.engine = (
-            decoder.engine(target, draft, num_draft_tokens=k, batch_size=batch) if decoder.engine is not None else None
+            None
+            if decoder.engine is None
+            else decoder.engine(target, draft, num_draft_tokens=k, batch_size=batch, **settings)
         )
 
     def __call__(self, prompts: Sequence[Job]) -> Rows:
         """New tokens of each prompt. A decoder with one limit per batch goes to the greatest, and rows are cut."""
         outputs: Rows = []
         if self.engine is not None:
-            outputs = [[] for _ in prompts]
+            outputs, self.committed = [[] for _ in prompts], [[] for _ in prompts]
             for update in self.engine.stream(one._replace(id=number) for number, one in enumerate(prompts)):
                 outputs[update.id] += update.token_ids
+                self.committed[update.id].append(len(update.token_ids))
             return outputs
         for start in range(0, len(prompts), self.batch):
             some = prompts[start : start + self.batch]
@@ -91,10 +122,10 @@ class Timed:
             outputs += [row[: one.max_new_tokens] for row, one in zip(rows, some, strict=True)]
         return outputs
 
-    def measure(self, prompts: Sequence[Job]) -> tuple[dict[str, Any], Rows]:
+    def measure(self, prompts: Sequence[Job], clock: Clock | None = None) -> tuple[dict[str, Any], Rows]:
         """Decode once and say how fast: tokens a second, shares of the time, counts, memory."""
         target, draft = self.models
-        clock = Clock()
+        clock = clock or Clock()
         memory = Memory(target.device)
         with clock.watching(target, draft):
             began = now(target.device)

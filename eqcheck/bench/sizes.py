@@ -2,17 +2,22 @@
 
 What the law of `eqcheck.bench.law` is fitted to. All four learn in one loop, from the same text and the same answers of
 the target, at a constant learning rate: so a checkpoint is what a shorter training would have ended with.
+``python -m eqcheck.bench.sizes FOLDER`` trains them; ``eqcheck bench --law --drafts FOLDER`` measures them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import kl_div, log_softmax
+from transformers import LlamaForCausalLM
 
-from eqcheck.pair import CONTEXT
+from eqcheck.errors import UsageError
+from eqcheck.pair import CONTEXT, load
 from eqcheck.pair.train import BATCH, WARM_UP, blocks, corpus, llama
 
 RATE = 2e-3
@@ -26,7 +31,7 @@ SHAPES = {  # width and layers; the third has the shape of the shipped draft
     }
     for name, width, layers in (("64x1", 64, 1), ("96x2", 96, 2), ("128x2", 128, 2), ("192x2", 192, 2))
 }
-STEPS = (32, 64, 128, 256)  # of 4,096 tokens each: an eighth of a million tokens to one million
+STEPS = (16, 32, 64, 128)  # of 4,096 tokens each: 66 thousand tokens to half a million
 
 
 class Checkpoint(NamedTuple):
@@ -64,3 +69,26 @@ def drafts(target: Any, steps: tuple[int, ...] = STEPS) -> Iterator[list[Checkpo
             ]
         if step == max(steps):
             return
+
+
+def save(drafts_of: Iterator[list[Checkpoint]], folder: Path) -> None:
+    """Write checkpoints as they come, each into a folder of its own."""
+    for checkpoints in drafts_of:
+        for one in checkpoints:
+            one.draft.save_pretrained(folder / f"{one.size}-{one.tokens}")
+            print(f"{one.size}: {one.parameters:,} parameters, {one.tokens:,} tokens", flush=True)
+
+
+def saved(folder: Path) -> Iterator[Checkpoint]:
+    """What `save` wrote; `UsageError` where there is nothing."""
+    names = sorted(path.parent.name for path in folder.glob("*-*/config.json"))
+    if not names:
+        raise UsageError(f"{folder}: no drafts there; `python -m eqcheck.bench.sizes {folder}` trains them")
+    for name in names:
+        size, _, tokens = name.rpartition("-")
+        draft = LlamaForCausalLM.from_pretrained(folder / name).eval()
+        yield Checkpoint(size, draft.num_parameters(), int(tokens), draft)
+
+
+if __name__ == "__main__":
+    save(drafts(load().target), Path(sys.argv[1]))

@@ -91,8 +91,8 @@ class Workload:
             raise RuntimeError(f"the target's own generate() is not what the target emits: {wrong}")
         return truth
 
-    def draft(self, acceptance: float | None) -> Any:
-        """The pair's own draft, or one that is accepted at this rate per token."""
+    def draft(self, acceptance: float | str | None) -> Any:
+        """The pair's own draft, or one that is accepted at this rate per token, or as this generator has it."""
         if acceptance is None:
             return self.pair.draft
         draft = dictated(self.pair.draft)

@@ -131,9 +131,14 @@ def max_positions(model: Any) -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
 
 
+def name_of(prompt: Prompt) -> str:
+    """What to call a prompt in a message."""
+    return "prompt" if prompt.id is None else f"prompt {prompt.id!r}"
+
+
 def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
     """`PromptError` for a prompt that is empty, too long, of unknown tokens or without a limit."""
-    name = "prompt" if prompt.id is None else f"prompt {prompt.id!r}"
+    name = name_of(prompt)
     tokens = prompt.token_ids
     for what, ids in (("token_ids", tokens), ("stop_token_ids", prompt.stop_token_ids)):
         if not isinstance(ids, Sequence | Set) or isinstance(ids, str | bytes):

@@ -59,6 +59,7 @@ class Engine:
         self.noise = one_of("noise", noise, NOISE)
         self.stats = Stats()
         self.rows: list[Row] = []
+        self.waiting: list[Row] = []  # joined, but there is no room for them in a round yet
         self._joining: list[Row] = []
         self._streaming = False
 
@@ -96,7 +97,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether there are rows to decode, those included that were taken since the last round."""
-        return bool(self.rows or self._joining)
+        return bool(self.rows or self.waiting or self._joining)
 
     def generate(
         self, prompts: Sequence[Prompt | Sequence[int]], *, max_new_tokens: int = 64, stop_token_ids: Sequence[int] = ()
@@ -127,18 +128,18 @@ class Engine:
                 "this engine is decoding another stream; finish or close that one, or make a second engine"
             )
         self._streaming = True
-        self.stats, self.rows = Stats(), []
+        self.stats, self.rows, self.waiting = Stats(), [], []
         self.begin()
         try:
             yield from self._decode(iter(prompts))
         finally:
             self._streaming = False
-            self.rows, self._joining = [], []
+            self.rows, self.waiting, self._joining = [], [], []
             self.begin()
 
     def _decode(self, arriving: Iterator[Prompt | None]) -> Iterator[Update]:
         open_ = True
-        while open_ or self.rows:
+        while open_ or self.rows or self.waiting:
             joining = self._joining = []
             while open_ and len(joining) < self.room():
                 try:
@@ -154,7 +155,7 @@ class Engine:
                     yield Update(prompt.id, [], "error", error)
                     continue
                 joining.append(Row(prompt))
-            if not joining and not self.rows:
+            if not (joining or self.rows or self.waiting):
                 continue
             began = time.perf_counter()
             updates = self._step(joining)
@@ -164,7 +165,7 @@ class Engine:
 
     @torch.no_grad()
     def _step(self, joining: list[Row]) -> list[Update]:
-        live = self.rows + joining
+        live = self.rows + self.waiting + joining
         slots = max(len(row.tokens) for row in live) + self.num_draft_tokens + 1
         try:
             if joining:

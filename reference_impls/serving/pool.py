@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .checks import bytes_per_slot
 from .requests import Row
 from .row_cache import RowModel
 
@@ -17,20 +19,53 @@ def enough(free: int, batch_size: int) -> int:
     return free if JOIN * free >= batch_size else 0
 
 
-class Pool:
-    """Row i of ``rows`` is in row i of the caches of ``target`` and ``draft``, which hold nothing else."""
+def slots_within(size: int, models: Sequence[Any]) -> int:
+    """How many slots of the caches of these models take at most ``size`` bytes, also while a tensor is made anew."""
+    return size // bytes_for(1, models)
 
-    def __init__(self, target: Any, draft: Any, num_draft_tokens: int, chunk: int | None) -> None:
+
+def bytes_for(slots: int, models: Sequence[Any]) -> int:
+    """What so many slots of the caches of these models take at most."""
+    sizes = [bytes_per_slot(model) for model in models]
+    tensors = [2 * int(model.config.get_text_config().num_hidden_layers) for model in models]
+    return int(slots) * (sum(sizes) + max(one // count for one, count in zip(sizes, tensors, strict=True)))
+
+
+class Pool:
+    """Row i of ``rows`` is in row i of the caches of ``target`` and ``draft``, which hold nothing else.
+
+    ``most`` is how many slots either cache may have, in all its rows together (`slots_within`); None: no bound.
+    """
+
+    def __init__(
+        self, target: Any, draft: Any, num_draft_tokens: int, chunk: int | None, most: int | None = None
+    ) -> None:
         self.target, self.draft = RowModel(target), RowModel(draft)
         self.models = (self.target, self.draft)
         self.rows: list[Row] = []
-        self.block, self.chunk = num_draft_tokens + 1, chunk
+        self.block, self.chunk, self.most = num_draft_tokens + 1, chunk, most
+        self.kv_bytes = 0
+
+    def draft_tokens(self) -> int:
+        """How many draft tokens there is room for in the next round."""
+        if self.most is None or not self.rows:
+            return self.block - 1
+        return min(self.block, self.most // len(self.rows) - self._longest) - 1
+
+    def takes(self, row: Row, joining: Sequence[Row]) -> bool:
+        """Whether there is room for a row beside the others until all have ended, in the worst case without drafts."""
+        rows = [*self.rows, *joining, row]
+        return self.most is None or len(rows) * max(one.end for one in rows) <= self.most
 
     def fit(self) -> None:
         """Have room for the next round, and not much more than that."""
-        slots = max((len(row.tokens) for row in self.rows), default=0) + self.block
+        self.kv_bytes = max(self.kv_bytes, sum(model.kv_bytes for model in self.models))
         for model in self.models:
-            model.fit(len(self.rows), slots)
+            model.fit(len(self.rows), self._longest + self.draft_tokens() + 1, self.most)
+
+    @property
+    def _longest(self) -> int:
+        return max((len(row.tokens) for row in self.rows), default=0)
 
     def join(self, joining: list[Row]) -> int:
         """Cache all tokens but the newest of rows that join; how many forwards of the target that took.

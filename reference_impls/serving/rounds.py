@@ -32,7 +32,8 @@ def speculate(
     for row, budget, block in zip(rows, budgets, choose.blocks(logits, drafts), strict=True):
         committed = row.commit(block)
         # The draft was not fed its last token: after full acceptance its cache is one token shorter.
-        row.behind, row.unfed = int(committed == k + 1), 0
+        # Where there were no draft tokens it was fed nothing.
+        row.behind, row.unfed = int(committed == k + 1) if k else row.behind + committed, 0
         stats.count(budget, len(block) - 1, committed)
 
 

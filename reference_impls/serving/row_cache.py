@@ -94,16 +94,30 @@ class RowModel:
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[RowLayer(self.plan) for _ in range(layers)])
 
-    def fit(self, rows: int, slots: int) -> None:
-        """Have room for so many rows and slots and not much more; what lies within is kept."""
+    def fit(self, rows: int, slots: int, most: int | None = None) -> None:
+        """Have room for so many rows and slots and not much more, nor for more than ``most`` slots in all of them.
+
+        What lies within is kept.
+        """
         have = self.plan.capacity
         grown = [old if need <= old else int(need * ROOM) for need, old in zip((rows, slots), have, strict=True)]
         if grown[0] * grown[1] > WASTE * rows * slots:
             grown = [int(rows * ROOM), int(slots * ROOM)]
+        if most is not None and grown[0] * grown[1] > most:
+            grown = [rows, min(int(slots * ROOM), most // max(1, rows))]
         if tuple(grown) != have:
+            assert most is None or rows * slots <= grown[0] * grown[1] <= most
             self.plan.capacity = (grown[0], grown[1])
             for layer in self.cache.layers:
                 layer.resize()
+
+    @property
+    def kv_bytes(self) -> int:
+        """What keys and values take."""
+        memories = (
+            memory for layer in self.cache.layers if layer.is_initialized for memory in (layer.keys, layer.values)
+        )
+        return sum(memory.untyped_storage().nbytes() for memory in memories)
 
     def feed(
         self,

@@ -17,7 +17,8 @@ class Stats:
     ``tokens`` were committed; of ``drafted`` draft tokens that were verified, ``accepted`` were accepted, in
     ``verify_calls`` forwards of the target beside ``prefill_calls``. Of an engine that forms groups, ``batched`` counts
     the rounds of several rows, ``grouped`` those of them whose rows were equally long as they were. ``realignments``
-    counts how often rows of different lengths were brought to one width. ``seconds`` is the time it took to gather and
+    counts how often rows of different lengths were brought to one width. ``kv_bytes`` is the most that the caches took,
+    of an engine that says so. ``seconds`` is the time it took to gather and
     put back equally long rows (``group``), to do so for others or to realign (``realign``), and all time between
     taking prompts and handing out tokens (``total``).
     """
@@ -31,6 +32,7 @@ class Stats:
     batched: int = 0
     grouped: int = 0
     realignments: int = 0
+    kv_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"group": 0.0, "realign": 0.0, "total": 0.0})
 
     def count(self, drafted: int, accepted: int, committed: int) -> None:
