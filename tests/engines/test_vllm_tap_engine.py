@@ -168,3 +168,19 @@ def test_a_patched_block_table_is_named_by_reading(
     found = explain(outcome, abduced(outcome))
     assert found.fingerprint == "cache/misaligned"
     assert "slot 0 holds another position: of request 0" in found.detail
+
+
+@pytest.mark.parametrize("drafting", ["model", "dictated"])
+def test_cached_beginnings_and_preempted_rows_are_read_as_right(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQCHECK_TAP", "1")
+    decoder, beginning = registry.load("vllm"), tuple(range(64))
+    rows = [EngineRow((*beginning, row, 7), RowOptions(90), (3, 0, 2)) for row in range(5)]
+    rows[-1] = EngineRow(rows[0].prompt, RowOptions(90, arrival=6), (1, 3))
+    case = EngineCase(tuple(rows), 3, drafting=drafting, kv_blocks=9, prefix_caching=True)
+    with worker(decoder, environment(decoder, None)) as running:
+        outcome = running.try_case(case)
+    assert outcome.status == "equivalent"
+    assert outcome.observed["preemptions"] > 0
+    assert outcome.observed["prefix_hits"] > 0
+    assert outcome.observed["contexts"] > 5 * 90
+    assert not outcome.observed["wrong_context"]
