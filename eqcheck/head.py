@@ -132,7 +132,10 @@ class ScriptedHead:
         states, tokens = self.states(state, 2), integers(token)
         if tokens.shape != (len(state),):
             raise ValueError(f"token: expected [{len(state)}], one for each state, got shape {list(tokens.shape)}")
-        at = np.where(_own(states), states.digests, due(states))
+        given = due(states)
+        if "accepted" in vars(self):  # what it attended to is due, and no state of the target in its place
+            given = mix(given)
+        at = np.where(_own(states), states.digests, given)
         digests = np.array([self._next(*one) for one in zip(at.tolist(), tokens.tolist(), strict=True)], np.uint64)
         number = self.record("step", _column(states), tokens[:, None], digests[:, None])
         return self.logits(digests[:, None])[:, 0], self.given(digests[:, None], number)[:, 0]

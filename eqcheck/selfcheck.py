@@ -25,6 +25,7 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults import PLANTED
 from eqcheck.catalogue.faults.rare import RARE, Seen, recording
+from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
 from eqcheck.family import LLAMA
 from eqcheck.harness import Run, run
@@ -161,10 +162,11 @@ class SelfCheck:
 def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda event: None) -> SelfCheck:
     """Run every known-good decoder on so many cases, and the whole catalogue."""
     work: list[Callable[[], _Result]] = [check_rare]
-    for name in BUILDS:
+    for name in (*BUILDS, *HEAD_BUILDS):
         for start in range(0, cases, SOUND_CASES):
             work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
     work += [partial(check_fault, number) for number in range(len(FAULTS))]
+    work += [partial(check_head, number) for number in range(len(HEAD_FAULTS))]
     work += [*memory_checks(), *sampled_checks()]
     results: list[_Result] = []
     for result in in_processes(work, jobs):
@@ -234,7 +236,7 @@ def _first_such(source: Source) -> Source:
 def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
     """Run a known-good decoder on ``count`` cases from the ``start``-th on, over all it claims."""
     torch.set_num_threads(1)
-    decoder = BUILDS[name].decoder(name)
+    decoder = {**BUILDS, **HEAD_BUILDS}[name].decoder(name)
     source = Source(1, decoder.families, decoder.padding_sides, decoder.cache_states)
     accused, first = 0, ""
     losses: Counter[str] = Counter()
@@ -276,8 +278,16 @@ def _noted(seen: list[Seen], target: Any, draft: Any, request: Request) -> Rows:
 
 def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> FaultResult:
     """Run the fault ``FAULTS[number]`` until so many violations are judged; ``opinion``: the first by repair, too."""
+    return _checked(FAULTS[number], judged, opinion)
+
+
+def check_head(number: int) -> FaultResult:
+    """Run the fault ``HEAD_FAULTS[number]``, of which warnings are judged."""
+    return _checked(HEAD_FAULTS[number], JUDGED, False)
+
+
+def _checked(fault: Fault | HeadFault, judged: int, opinion: bool) -> FaultResult:
     torch.set_num_threads(1)
-    fault = FAULTS[number]
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
     found: Counter[str] = Counter()
@@ -317,11 +327,11 @@ def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> Faul
     )
 
 
-def _is(name: str, fault: Fault) -> bool:
+def _is(name: str, fault: Fault | HeadFault) -> bool:
     return name.partition(":")[0] == fault.fingerprint
 
 
-def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
+def _seen(fault: Fault | HeadFault, done: Run, losses: Counter[str]) -> Explanation | None:
     """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":

@@ -37,6 +37,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUILDS", {"realigned": BUILDS["realigned"]})
     monkeypatch.setattr(module, "sampled_checks", lambda: [lambda: SEEN])
     monkeypatch.setattr(module, "memory_checks", list)
+    monkeypatch.setattr(module, "HEAD_BUILDS", {})
+    monkeypatch.setattr(module, "HEAD_FAULTS", [])
 
 
 def blind(run: Run) -> Verdict:

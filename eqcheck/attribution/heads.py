@@ -91,8 +91,9 @@ def head_losses(run: Run) -> Counter[str]:
     """What wrong inputs of a head cost in a run whose output is right, as counts whose names begin with ``head``.
 
     ``head rounds`` are those with draft tokens of a head, ``head allowed`` the draft tokens that could have been
-    accepted in them. By kind, ``head KIND`` are the tokens lost and ``head hit KIND`` the rounds with such an input;
-    ``head unnamed`` and ``head altered`` are losses without one.
+    accepted in them. By kind, ``head KIND`` are the tokens lost and ``head hit KIND`` the rounds with such an input.
+    ``head unnamed`` are tokens lost although the inputs were right, or no call was found that proposed the draft
+    tokens; ``head unclear`` are those lost with a wrong input of which it cannot be told what it is.
     """
     if not run.trace.heads:
         return Counter()
@@ -130,7 +131,7 @@ class _Reader:
             # A row without a new token has no state to draft from: what follows its prompt fills up the block.
             if part.end <= part.known or not 1 <= known < allowed.needed[part.request]:
                 continue
-            chain, due = self.drafted(part, since)
+            chains, due = self.drafted(part, since)
             known = due.tokens - start if due else known  # fewer, where an answer was thrown away or came by chance
             reach = min(allowed.reach(part.request, known, part.end - start - known), allowed.needed[part.request])
             lost = max(0, reach - max(known + 1, part.last + 2 - start))
@@ -139,25 +140,27 @@ class _Reader:
                 continue
             found["head rounds"] += 1
             found["head allowed"] += max(0, reach - known - 1)
-            name = self.wrong(chain, due) if due else None
-            if name:
+            names = {self.wrong(chain, due) for chain in chains} if due else {None}
+            name = None if None in names else names.pop() if len(names) == 1 else "unclear"
+            if name and name != "unclear":
                 found[f"head hit {name}"] += 1
             found[f"head {name or 'unnamed'}"] += lost
         return +found
 
     # Which calls proposed what was verified:
 
-    def drafted(self, part: Part, since: int) -> tuple[list[Node], Due | None]:
-        """The calls that proposed a part's draft tokens, in order, and what was due to the first; or nothing."""
+    def drafted(self, part: Part, since: int) -> tuple[list[list[Node]], Due | None]:
+        """The calls that may have proposed a part's draft tokens, each in order, and what was due to them; or nothing.
+
+        One of them did. The others propose the same by chance, where there is a single draft token.
+        """
         window = [call for call in self.run.trace.heads if since < call.number < part.call.number]
         text = (*self.texts[part.request][: part.last + 1], *part.refused)
         for tokens in (part.known, part.known - 1, part.known - 2):
             drafts = text[tokens:]
             chains = [chain for chain in self.chains(window) if _proposals(chain)[: len(drafts)] == drafts]
             if chains:
-                # Of several, the one in the row that verified them, and of these the last.
-                best = max(chains, key=lambda chain: (chain[0].row == part.call_row, chain[0].call.number, chain[0][2]))
-                return best, Due(part.request, tokens, part)
+                return chains, Due(part.request, tokens, part)
         return [], None
 
     def chains(self, window: list[HeadCall]) -> Iterator[list[Node]]:
@@ -286,13 +289,21 @@ class _Reader:
         call = max((one[0] for one in self.answered.get(right, ()) if one[0] < before), default=None)
         if call is None or state.write not in self.answered.get(state.digest, ()):
             return None  # the target's own context was wrong
-        known = self.places.get(state.digest, {})
-        owners = {part.request for part in self.owners[state.write[:2]]}
-        if due.request not in (known or owners) and (known or owners):
+        known, owners = self.places.get(state.digest, {}), self.owned(state.write)
+        mine = {due.request in whose for whose in (known, owners) if whose}
+        if len(mine) > 1:
+            return "unclear"  # a pad that looks like another row's first token, or rows that begin alike
+        if mine == {False}:
             return "wrong-row?" if state.write[0] < call else "wrong-row"
         if state.write[0] < call:
             return "stale"
         return "wrong-column" if state.write[0] == call else None
+
+    def owned(self, write: tuple[int, int, int]) -> set[int]:
+        """The requests that a query was of: those in its column, or else in its row."""
+        parts = self.owners[write[:2]]
+        here = {p.request for p in parts if p.column - p.last + p.first <= write[2] <= max((p.column, *p.columns))}
+        return here or {part.request for part in parts}
 
 
 def _proposals(chain: list[Node]) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def head_warnings(losses: Counter[str]) -> list[str]:
                 f"{lost / counts['rounds']:.2f} per round), in {hits} of {counts['rounds']} rounds of a head: "
                 f"{_SEEN[name]}. This costs speed, not output"
             )
-    lost = counts["unnamed"]
+    lost = counts["unnamed"] + (0 if found else counts["unclear"])
     if lost > 1 and lost * 100 >= counts["allowed"]:
         found.append(
             f"draft: {lost} of {counts['allowed']} draft tokens of a head that could have been accepted were lost: no "

@@ -78,6 +78,7 @@ LOSSES = {  # the counts of `eqcheck.attribution.rounds` and `eqcheck.attributio
     **{f"head {name}": f"draft tokens of a head lost: {why}" for name, why in _HEADS.items()},
     **{f"head hit {name}": f"rounds of a head: {why}" for name, why in _HEADS.items()},
     "head unnamed": "draft tokens of a head lost, and no cause was seen",
+    "head unclear": "draft tokens of a head lost with a wrong input, and it cannot be told which",
 }
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "

@@ -1,0 +1,103 @@
+"""Every planted fault of what a head is given is named, and right builds are not accused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eqcheck import selfcheck
+from eqcheck.attribution.heads import head_losses
+from eqcheck.attribution.losses import head_warnings
+from eqcheck.case import Case
+from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
+from eqcheck.harness import run
+from eqcheck.kinds import KINDS
+from eqcheck.oracle import judge
+from eqcheck.selfcheck import check_head, check_known_good
+
+PARTLY = Case(  # rows that accept different numbers, and neither none nor all
+    prompts=((3, 1, 4, 1), (5, 9), (2, 6, 5)),
+    max_new_tokens=10,
+    num_draft_tokens=3,
+    accepts=((1, 2), (2, 1), (3, 0, 1)),
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", HEAD_BUILDS)
+def test_right_builds_are_not_accused(name: str) -> None:
+    assert check_known_good(name, 0, 20).violations == 0
+
+
+@pytest.mark.parametrize("number", range(len(HEAD_FAULTS)), ids=[fault.id for fault in HEAD_FAULTS])
+def test_a_planted_fault_is_named(number: int) -> None:
+    found = check_head(number)
+    assert found.caught
+    assert found.attributed, found.named
+
+
+def test_every_kind_is_planted_and_a_third_is_held_back() -> None:
+    kinds = {name for name, kind in KINDS.items() if kind.component == "draft"} - {"desync", "lost-bonus"}
+    assert {fault.kind for fault in HEAD_FAULTS} == kinds
+    assert all(
+        issubclass(HEAD_BUILDS[fault.id.partition(".")[2]].engine, fault.patch.__mro__[1]) for fault in HEAD_FAULTS
+    )
+    switches = {fault.id.partition(".")[0]: fault.held_back for fault in HEAD_FAULTS}
+    assert 0.3 < sum(switches.values()) / len(switches) < 0.5
+
+
+def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(HEAD_BUILDS["head_column"].engine):  # type: ignore[misc]
+        """Nothing is broken."""
+
+    monkeypatch.setattr(selfcheck, "HEAD_FAULTS", [replace(HEAD_FAULTS[0], id="H0-nothing.head_column", patch=Nothing)])
+    monkeypatch.setattr(selfcheck, "MOST_CASES", 3)
+    assert not check_head(0).caught
+
+
+@pytest.mark.parametrize("name", HEAD_BUILDS)
+def test_rows_of_one_call_accept_different_numbers(name: str) -> None:
+    done = run(HEAD_BUILDS[name].decoder(name).function, PARTLY)
+    assert judge(done)
+    losses = head_losses(done)
+    assert losses == {"head rounds": losses["head rounds"], "head allowed": 8}
+
+
+def one(switch: str) -> HeadFault:
+    return next(fault for fault in HEAD_FAULTS if fault.id.startswith(f"{switch}-"))
+
+
+@pytest.mark.parametrize(("switch", "hits", "lost"), [("H4", None, 10), ("H17", 3, 1), ("H13", None, 10)])
+def test_losses_counted_by_hand(switch: str, hits: int | None, lost: int) -> None:
+    fault = one(switch)
+    losses = head_losses(run(fault.decoder().function, PARTLY))
+    name = fault.kind.removesuffix("-hidden")
+    assert hits is None or losses[f"head hit {name}"] == hits
+    assert losses[f"head {name}"] >= lost
+
+
+def test_little_is_no_warning() -> None:
+    counts = Counter({"head rounds": 1000, "head allowed": 900, "head stale": 4, "head hit stale": 9})
+    assert head_warnings(counts) == []
+    counts["head hit stale"] = 10
+    (said,) = head_warnings(counts)
+    assert said.startswith("draft/stale-hidden: 4 of 900 draft tokens that could have been accepted were lost (0 %")
+    assert "in 10 of 1000 rounds of a head" in said
+    # Another row's state of an earlier call is what is seen elsewhere.
+    counts["head hit wrong-row?"] = 500
+    (said,) = head_warnings(counts)
+    assert "in 510 of 1000 rounds" in said
+
+
+def test_what_cannot_be_told_is_said_to_have_no_cause() -> None:
+    counts = Counter({"head rounds": 1000, "head allowed": 900, "head unclear": 5, "head unnamed": 5})
+    (said,) = head_warnings(counts)
+    assert said.startswith("draft: 10 of 900 draft tokens of a head")
+    assert "no cause was seen" in said
