@@ -25,8 +25,8 @@ test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 2
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_adapters.py \
-		tests/test_engines.py tests/test_wild.py
+	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_engines.py \
+		tests/test_wild.py "tests/test_adapters.py::test_right_decoders_have_no_undeclared_violation[transformers]"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

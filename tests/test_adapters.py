@@ -11,7 +11,7 @@ from eqcheck.findings import Options
 
 @pytest.mark.parametrize("name", ["hf_pr", "bsp", "dsd"])
 def test_known_bad_decoders_show_what_they_declare(name: str) -> None:
-    result = audit(registry.load(name), Options(cases=300))
+    result = audit(registry.load(name), Options(cases=160))
     assert result.verdict == "violation"
     assert result.unknown == []
     assert {v.fingerprint for v in result.violations} == set(result.decoder.known)
@@ -26,7 +26,7 @@ def test_first_causes() -> None:
 
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged", "transformers"])
 def test_right_decoders_have_no_undeclared_violation(name: str) -> None:
-    result = audit(registry.load(name), Options(cases=100, seed=2))
+    result = audit(registry.load(name), Options(cases=60, seed=2))
     assert result.verdict == "equivalent" or result.decoder.known
 
 

@@ -44,6 +44,7 @@ class SampledCase:
     lane: ClassVar[str] = "sampling"
     cache_state: ClassVar[str] = "empty"
     checkpoint: ClassVar[str] = ""
+    tree: ClassVar[tuple[()]] = ()
     prompts: tuple[tuple[int, ...], ...]
     rows: tuple[RowOptions, ...]
     num_draft_tokens: int = 1
