@@ -17,7 +17,7 @@ from eqcheck.case import Case
 from eqcheck.family import FAMILY, WINDOW
 from eqcheck.hashing import mix
 from eqcheck.sizes import BLOCKS, Bounds
-from eqcheck.trees import REJECTED, Nodes, of_round
+from eqcheck.tree_drawing import draw_trees, end_before
 
 VOCAB_SIZE = 128
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
@@ -78,14 +78,18 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
     own, accepts = _rows(choose, limit, k, bounds, requires)
     prompts, state = _state(choose, claims, family, own, bounds)
     special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
+    if state["cache_state"] == "tree" and special is None:  # what fills up short paths is often the id 0
+        special = choose.pick((None, FIRST_ID))
     if special is not None:
         prompts = _emitting(choose, family, prompts, limit, special)
     truth = [tokens for tokens, _ in continue_rows(family, VOCAB_SIZE, 0, prompts, limit)]
     eos = _eos(choose, prompts, truth, special, requires)
     if state["cache_state"] == "tree":
         k = min(max(k, choose.integer(2, 6)), bounds.draft_tokens)
-        state["tree"], paths = _trees(choose, len(prompts), limit, k)
-        state["paths"] = paths if agreement is None else ()
+        trees, paths = draw_trees(choose, len(prompts), limit, k)
+        if special is not None and choose.integer(0, 3):
+            end_before(choose, special, truth, k, trees, paths)
+        state["tree"], state["paths"] = tuple(trees), tuple(paths) if agreement is None else ()
     return Case(
         prompts=prompts,
         max_new_tokens=limit,
@@ -222,40 +226,6 @@ def _state(
         before = tokens(WINDOW, WINDOW)
         prompts = [(before + prompt)[: bounds.prompt] for prompt in prompts]
     return tuple(prompts), found
-
-
-def _trees(choose: Choices, rows: int, limit: int, k: int) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Trees of at most ``k`` nodes for the rounds of each row, now and then none, and the paths that are right."""
-    trees: list[tuple[Nodes, ...]] = []
-    paths: list[tuple[Prompt, ...]] = []
-    for _ in range(rows):
-        rounds = choose.integer(1, min(limit, 4))
-        trees.append(tuple(_tree(choose, k) for _ in range(rounds)))
-        paths.append(tuple(_path(choose, of_round(trees[-1], number)) for number in range(min(limit, rounds + 2))))
-    return tuple(trees), tuple(paths)
-
-
-def _tree(choose: Choices, k: int) -> Nodes:
-    """A tree whose nodes are in any order that has parents first; siblings mostly have the next rank."""
-    nodes: list[tuple[int, int]] = []
-    for number in range(choose.integer(1, k) if choose.integer(0, 7) else 0):
-        parent = max(0, number - choose.integer(0, number))
-        siblings = sum(node[0] == parent for node in nodes)
-        odd = choose.integer(0, 11)
-        rank = siblings + (odd == 11) - (odd == 10 and siblings > 0)
-        nodes.append((parent, min(rank, REJECTED - 1)))
-    return tuple(nodes)
-
-
-def _path(choose: Choices, nodes: Nodes) -> Prompt:
-    """Ranks from the root along some branch, often to its end; where the decoder makes its tree, any low ones."""
-    if not nodes:
-        return tuple(choose.some(lambda choose: choose.integer(0, 1), 0, 3))
-    at, found = 0, list[int]()
-    while (below := [number for number, node in enumerate(nodes, 1) if node[0] == at]) and choose.integer(0, 4):
-        at = choose.pick(below)
-        found.append(nodes[at - 1][1])
-    return tuple(found)
 
 
 def _fits(state: str, family: str, bounds: Bounds) -> bool:

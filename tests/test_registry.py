@@ -16,7 +16,8 @@ from eqcheck.errors import UsageError
 
 # These need an environment or a server of their own.
 ENGINES = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
-SHIPPED = sorted(["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "ragged", "transformers", "tree", *ENGINES])
+OWN = ["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
+SHIPPED = sorted([*OWN, *ENGINES])
 ONE = """
 import eqcheck
 

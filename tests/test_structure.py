@@ -15,7 +15,8 @@ LAYERS = (
     "verdict text statements sampling",
     "requirements options contract modules registry arguments known",
     "case outcome tally findings declining story",
-    "hashing families caches trace hashparts head hashlm draft harness drawing ties pair law alone spread real",
+    "hashing families caches trace hashparts head hashlm draft harness drawing tree_drawing ties pair law alone "
+    "spread real",
     "attribution",
     "oracle strategies callview watch",
     "memory",

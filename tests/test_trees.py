@@ -10,6 +10,8 @@ import pytest
 
 from eqcheck import registry
 from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.engines.forked import Forked
@@ -122,7 +124,8 @@ def test_an_audit_of_chains_alone_is_vacuous() -> None:
 def test_other_ids_leave_the_paths_as_they_are() -> None:
     for case in drawn(10):
         for other in variants(case):
-            assert as_table(other)["paths"] == as_table(case)["paths"] or case.agreement is not None
+            assert other.tree == case.tree
+            assert other.paths == (case.paths if case.agreement is None else as_table(case)["paths"])
 
 
 def test_labels_follow_branches() -> None:
@@ -142,6 +145,62 @@ def test_equal_siblings_are_both_the_rows_own() -> None:
     labels = labels_of(done, done.trace)
     first = next(number for number, call in labels.calls.items() if call.tokens.shape[1] == 5)
     assert [labels.of[first, 0, column].position for column in (1, 2, 3)] == [3, 3, 4]
+
+
+# The target goes along the shorter branch, and answers 0 behind it.
+MISSING = Case(
+    ((99, 60, 44),),
+    max_new_tokens=5,
+    num_draft_tokens=5,
+    pad_token_id=127,
+    family="learned",
+    cache_state="tree",
+    tree=((((0, 1), (1, 0), (0, 0), (3, 0), (4, 0)),),),
+    paths=(((0, 1, 0),),),
+)
+
+
+def test_medusa_accepts_a_node_that_does_not_exist() -> None:
+    medusa = registry.load("medusa")
+    done = run(medusa.function, MISSING)
+    found = judge(done).explanation
+    assert found is not None
+    found = second_opinion(medusa.function, done, found, variants=variants(MISSING))
+    assert found.fingerprint in medusa.known
+    assert found.facts["statement"] == "missing-node"
+    assert 0 in done.truth.rows[0], "the id that stands for no node"
+
+
+def test_medusa_is_right_where_the_target_does_not_answer_0() -> None:
+    medusa = registry.load("medusa")
+    cases = Source(5, medusa.families, ("left",), ("empty", "tree"), medusa.requires).chunk(0, 30)
+    for case in (case for case in cases if not any(0 in row for row in truth_of(case).uncut)):
+        assert judge(run(medusa.function, case)), case.to_dict()
+
+
+def test_rounds_that_a_right_draft_needs_are_those_of_the_paths() -> None:
+    losses: Counter[str] = Counter()
+    for case in drawn(25):
+        losses += draft_losses(run(TREE.function, case))
+    assert losses["rounds"] == losses["ideal"] > 50
+    assert not draft_warnings(losses)
+
+
+class OtherRoot(Forked):
+    """The draft is asked one token too early: it never sees a row's newest token."""
+
+    def drafted_on(self, i: int, tokens: list[int]) -> list[int]:
+        return tokens[:-1] or tokens
+
+
+def test_a_draft_that_does_not_see_its_row_is_a_warning() -> None:
+    decoder = replace(BUILDS["forked"], engine=OtherRoot).decoder("other-root")
+    losses: Counter[str] = Counter()
+    for case in drawn(25):
+        done = run(decoder.function, case)
+        assert judge(done)
+        losses += draft_losses(done)
+    assert draft_warnings(losses)[0].startswith("draft/desync")
 
 
 class LeafHidden(Forked):

@@ -45,6 +45,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
+from eqcheck.attribution.branch_losses import branch_losses
 from eqcheck.attribution.parts import Part, Places, parts
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, agrees
@@ -76,8 +77,10 @@ def draft_losses(run: Run) -> Counter[str]:
 
     Nothing where the draft was not asked or nothing was verified. What a run leaves open is decided by `settled`.
     """
-    if not run.trace.made(DRAFT) or run.case.tree:  # rounds of trees are not counted as those of chains are
+    if not run.trace.made(DRAFT):
         return Counter()
+    if run.case.tree:
+        return branch_losses(run)
     proposals = Proposals(run)
     all_parts = list(parts(run, proposals.right))
     k = min(run.case.num_draft_tokens, max((part.proposed for part in all_parts), default=0))

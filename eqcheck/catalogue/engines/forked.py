@@ -60,7 +60,7 @@ class Forking(RoundEngine):
         tokens: list[int] = []
         for number, (parent, rank) in enumerate(nodes):
             above = self.drafted_behind(nodes, number, parent)
-            context = self.rows[i] + [tokens[node - 1] for node in self.ancestors(nodes, above)]
+            context = self.drafted_on(i, self.rows[i]) + [tokens[node - 1] for node in self.ancestors(nodes, above)]
             logits = self.draft(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1]
             tokens.append(int(logits.topk(rank + 1).indices[rank]))
         return tokens

@@ -10,7 +10,8 @@ import torch
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.engines.forked import Forked, Forking
 from eqcheck.catalogue.engines.handling import KeysValues
-from eqcheck.catalogue.faults.fault import fault, issue, planted
+from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.trees import Nodes, depths
 
 _BUILDS = "forked forked_rows"
 _NO_TREES = "engines that load a checkpoint are not handed trees"
@@ -113,6 +114,16 @@ class MissingNodeAccepted(Forking):
         return [min(node, len(self.trees[place])) for node in paths[place]]
 
 
+@planted(_BUILDS, cache_states=("tree",), no_edit=OUTPUT_RIGHT)
+@fault("D31-wrong-parent", "draft/desync", issue(_SGLANG, 8409))
+class WrongParent(Forking):
+    """The draft is asked behind the node before the parent, where that is of the same depth."""
+
+    def drafted_behind(self, nodes: Nodes, number: int, parent: int) -> int:
+        deep = depths(nodes)
+        return parent - 1 if parent > 1 and deep[parent - 1] == deep[parent] else parent
+
+
 @planted("forked", cache_states=("tree",), rows=2, no_edit=_NO_TREES)
 @fault("M31-filler-seen", "mask/pad-visible", issue(_SGLANG, 37120))
 class FillerSeen(Forked):
@@ -120,3 +131,78 @@ class FillerSeen(Forked):
 
     def dead(self, seen: torch.Tensor, count: int) -> None:
         seen[1:count, count:] = True
+
+
+@planted("", _BUILDS, **_TREE)
+@fault("K30-values-not-moved", "cache/torn-entry", issue("alibaba/MNN", 4600))
+class ValuesNotMoved(Forking):
+    """Keys of the path are moved, values are not."""
+
+    def moved(self, layer: int, picked: KeysValues, unmoved: KeysValues) -> KeysValues:
+        return picked[0], unmoved[1]
+
+
+@planted("", _BUILDS, cache_states=("tree",), rows=2, no_edit=_NO_TREES)
+@fault("K30-path-of-first-row", "cache/wrong-path", issue(_SGLANG, 26866))
+class PathOfFirstRow(Forking):
+    """Every row keeps the nodes that the first row accepted, as many as it accepted itself."""
+
+    def kept(self, place: int, paths: Rows) -> list[int]:
+        own, nodes = paths[place], len(self.trees[place])
+        return [min(node, nodes) for node in [*paths[0], *own[len(paths[0]) :]][: len(own)]]
+
+
+@planted("", _BUILDS, **_TREE)
+@fault("T30-bonus-of-last-node", "bookkeeping/wrong-correction", issue(_SGLANG, 15360))
+class BonusOfLastNode(Forking):
+    """The bonus is the answer at the last node of the tree."""
+
+    def column_of_bonus(self, place: int, path: Sequence[int]) -> int:
+        return len(self.trees[place])
+
+
+@planted("", _BUILDS, **_TREE)
+@fault("M30-earlier-levels-seen", "mask/sibling-visible", issue("vllm-project/vllm", 17560))
+class EarlierLevelsSeen(Forking):
+    """A node sees all nodes of the levels above it, those of other branches among them."""
+
+    def sees(self, place: int) -> torch.Tensor:
+        deep = torch.tensor(depths(self.trees[place]))
+        return super().sees(place) | (deep[:, None] > deep)
+
+
+@planted("", _BUILDS, **_TREE)
+@fault("P30-position-of-parent", "position/query-position", issue(_TRT, 12962))
+class PositionOfParent(Forking):
+    """A node has the position of its parent."""
+
+    def depth(self, place: int) -> list[int]:
+        return [max(0, depth - 1) for depth in super().depth(place)]
+
+
+@planted("", _BUILDS, cache_states=("tree",), rows=2, no_edit=_NO_TREES)
+@fault("M31-mask-of-first-row", "mask/sibling-visible", issue(_TRT, 13006))
+class MaskOfFirstRow(Forking):
+    """The tree of the first row is the mask of all."""
+
+    def sees(self, place: int) -> torch.Tensor:
+        own, first = super().sees(place), super().sees(0)
+        n = min(len(own), len(first))
+        own[:n, :n] = first[:n, :n]
+        return own
+
+
+@planted("", _BUILDS, cache_states=("tree",), no_edit=OUTPUT_RIGHT)
+@fault("D30-tree-left-in-draft", "draft/desync", issue(_SGLANG, 8409))
+class TreeLeftInDraft(Forking):
+    """What the draft was fed of a tree stays in its cache: it goes on behind nodes that were not accepted."""
+
+    def retire_to(self, going: Sequence[int], paths: Rows) -> None:
+        left = self.__dict__.setdefault("left", {})
+        for place, i in enumerate(self.active):
+            nodes = range(1, len(self.trees[place]) + 1)
+            left[i] = [self.token(place, node) for node in nodes if node not in paths[place]]
+        super().retire_to(going, paths)
+
+    def drafted_on(self, i: int, tokens: list[int]) -> list[int]:
+        return [*tokens[:-1], *self.__dict__.get("left", {}).get(i, []), tokens[-1]]
