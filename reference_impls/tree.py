@@ -19,7 +19,8 @@ themselves alone and that nothing sees. Rows are greedy.
     >>> [len(row) for row in outputs], engine.stats.verify_calls
     ([10, 10], 3)
 
-Works on the models that `ragged` works on.
+Works on the models that `ragged` works on. With ``kv_bytes`` its caches never take more than so many bytes: rows wait,
+and trees have fewer nodes (`serving.bounded`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import eqcheck
 from eqcheck.errors import UsageError
 from eqcheck.trees import Nodes, cut, depths, of_round, wrong_with
 
-from .serving import Engine, Pool, Row, RowModel, decode, enough
+from .serving import Bounded, Row, RowModel, decode
 
 Shapes = Callable[[Any, int], Nodes]  # the tree of a prompt's (by id) round, from 0; () where the draft makes it
 BRANCHES = 3  # choices of the draft behind a node, where it makes the tree
@@ -104,7 +105,7 @@ class Growing:
             path.append(at)
 
 
-class Tree(Engine):
+class Tree(Bounded):
     """A tree of draft tokens for each row; see the module.
 
     Raises `UsageError` for a shape that is no tree of at most ``num_draft_tokens`` nodes.
@@ -115,34 +116,28 @@ class Tree(Engine):
         self.shapes = shapes
 
     def begin(self) -> None:
-        self.pool = Pool(self.target, self.draft, self.num_draft_tokens, self.prefill_chunk)
+        super().begin()
         # The draft is fed level by level, and a level fills up to that of the row with the widest one.
         self.pool.block = (BRANCHES + 1) * (self.num_draft_tokens + 1)
-        self.rows = self.pool.rows
         self.rounds: WeakKeyDictionary[Row, int] = WeakKeyDictionary()
 
-    def room(self) -> int:
-        return enough(self.batch_size - len(self.rows), self.batch_size)
-
-    def join(self, rows: list[Row]) -> None:
-        self.stats.prefill_calls += self.pool.join(rows)
-
     def round(self) -> list[Row]:
-        rows = list(self.rows)
+        rows = self.let_in()
         trees = [self._begun(row) for row in rows]
         self._grow(rows, trees)
         answers = self._verify(rows, trees)
-        self.stats.verify_calls += 1
         paths = [tree.accepted(row) for tree, row in zip(trees, answers, strict=True)]
         lengths = [len(row.tokens) for row in rows]
         for row, tree, path, answer in zip(rows, trees, paths, answers, strict=True):
             committed = row.commit([*(tree.tokens[node - 1] for node in path), answer[path[-1] if path else 0]])
-            row.behind, row.unfed = sum(node not in tree.fed for node in path), 0
+            # Where nothing was drafted the draft was fed nothing.
+            unseen = sum(node not in tree.fed for node in path)
+            row.behind, row.unfed = unseen if any(one.nodes for one in trees) else row.behind + committed, 0
             self.stats.count(len(tree.nodes), len(path), committed)
         compact(self.pool.target, paths, lengths)
         fed = [[t.fed[node] for node in path if node in t.fed] for t, path in zip(trees, paths, strict=True)]
         compact(self.pool.draft, fed, lengths)
-        self.pool.drop_finished()
+        self.let_go()
         return rows
 
     def _begun(self, row: Row) -> Growing:
@@ -151,7 +146,10 @@ class Tree(Engine):
         shape, room = self.shapes(row.prompt.id, number), row.budget(self.num_draft_tokens)
         if wrong := wrong_with(shape, self.num_draft_tokens):
             raise UsageError(f"shapes({row.prompt.id}, {number}): {wrong}")
-        return Growing(cut(shape, room), 0 if shape else min(room, 1) * self.num_draft_tokens, room)
+        # Where memory is narrow a tree has fewer nodes: the first of them are a tree, too.
+        most = min(self.num_draft_tokens, (self.pool.draft_tokens() + 1) // (BRANCHES + 1) - 1)
+        shape, room = (shape[:most], room) if most > 0 else ((), 0)
+        return Growing(cut(shape, room), 0 if shape else min(room, 1) * most, room)
 
     def _grow(self, rows: Sequence[Row], trees: Sequence[Growing]) -> None:
         """Draft the trees of all rows: first what the draft has not seen of the rows, then level by level."""

@@ -144,9 +144,11 @@ def fit_of_drafts(found: Law) -> Fit | None:
     return fitted(points, [row["acceptance_length"] for row in found.drafts])
 
 
-def fit_of_speeds(found: Law, name: str) -> Fit:
-    """Speed-up of an engine over the logarithm of the batch size, to base 2."""
+def fit_of_speeds(found: Law, name: str) -> Fit | None:
+    """Speed-up of an engine over the logarithm of the batch size, to base 2; through three points any line goes."""
     rows = [row for row in found.speeds if row["engine"] == name]
+    if len(rows) < 4:
+        return None
     return fitted([(log2(row["batch"]),) for row in rows], [row["speed_up"] for row in rows])
 
 
@@ -173,13 +175,13 @@ def _law(found: Law) -> Any:
     axis = axes[-1]
     batches = sorted({row["batch"] for row in found.speeds})
     for number, name in enumerate(dict.fromkeys(row["engine"] for row in found.speeds)):
-        fit = fit_of_speeds(found, name)
+        through = fit_of_speeds(found, name)
         rows = [row for row in found.speeds if row["engine"] == name]
-        label = f"{name}: {fit.coefficients[1]:+.2f} a doubling, R2 {fit.r2:.2f}"
-        axis.plot(
-            [row["batch"] for row in rows], [row["speed_up"] for row in rows], "o", color=f"C{number}", label=label
-        )
-        axis.plot(batches, [fit(log2(batch)) for batch in batches], linestyle="--", color=f"C{number}")
+        label = name + (f": {through.coefficients[1]:+.2f} a doubling, R2 {through.r2:.2f}" if through else "")
+        at, values = [row["batch"] for row in rows], [row["speed_up"] for row in rows]
+        axis.plot(at, values, "o", color=f"C{number}", label=label)
+        if through:
+            axis.plot(batches, [through(log2(batch)) for batch in batches], linestyle="--", color=f"C{number}")
     _by_batch(axis, batches)
     axis.set_ylabel("times plain decoding")
     axis.legend(fontsize=7)

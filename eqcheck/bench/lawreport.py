@@ -56,11 +56,13 @@ def laws(found: Law) -> list[str]:
             f"The log-linear law {'holds' if holds else 'does not hold'} on these {len(found.drafts)} drafts."
         )
     for name in dict.fromkeys(row["engine"] for row in found.speeds):
-        fit = fit_of_speeds(found, name)
-        holds = fit.r2 >= HOLDS_R2
+        line = fit_of_speeds(found, name)
+        if line is None:
+            continue
+        holds = line.r2 >= HOLDS_R2
         said.append(
-            f"Speed-up of {name} over the batch size: {fit.coefficients[0]:.2f} {fit.coefficients[1]:+.3f} log2(B), R2 "
-            f"{fit.r2:.2f}: the law {'holds' if holds else 'does not hold'}."
+            f"Speed-up of {name} over the batch size: {line.coefficients[0]:.2f} {line.coefficients[1]:+.3f} log2(B), "
+            f"R2 {line.r2:.2f}: the law {'holds' if holds else 'does not hold'}."
         )
     return said
 

@@ -5,6 +5,7 @@ engine     Engine: `generate` for a list of prompts, `stream` for prompts as the
 checks     what an engine refuses, and the words it says it with
 stats      what an engine did, counted and timed
 row_cache  RowModel: a causal LM whose cache rows are written each at its own offset
+bounded    Bounded: an engine over a pool, within a number of bytes if asked
 pool       Pool: the rows in flight in two such models; rows join and leave
 sampling   how a round's tokens are chosen: greedily, or drawn from each row's law
 rounds     speculate: one round of draft, verify and commit over them
@@ -13,6 +14,7 @@ decoder    decode: an engine as a decoder of eqcheck
 
 from eqcheck import Unsupported
 
+from .bounded import Bounded
 from .checks import OutOfMemory
 from .decoder import decode
 from .engine import Engine
@@ -25,6 +27,7 @@ from .stats import Stats
 
 __all__ = [
     "SAMPLING",
+    "Bounded",
     "Engine",
     "Greedy",
     "OutOfMemory",
