@@ -6,7 +6,7 @@ filled up with the index -1. That is the publication's own fault, and it is kept
 token 0 that is in no node; as an index of answers, it is the last node of the tree. Where the target answers 0 behind
 the end of a shorter path, a node that does not exist is accepted.
 
-The tree is that of the request's first round, or else the first of `CHOICES`. What lies behind an EOS or the limit is
+The tree is that of the request's first round, or else a chain. What lies behind an EOS or the limit is
 cut off here, as callers of the published code do it.
 """
 
@@ -18,11 +18,9 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.trees import Nodes, of_round
+from eqcheck.trees import Nodes, chain, of_round
 
 SOURCE = "https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/utils.py"
-# Ranks of the heads' choices, from the root on.
-CHOICES = ((0,), (0, 0), (1,), (0, 1), (1, 0), (0, 0, 0), (2,), (0, 2), (2, 0), (0, 0, 1), (1, 1), (0, 1, 0))
 
 
 class Buffers(NamedTuple):
@@ -71,7 +69,7 @@ def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int
     if head is None:
         raise eqcheck.Unsupported("it drafts with heads, and this draft model has none")
     named = of_round(request.tree[0], 0) if request.tree else ()
-    tree = buffers(choices_of(named) or list(CHOICES[: request.num_draft_tokens]))
+    tree = buffers(choices_of(named or chain(request.num_draft_tokens)))
     (ids,) = (list(prompt) for prompt in request.prompts)
     start, cache = len(ids), DynamicCache()
     output = target(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, output_hidden_states=True)

@@ -16,7 +16,7 @@ from eqcheck.oracle import Oracle
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())
-    for name in ("eqspec", "exspec", "ragged")
+    for name in ("eqspec", "exspec", "ragged", "tree")
 }
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 NEW = 14
@@ -74,7 +74,7 @@ def test_real_architectures(kind: str, name: str) -> None:
     assert {len(row) == prompt.max_new_tokens for row, prompt in zip(outputs, asked, strict=True)} == {True, False}
 
 
-@pytest.mark.parametrize("name", ["exspec", "ragged"])
+@pytest.mark.parametrize("name", ["exspec", "ragged", "tree"])
 def test_sliding_window(name: str) -> None:
     target = tiny("mistral")
     oracle = Oracle(target)
@@ -82,14 +82,15 @@ def test_sliding_window(name: str) -> None:
     engine = ENGINES[name](target, noisy(target), num_draft_tokens=3, batch_size=2)
     assert wrong(oracle, asked, engine.generate(asked)) == []
     engine = ENGINES[name](target, noisy(target), num_draft_tokens=3, batch_size=2)
-    hidden = importlib.import_module("eqcheck.reference_impls.serving.row_cache").RowModel._mask
+    row_model = importlib.import_module("eqcheck.reference_impls.serving.row_cache").RowModel
+    run = row_model.run
 
-    def without_window(self: Any, places: torch.Tensor) -> Any:
+    def without_window(self: Any, *args: Any, **inputs: Any) -> Any:
         self.window = None
-        return hidden(self, places)
+        return run(self, *args, **inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eqcheck.reference_impls.serving.row_cache.RowModel._mask", without_window)
+        patch.setattr("eqcheck.reference_impls.serving.row_cache.RowModel.run", without_window)
         assert wrong(oracle, asked, engine.generate(asked)), "the window is not seen: the check would be weak"
 
 

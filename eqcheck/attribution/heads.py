@@ -95,7 +95,7 @@ def head_losses(run: Run) -> Counter[str]:
     ``head unnamed`` are tokens lost although the inputs were right, or no call was found that proposed the draft
     tokens; ``head unclear`` are those lost with a wrong input of which it cannot be told what it is.
     """
-    if not run.trace.heads:
+    if not run.trace.heads or run.case.tree:  # which proposals of a head a tree is made of is not read
         return Counter()
     return _Reader(run).losses()
 

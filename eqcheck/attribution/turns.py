@@ -8,7 +8,7 @@ the row, it has all that was answered for. After its last round it has what was 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.proposals import Proposals
@@ -155,9 +155,24 @@ class Turns:
         if furthest is None:
             return (), ()
         asked = self.labels.calls[call]
+        if self.labels.branches:
+            return self._nodes(one for one in behind if one[0][1] == furthest[0][1])
         writes = [write for write, _ in behind if write[1] == furthest[0][1]]
         drafted = tuple(int(asked.tokens[write[1:]]) for write in writes)
         return drafted, tuple(self._answer(write, token) for write, token in zip(writes, drafted, strict=True))
+
+    def _nodes(self, columns: Iterable[tuple[Write, Label]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """As `_drafted`, of a tree: the row's own path comes first, behind it the other nodes in their order."""
+        path: dict[int, int] = {}
+        others = []
+        for write, label in columns:
+            token = int(self.labels.calls[write[0]].tokens[write[1:]])
+            if label.what == "token" and label.position not in path:
+                path[label.position] = token
+            else:
+                others.append(token)
+        own = tuple(token for _, token in sorted(path.items()))
+        return (*own, *others), own
 
     def _answer(self, write: Write, drafted: int) -> int:
         """What the target answered in the place of a draft; where another call did, what was drafted."""
