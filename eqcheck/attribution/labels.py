@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -32,8 +33,10 @@ class Labels(Record):
         padding_side: str,
         drafted: bool = False,
         branches: bool = False,
+        most: float = inf,
     ) -> None:
         super().__init__(requests, pad, padding_side, drafted, branches)
+        self.most = most  # draft tokens of a round: what is the pad id behind so many is a pad, even if it was proposed
         for call in trace.calls:
             self.add(call, given=call.number <= trace.given)
 
@@ -189,7 +192,7 @@ class Labels(Record):
         exact: dict[int, int],
     ) -> None:
         """Label columns that belong to one request: ``first`` is the first real one, column c feeds ``start + c``."""
-        on_path, position, inside = True, start + first - 1, 0
+        on_path, position, inside, drafts = True, start + first - 1, 0, 0
         proposed = self.proposed(request, call.number)
         for column in columns:
             if column < first:
@@ -205,7 +208,7 @@ class Labels(Record):
             ):
                 position += 1
                 what, at = "token", position
-            elif column < inside or self._is_pad(call, row, column, proposed):
+            elif column < inside or self._is_pad(call, row, column, proposed if drafts < self.most else set()):
                 what, at = "pad", -1
             elif on_path and (end := self._inside(call, row, columns[column - columns[0] :], request, position + 1)):
                 what, at, inside = "pad", -1, end
@@ -214,6 +217,7 @@ class Labels(Record):
                 position += 1
                 filler = self.drafted and int(call.tokens[row, column]) not in proposed
                 what, at = "filler" if filler else "draft", position
+                drafts += not filler
             agreed = what == "draft" and self._agreed(call, row, column)
             self.of[call.number, row, column] = Label(request, at, what, column in exact, agreed)
         if self.branches:
@@ -289,4 +293,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     rows = zip(case.prompts, truth.uncut, outputs, truth.digests, map(len, truth.rows), strict=True)
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
     known = [Sequences(*row) for row in rows]
-    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, bool(case.tree))
+    most = case.num_draft_tokens
+    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, bool(case.tree), most)
