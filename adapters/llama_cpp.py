@@ -121,16 +121,11 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "n_predict": row.max_new_tokens,
         "stop": [text(token) for token in row.eos_token_ids],
         "return_tokens": True,
-        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+        "samplers": ["penalties", "temperature"],
+        "temperature": 0.0,
         "repeat_penalty": row.repetition_penalty,
         "repeat_last_n": _SLOT_TOKENS,
-        "temperature": row.temperature,
-        "top_k": row.top_k,
-        "top_p": row.top_p,
-        "min_p": row.min_p,
     }
-    if row.seed is not None:
-        body["seed"] = row.seed
     if request.prefix_caching is not None:
         body["cache_prompt"] = request.prefix_caching
     return body
@@ -150,13 +145,7 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "token-budget",
         "prefix-caching",
         "ngram",
-        "temperature",
-        "top-k",
-        "top-p",
-        "min-p",
-        "seeds",
     ),
-    seeds="repeatable",
     origin="https://github.com/ggml-org/llama.cpp",
 )
 class LlamaServer:
