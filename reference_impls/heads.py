@@ -40,6 +40,12 @@ class Heads(Engine):
     def __init__(self, target: Any, head: Any, *, shape: str = "", **settings: Any) -> None:
         self.shape = shape or getattr(head, "shape", "")
         super().__init__(target, head, **settings)
+        most = getattr(head, "most_draft_tokens", None)
+        if most is not None and self.num_draft_tokens > most:
+            raise Unsupported(
+                f"num_draft_tokens: expected at most {most} draft tokens, as many as the head has, got "
+                f"{self.num_draft_tokens}"
+            )
 
     def check_models(self, tokenizers: Sequence[Any]) -> None:
         check_model("target", self.target, windows=self.windows)

@@ -131,6 +131,17 @@ def test_a_wrong_token_costs_the_proposals(shape: str) -> None:
     assert proposed(head, shape, states, following + 1, 3) != new[1:4]
 
 
+def test_steps_go_on_from_a_state_of_the_target_where_nothing_is_attended_to() -> None:
+    """As MLPSpeculator's; a head that attends is due its own state."""
+    for attends, right in ((False, True), (True, False)):
+        _, head, states, following, new = asked(CASE, "column")
+        if attends:
+            head.accepted(hidden_states=states)
+        logits, state = head.step(states[:, -1], following[:, -1])
+        assert (int(logits[0].argmax()) == new[1]) == right
+        assert (int(head.step(state, torch.tensor(new[1:2]))[0].argmax()) == new[2]) == right
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_head_is_wrong_where_the_script_says_so(shape: str) -> None:
     case = Case(prompts=((3, 1, 4, 1),), max_new_tokens=8, num_draft_tokens=3, accepts=((0, 2),))

@@ -1,0 +1,130 @@
+"""Train the heads for the shipped pair's target: ``python -m eqcheck.reference_impls.drafters.train``.
+
+The text, its split and the seed are those of `eqcheck.pair.train`, and so is the aim: to predict what the target
+predicts. The target is frozen, and both heads learn from the same states of it. Afterwards all are held against each
+other and against the pair's draft model: the engines decode beginnings of files that are held out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.functional import kl_div, log_softmax
+
+from eqcheck import pair
+from eqcheck.pair.train import SEED, blocks, corpus
+
+from ..heads import Heads
+from ..ragged import Ragged
+from ..serving import Engine, Prompt
+from .trained import HEADS, HERE, load, save, untrained
+
+STEPS = 200
+ROWS = 2  # of each batch of the pair's; heads this small learn more from more steps than from larger ones
+PEAK_RATE = 2e-3
+WARM_UP = 20
+LATER = 0.8  # a head counts so much of the one before it
+
+
+def loss_of(head: Any, hidden: torch.Tensor, tokens: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
+    """What the head's logits differ from the target's own, which stand one column further for each place."""
+    logits, total = head.propose(hidden, tokens), torch.zeros(())
+    for place in range(HEADS):
+        ahead = place + 1
+        said = log_softmax(logits[:, :-ahead, place], -1).flatten(0, 1)
+        total = total + LATER**place * kl_div(
+            said, law[:, ahead:].flatten(0, 1), reduction="batchmean", log_target=True
+        )
+    return total
+
+
+def accepted(engine: Engine, prompts: list[list[int]], new: int) -> Counter[int]:
+    """How many draft tokens each round accepted, for every row but in its first and its last round."""
+    found: Counter[int] = Counter()
+    met: set[int] = set()
+    for update in engine.stream(Prompt(tokens, new, (), i) for i, tokens in enumerate(prompts)):
+        if update.id in met and not update.finish_reason:
+            found[len(update.token_ids) - 1] += 1
+        met.add(update.id)
+    return found
+
+
+def by_place(counts: Counter[int]) -> list[float]:
+    """The share of the proposals at each place that is accepted where all before them were."""
+    reached = [sum(n for accepted, n in counts.items() if accepted >= place) for place in range(HEADS + 1)]
+    return [round(reached[place + 1] / max(1, reached[place]), 4) for place in range(HEADS)]
+
+
+def measured(held: torch.Tensor, prompts: int = 24, length: int = 96, new: int = 64) -> dict[str, Any]:
+    """Acceptance on held-out text, of heads and of the draft model; mean tokens a round count the target's own."""
+    models = pair.load()
+    starts = range(0, prompts * 4096, 4096)
+    texts = [held[start : start + length].tolist() for start in starts if start + length < len(held)]
+    engines: dict[str, Engine] = {"draft": Ragged(*models, num_draft_tokens=HEADS)}
+    for name in ("medusa", "clover"):
+        engines[name] = Heads(models.target, load(name, models.target), num_draft_tokens=HEADS)
+    found: dict[str, Any] = {}
+    for name, engine in engines.items():
+        began = time.perf_counter()
+        counts = accepted(engine, texts, new)
+        rounds = sum(counts.values())
+        found[name] = {
+            "by_place": by_place(counts),
+            "tokens_per_round": round(1 + sum(k * n for k, n in counts.items()) / max(1, rounds), 4),
+            "rounds": rounds,
+            "seconds": round(time.perf_counter() - began, 2),
+        }
+    return found
+
+
+def train(steps: int = STEPS) -> None:
+    """Train both heads and write them, with how they fare."""
+    torch.manual_seed(SEED)
+    training, held = corpus()
+    target = pair.load().target.requires_grad_(False)
+    heads = untrained(target)
+    curve: list[dict[str, float]] = []
+    optimizers = {
+        name: torch.optim.AdamW(head.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95)) for name, head in heads.items()
+    }
+    texts: Iterable[torch.Tensor] = blocks(training, torch.Generator().manual_seed(SEED))
+    for step, batch in zip(range(steps), texts, strict=False):
+        ids = batch[:ROWS]
+        with torch.no_grad():
+            output = target(ids, output_hidden_states=True)
+            law = log_softmax(output.logits, -1)
+        losses = {}
+        for name, head in heads.items():
+            loss = loss_of(head, output.hidden_states[-1], ids, law)
+            for group in optimizers[name].param_groups:
+                group["lr"] = PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
+            optimizers[name].zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimizers[name].step()
+            losses[name] = round(loss.item(), 4)
+        if step % 10 == 0 or step == steps - 1:
+            curve.append({"step": step, **losses})
+            print(curve[-1], flush=True)
+    for name, head in heads.items():
+        save(name, head)
+    made = {
+        "torch": torch.__version__,
+        "seed": SEED,
+        "steps": steps,
+        "rows": ROWS,
+        "tokens": steps * ROWS * pair.CONTEXT,
+        "peak_rate": PEAK_RATE,
+        "parameters": {name: sum(one.numel() for one in head.parameters()) for name, head in heads.items()},
+        "acceptance": measured(held),
+    }
+    (HERE / "training.json").write_text(json.dumps({**made, "curve": curve}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    train()
