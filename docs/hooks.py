@@ -12,7 +12,7 @@ from eqcheck.explained import EXPLAINED
 from eqcheck.kinds import FINGERPRINTS, KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ("throughput.png", "shares.png", "service.png")
+PICTURES = ("throughput.png", "shares.png", "service.png", "waterfall.png", "predicted.png", "law.png", "traces.png")
 
 
 def on_files(files: Files, config: Any) -> Files:

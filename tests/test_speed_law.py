@@ -45,6 +45,8 @@ def test_the_acceptance_is_estimated_from_what_rounds_gave(spread: bool) -> None
     found = acceptance(committed, limits, 4)
     assert found.by_row == pytest.approx(found.tokens, rel=0.01)
     assert (found.same == pytest.approx(found.tokens, rel=0.01)) == (not spread)  # rows that differ are not alike
+    assert found.positions == pytest.approx([found.a] * 4, abs=0.12 if spread else 0.02)
+    assert (found.positions[3] - found.positions[0] > 0.02) == spread  # who was right three times is a good row
     assert found.waiting == found.same  # a batch of one waits for nobody
     assert acceptance(committed, limits, 4, batch=8).waiting < found.same
 
@@ -184,7 +186,14 @@ def made_up() -> Law:
                 "batch": batch,
                 "speed_up": 2.0 - math.log2(batch) / 4,
                 "turns": [1.0, 2.5],
-                "acceptance": {"tokens": 2.5, "a": 0.7, "same": 2.55, "by_row": 2.5, "waiting": 1.2},
+                "acceptance": {
+                    "tokens": 2.5,
+                    "a": 0.7,
+                    "same": 2.55,
+                    "by_row": 2.5,
+                    "waiting": 1.2,
+                    "positions": [0.7],
+                },
                 "factors": factors,
                 "predicted": {"same": 2.0, "by_row": 2.0, "waiting": 1.9},
                 "verified": True,

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from eqcheck.hashing import Ints
 
 STEPS = (
-    "plain decoding waits",
+    "plain: prompts, waits",
     "accepted tokens",
     "columns to verify",
     "drafting",
-    "rows that are missing",
-    "ragged rows, pads",
+    "calls with rows missing",
+    "calls as they are",
     "prompts",
     "realignment",
     "bookkeeping",
@@ -44,7 +44,8 @@ class Acceptance(NamedTuple):
 
     ``tokens`` a round were measured; ``same`` is what the formula says with one rate ``a`` for all rows, ``by_row``
     with a rate for each row. ``waiting`` is what a row has of a round in which all rows of a batch go on with the least
-    that one accepts.
+    that one accepts. ``positions`` are the rates at the first draft token, at the second where the first was accepted,
+    and so on: where they are not alike, one rate for all cannot be right.
     """
 
     tokens: float
@@ -52,13 +53,15 @@ class Acceptance(NamedTuple):
     same: float
     by_row: float
     waiting: float
+    positions: tuple[float, ...] = ()
 
 
 def acceptance(committed: Sequence[Sequence[int]], limits: Sequence[int], k: int, batch: int = 1) -> Acceptance:
     """The acceptance in rounds that gave rows so many tokens; a row ends at its limit.
 
-    >>> [round(one, 3) for one in acceptance([[3, 1, 1]], [5], 2)]  # with 2, 1 and 0 draft tokens; one was wrong
-    [1.667, 0.667, 1.593, 1.593, 1.593]
+    >>> found = acceptance([[3, 1, 1]], [5], 2)  # with 2, 1 and 0 draft tokens, of which one was wrong
+    >>> [round(one, 3) for one in found[:5]], found.positions
+    ([1.667, 0.667, 1.593, 1.593, 1.593], (0.5, 1.0))
     """
     rows = [_examined(row, limit, k) for row, limit in zip(committed, limits, strict=True)]
     budgets = [budget for _, _, some in rows for budget in some]
@@ -73,7 +76,19 @@ def acceptance(committed: Sequence[Sequence[int]], limits: Sequence[int], k: int
         sum(expected(a, budget) for budget in budgets) / rounds,
         by_row / rounds,
         sum(expected(a**batch, budget) for budget in budgets) / rounds,
+        _by_position(committed, [row[2] for row in rows], k),
     )
+
+
+def _by_position(committed: Sequence[Sequence[int]], budgets: Sequence[Sequence[int]], k: int) -> tuple[float, ...]:
+    """The share of each draft position that was accepted, of those that were looked at."""
+    right, seen = [0] * k, [0] * k
+    for row, some in zip(committed, budgets, strict=True):
+        for count, budget in zip(row, some, strict=True):
+            for position in range(min(count, budget)):
+                seen[position] += 1
+                right[position] += position < count - 1
+    return tuple(a / b if b else 0.0 for a, b in zip(right, seen, strict=True))
 
 
 def _examined(committed: Sequence[int], limit: int, k: int) -> tuple[int, int, list[int]]:

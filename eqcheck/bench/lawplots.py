@@ -44,7 +44,7 @@ def _axes(count: int, width: float, height: float, title: str, **shared: Any) ->
 
     figure, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, **shared)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.subplots_adjust(top=0.8, bottom=0.18, wspace=0.06 if shared else 0.25)
     return figure, axes[0]
 
 
@@ -56,21 +56,22 @@ def _waterfall(found: Law) -> Any:
     figure, axes = _axes(len(rows), 4.6, 3.6, title, sharey=True)
     for axis, row in zip(axes, rows, strict=True):
         names = ["plain decoding", *row["factors"], "measured speed-up"]
-        at = 1.0
+        at = most = 1.0
         for place, factor in enumerate(row["factors"].values(), start=1):
             colour = GAIN if factor >= 1 else LOSS
             axis.barh(place, at * factor - at, left=at, color=colour, height=0.7)
             axis.plot([at * factor] * 2, [place - 0.35, place + 1.35], color="#bdbdbd", linewidth=0.8)
             axis.text(max(at, at * factor) * 1.04, place, f"x {factor:.2f}", va="center", fontsize=8, color=colour)
             at *= factor
+            most = max(most, at)
         for place, value in ((0, 1.0), (len(names) - 1, at)):
             axis.barh(place, value, color=WHOLE, height=0.7)
             axis.text(value * 1.04, place, f"{value:.2f}", va="center", fontsize=8, weight="bold")
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_xscale("log", base=2)
-        ticks = (0.5, 1, 2, 4)
+        ticks = (0.5, 1, 2, 4, 8)
         axis.set_xticks(ticks, [f"{tick}x" for tick in ticks], fontsize=8)
-        axis.set_xlim(0.4, 8)
+        axis.set_xlim(0.4, max(8, 2 * most))  # with room for what is written behind the longest bar
         axis.set_title(row["engine"], fontsize=10)
         axis.grid(axis="x", alpha=0.3)
         axis.axvline(1, color="black", linewidth=0.8)

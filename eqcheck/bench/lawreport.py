@@ -89,6 +89,7 @@ def _accepted(row: dict[str, Any]) -> dict[str, Any]:
         "a": f"{gave['a']:.3f}",
         "one rate": shown["same"],
         "a rate for each row": shown["by_row"],
+        "rate by position": " ".join(f"{one:.2f}" for one in gave["positions"]),
         "if all waited for the least": f"{gave['waiting']:.2f}",
     }
 

@@ -156,12 +156,16 @@ def _speeds(found: Law, engines: Sequence[Decoder], workload: Workload, batch: i
                 "batch": batch,
                 "speed_up": round(speed, 4),
                 "turns": [round(ratio, 4) for ratio in ratios],
-                "acceptance": {key: round(value, 4) for key, value in gave._asdict().items()},
+                "acceptance": {key: _rounded(value) for key, value in gave._asdict().items()},
                 "factors": {key: round(value, 5) for key, value in waterfall(seconds).items()},
                 "predicted": _predictions(found, name, gave, timed.committed, limits, batch),
                 "verified": True,
             }
         )
+
+
+def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
+    return round(value, 4) if isinstance(value, float) else [round(one, 4) for one in value]
 
 
 def _seconds(
