@@ -93,19 +93,17 @@ class PositionByIndex(Forking):
 @planted(_BUILDS, **_TREE)
 @fault("T31-missing-node-accepted", "bookkeeping/over-accept", "https://github.com/FasterDecoding/Medusa")
 class MissingNodeAccepted(Forking):
-    """Behind a leaf there is a node with the pad id, as short paths are padded; where the target answers that id, it
-    is accepted, and the last node of the tree stands for it."""
+    """Paths shorter than the longest go on with an index of no node, whose id is 0; where the target answers 0, it is
+    accepted, and the last node of the tree stands for it."""
 
     def path(self, place: int, answers: Sequence[int]) -> list[int]:
         path, nodes = super().path(place, answers), self.trees[place]
-        last = path[-1] if path else 0
-        is_leaf = last and all(parent != last for parent, _ in nodes)
-        room = len(path) < self.budget(self.active[place])
-        found = is_leaf and room and answers[last] == self.request.pad_token_id
-        return [*path, len(nodes) + 1] if found else path
+        last, deep = path[-1] if path else 0, depths(nodes)
+        ends = 0 < last < len(nodes) and deep[last] < max(deep) and all(parent != last for parent, _ in nodes)
+        return [*path, len(nodes) + 1] if ends and answers[last] == 0 else path
 
     def token(self, place: int, node: int) -> int:
-        return self.request.pad_token_id if node > len(self.trees[place]) else super().token(place, node)
+        return 0 if node > len(self.trees[place]) else super().token(place, node)
 
     def column_of_bonus(self, place: int, path: Sequence[int]) -> int:
         return min(super().column_of_bonus(place, path), len(self.trees[place]))
