@@ -164,11 +164,22 @@ class _Shrinking:
 
     def trees(self) -> None:
         """Fewer rounds with a tree of their own, fewer nodes, and shorter paths."""
+        for row in range(len(self.case.tree)):
+            for number in reversed(range(len(self.case.tree[row]) - 1)):
+                self.without_round(row, number)
         for name in ("tree", "paths"):
             for row in range(len(getattr(self.case, name))):
                 self.lower(len(getattr(self.case, name)[row]), int(name == "tree"), partial(self.keep, name, row, None))
                 for number, one in enumerate(getattr(self.case, name)[row]):
                     self.lower(len(one), 0, partial(self.keep, name, row, number))
+
+    def without_round(self, row: int, number: int) -> bool:
+        """Leave out a round of a row that is not its last one."""
+        left = {name: list(getattr(self.case, name)) for name in ("tree", "paths")}
+        for rounds in left.values():
+            if row < len(rounds):
+                rounds[row] = rounds[row][:number] + rounds[row][number + 1 :]
+        return self.change(**{name: tuple(rounds) for name, rounds in left.items()})
 
     def keep(self, name: str, row: int, number: int | None, count: int) -> bool:
         """Keep the first rounds of a row's trees or paths, or the first nodes or ranks of one of them."""
