@@ -15,7 +15,7 @@ from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import reason
 
 ROOT = Path(__file__).parents[1]
-ENGINES = ("openvino_genai", "vllm", "vllm_dictated", "mlx_vlm")
+ENGINES = ("openvino_genai", "vllm", "vllm_dictated", "mlx_vlm", "llama_cpp")
 
 
 def _report(engine: str) -> Report:
