@@ -39,6 +39,7 @@ class WatchedCase:
     family: str
     num_draft_tokens: int | None = None
     cache_state: str = "empty"
+    tree: tuple[()] = ()
 
 
 def family_like(model: Any) -> str:

@@ -28,7 +28,8 @@ from eqcheck.verdict import Explanation
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)
 )
-ROUNDS_OF_ITS_OWN = {"one_row", "rolled_back"}  # no drafts; rows wait for the one that accepts least
+# No drafts; rows wait for the one that accepts least; trees (tests/test_trees.py).
+ROUNDS_OF_ITS_OWN = {"one_row", "rolled_back", "forked", "forked_rows"}
 FOLLOWED = [fault for fault in FAULTS if fault.component in ("position", "mask", "cache")]
 
 

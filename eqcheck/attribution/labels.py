@@ -293,5 +293,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     rows = zip(case.prompts, truth.uncut, outputs, truth.digests, map(len, truth.rows), strict=True)
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
     known = [Sequences(*row) for row in rows]
-    most = case.num_draft_tokens
+    most = inf if case.num_draft_tokens is None else case.num_draft_tokens
     return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, bool(case.tree), most)

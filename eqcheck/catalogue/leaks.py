@@ -159,6 +159,7 @@ LEAKS = (
 KEEPING = {
     "holes": _REJECTED,
     "per_row": _ROW,
+    "forked_rows": _ROW,
     "restored": _ROW,
     "static": _ROW,
     "staged": _ROW,

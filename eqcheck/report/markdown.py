@@ -20,6 +20,7 @@ UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is foun
 
 
 _TITLES = {"violations": "", "discoveries": "Discovery", "inconclusive": "Inconclusive"}
+_OF_TREES = ("tree", "different_trees", "off_spine")
 
 
 def about(report: Report) -> Any:
@@ -150,9 +151,14 @@ def _axes(violation: ReportedViolation, names: Mapping[str, str]) -> list[str]:
     return [tabulate(rows, headers=("by", "failing of run"), tablefmt="github"), ""] if rows else []
 
 
+def asked(report: Report, counter: str) -> bool:
+    """Whether cases could exercise what is counted: trees are for decoders alone that take them."""
+    return counter not in _OF_TREES or isinstance(report.cache_states.get("tree"), int)
+
+
 def _exercised(report: Report) -> list[str]:
     counters = about(report).COUNTERS | (about(report).SAMPLED if report.sampling else {})
-    rows = [(name, report.coverage.get(name, 0), what) for name, what in counters.items()]
+    rows = [(name, report.coverage.get(name, 0), what) for name, what in counters.items() if asked(report, name)]
     table = tabulate(rows, headers=("exercised", "cases", "what"), tablefmt="github")
     largest = ", ".join(f"{report.reached[name]} {what}" for name, what in about(report).REACHED.items())
     return ["## What was exercised", "", *([f"At most {largest}.", ""] if largest else []), table, "", *_rounds(report)]

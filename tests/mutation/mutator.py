@@ -122,7 +122,7 @@ def mutants(file: str, reached: Mapping[str, set[int]] | None = None) -> tuple[l
     ``reached`` are the lines of the file that each engine runs; a change of any other line shows nothing.
 
     >>> mutants("ragged.py")[0][0].id
-    'ragged.py:39:drop:1'
+    'ragged.py:40:swap-elements:1'
     """
     source = (FOLDER / file).read_text(encoding="utf-8")
     edits = _Edits(source)

@@ -12,7 +12,7 @@ from eqcheck.report.compare import Comparison, chance, compare, in_words
 from eqcheck.report.html import page
 from eqcheck.report.html.chart import Chart
 from eqcheck.report.html.finding import Finding
-from eqcheck.report.markdown import about, declined_of, memory, not_taken, percent, sampled, slots_seen
+from eqcheck.report.markdown import about, asked, declined_of, memory, not_taken, percent, sampled, slots_seen
 from eqcheck.report.schema import Report, ReportedViolation, printable_report
 from eqcheck.verdict import many
 
@@ -80,7 +80,9 @@ def _exercised(report: Report, lane: Any) -> list[tuple[str, list[tuple[str, str
     plain = {**dict.fromkeys((name for name in report.coverage if name not in of_sampled), ""), **plain}
     found = []
     for title, names in (("", plain), ("Of cases with sampled rows", of_sampled)):
-        rows = [(name, what or name, report.coverage.get(name, 0)) for name, what in names.items()]
+        rows = [
+            (name, what or name, report.coverage.get(name, 0)) for name, what in names.items() if asked(report, name)
+        ]
         found.append((title, sorted(rows, key=lambda row: row[2])))
     return [(title, rows) for title, rows in found if rows]
 
