@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from eqcheck import registry
 from eqcheck.attribution.labels import labels_of
@@ -21,6 +22,7 @@ from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.ids import as_table, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
+from eqcheck.reference_impls import tree
 
 TREE = registry.load("tree")
 Tree = TREE.engine
@@ -112,6 +114,19 @@ def test_the_engine_makes_trees_of_its_own() -> None:
     done = run(TREE.function, case)
     assert judge(done)
     assert "off_spine" in exercised(done), "the draft's second choices are in its trees"
+
+
+def test_faults_in_trees_that_no_case_names_are_read_along_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes by their number instead of their depth: the answer at a sibling is not that behind a rejected draft."""
+    right = tree.ancestry
+    monkeypatch.setattr(tree, "ancestry", lambda nodes: (torch.arange(len(nodes) + 1), right(nodes)[1]))
+    named: Counter[str] = Counter()
+    for case in drawn(40, ("empty",)):
+        found = judge(run(TREE.function, case)).explanation
+        if found is not None and found.component == "bookkeeping":
+            pytest.fail(f"{found.kind}: {case.to_dict()}")
+        named[found.component if found else "right"] += 1
+    assert named["position"] > 10, named
 
 
 def test_an_audit_of_chains_alone_is_vacuous() -> None:

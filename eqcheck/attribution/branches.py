@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from eqcheck.attribution.record import Label, Record, self_hidden
+from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL
-from eqcheck.trace import Call
+from eqcheck.trace import TARGET, Call
 from eqcheck.verdict import Deviation
 
 _KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
@@ -98,6 +99,31 @@ class Block:
         above = found.get(parent) if parent is not None else None
         kept = above is not None and (above.what == "token" or above.agreed)
         return kept and int(self.call.predictions[self.row, parent]) == self.tokens[column]
+
+
+def grows_trees(run: Run) -> bool:
+    """Whether a wrong token is the answer at a node beside others: a tree of the decoder's own, which no case names.
+
+    The node feeds the row's token before the wrong one, sees an own column before it, and another of them not.
+    """
+    for prompt, truth, row in zip(run.case.prompts, run.truth.uncut, run.outputs or (), strict=False):
+        index = next((at for at, pair in enumerate(zip(row, truth, strict=False)) if pair[0] != pair[1]), None)
+        if index is None:
+            continue
+        fed = (*prompt, *truth)[len(prompt) + index - 1]
+        for call in run.trace.made(TARGET):
+            nodes = zip(*np.nonzero((call.tokens == fed) & (call.predictions == row[index])), strict=True)
+            if any(_beside(call, int(batch_row), int(column)) for batch_row, column in nodes):
+                return True
+    return False
+
+
+def _beside(call: Call, row: int, column: int) -> bool:
+    """Whether a column sees itself and a real one of its own block before it, and another real one before it not."""
+    hidden = self_hidden(call, row)
+    sees, alone = seen_in_block(call, row, set(range(column + 1)))
+    real = {at for at in range(column) if not hidden[at] and not alone[at]}
+    return not hidden[column] and any(sees[at] & sees[column] for at in real - sees[column])
 
 
 def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:

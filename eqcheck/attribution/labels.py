@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from eqcheck.attribution.alignment import align
-from eqcheck.attribution.branches import Block
+from eqcheck.attribution.branches import Block, grows_trees
 from eqcheck.attribution.record import Label, Record, Sequences, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
@@ -294,4 +294,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
     known = [Sequences(*row) for row in rows]
     most = inf if case.num_draft_tokens is None else case.num_draft_tokens
-    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, bool(case.tree), most)
+    branches = bool(case.tree) or grows_trees(run)
+    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)
