@@ -39,12 +39,13 @@ ARCHITECTURES = {
     "deepseek_v3": Architecture("DeepseekV3ForCausalLM", "rotary"),
     "falcon": Architecture("FalconForCausalLM", "rotary"),
     "bloom": Architecture("BloomForCausalLM", "mask-order", "float32"),
+    "mamba2": Architecture("Mamba2ForCausalLM", "recurrent"),
 }
 
 # Why others that transformers has are not read.
 UNREAD = dict.fromkeys(
-    ("mamba", "mamba2", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
-    "its recurrent state is no cache of keys and values, so that no slot names what was written",
+    ("mamba", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
+    "its layers, or some of them, have states that the tap does not read; of recurrent models it reads mamba2",
 )
 
 

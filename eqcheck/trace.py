@@ -84,13 +84,15 @@ class Fix(NamedTuple):
     """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.
 
     ``digests`` ``[layers, batch, block]`` are their hashes, ``positions`` ``[batch, block]`` what is written for all;
-    ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for those that the mask says.
+    ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for those that the mask says. ``entries`` says
+    that right entries of the cache are among it.
     """
 
     known: Bools
     digests: Words
     positions: Ints
     pads: Bools | None
+    entries: bool
 
 
 class TooManyCalls(BaseException):
@@ -129,6 +131,7 @@ class Trace:
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
     watcher: Watcher | None = None
+    rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
 
     def __post_init__(self) -> None:
         self.clock = count(1)

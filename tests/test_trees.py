@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from eqcheck.reference_impls import tree
 
 from eqcheck import registry
 from eqcheck.attribution.labels import labels_of
@@ -22,7 +23,6 @@ from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.ids import as_table, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
-from eqcheck.reference_impls import tree
 
 TREE = registry.load("tree")
 Tree = TREE.engine

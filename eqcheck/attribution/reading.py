@@ -108,6 +108,8 @@ class Reader:
         if blamed or (wrong and not right and not repeated):
             key, found = self._context_fault(verdict, index, blamed or wrong)
             return key, replace(found, tied=bool(blamed) and not loosely)
+        if self.run.trace.rounded and (answered := [w for w in right if self.sources.predicted(w) == observed]):
+            return self._by_rounding(verdict, index, answered[-1])
         told = self.sources.at_a_node(verdict, index, right, drafted) if self.labels.branches else None
         if told is not None:
             return self._told(verdict, index, told)
@@ -138,6 +140,36 @@ class Reader:
             if found.tied or found.kind != "wrong-correction":  # else it is known neither who asked nor who answered
                 return key, found
         return self._unattributed(verdict, index, state("no-query"))
+
+    def _by_rounding(self, verdict: RowVerdict, index: int, write: Write) -> tuple[tuple[int, ...], Explanation]:
+        """A query that saw exactly its row but for what its cache makes of entries, and answered wrongly."""
+        origin = f"entries are up to {self.run.trace.rounded:.2g} of their length away from what was written"
+        torn = Deviation("cache", "torn-entry", write[0], write[2], verdict.row, origin=origin)
+        found = self._explanation(
+            "cache",
+            "torn-entry",
+            verdict,
+            index,
+            round=self.labels.round_of(verdict.row, write[0]),
+            query=self._query(write),
+            deviations=(torn,),
+            slots=self._context(write).slots,
+        )
+        return _order(torn, write), replace(found, tied=True)
+
+    def _query(self, write: Write) -> Query:
+        number, call_row, column = write
+        call, label = self.labels.calls[number], self.labels.of[write]
+        return Query(
+            call=number,
+            call_row=call_row,
+            column=column,
+            token=int(call.tokens[call_row, column]),
+            logical_position=label.position,
+            position=int(call.positions[call_row, column]),
+            predicted=self.sources.predicted(write),
+            sees_from=self.family.first_seen(label.position),
+        )
 
     def _told(self, verdict: RowVerdict, index: int, told: Told) -> tuple[tuple[int, ...], Explanation]:
         """A fault of bookkeeping that what a call shows proves."""
@@ -202,24 +234,13 @@ class Reader:
             root, write = self._as_fed(root, write)
         same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint) or (root,)
         rest = tuple(d for _, d, w in found if d not in same_query)
-        number, call_row, column = write
-        call, label = self.labels.calls[number], self.labels.of[write]
         explanation = self._explanation(
             root.component,
             root.kind,
             verdict,
             index,
-            round=self.labels.round_of(verdict.row, number),
-            query=Query(
-                call=number,
-                call_row=call_row,
-                column=column,
-                token=int(call.tokens[call_row, column]),
-                logical_position=label.position,
-                position=int(call.positions[call_row, column]),
-                predicted=self.sources.predicted(write),
-                sees_from=self.family.first_seen(label.position),
-            ),
+            round=self.labels.round_of(verdict.row, write[0]),
+            query=self._query(write),
             deviations=same_query,
             consequences=rest,
             slots=self._context(write).slots,

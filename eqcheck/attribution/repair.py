@@ -111,6 +111,7 @@ class Repairer:
             np.zeros((hashing.LAYERS, batch, block), np.uint64),
             call.positions.copy(),
             np.zeros((batch, block), np.bool_) if "mask" in self.parts else None,
+            "cache" in self.parts,
         )
         if call.kv[0].shape != call.kv[1].shape:
             return fix

@@ -15,6 +15,7 @@ from eqcheck.hashlm import copied
 from eqcheck.hashparts import Script
 from eqcheck.real.models import draft_of, model_of
 from eqcheck.real.shadow import Shadow
+from eqcheck.real.states import StateShadow
 from eqcheck.real.tap import Watched, tapped
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
@@ -28,6 +29,19 @@ def fresh(family: Family, seed: int, made: Callable[[str, str, int], Any] = mode
         if vars(module).get("config") is shared:
             module.config = own
     return model
+
+
+def _called_as_others(_: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Recurrent models call their cache otherwise, and have no use for positions; decoders call all models alike."""
+    dropped = ("past_key_values", "position_ids", "cache_position")
+    kept = {name: value for name, value in options.items() if name not in dropped}
+    cache = options.get("past_key_values")
+    return args, kept if cache is None else {**kept, "cache_params": cache}
+
+
+def _answers_as_others(_: Any, __: Any, result: Any) -> None:
+    if hasattr(result, "cache_params"):
+        result.past_key_values = result.cache_params
 
 
 @contextmanager
@@ -51,8 +65,12 @@ def watched(
         begin = digests.shape[1] - len(tokens) - 1
         answers.update(zip(digests[-1, begin:-1].tolist(), tokens, strict=True))
     parts = [Watched.of(model, role) for model, role in zip(models, (TARGET, DRAFT), strict=True)]
+    if family.stateful:
+        for model in models:
+            model.register_forward_pre_hook(_called_as_others, with_kwargs=True)
+            model.register_forward_hook(_answers_as_others)
     for model in models:
         model.generation_config = GenerationConfig(**generation)
-    shadow = Shadow(parts, family, trace, answers, script, repair)
+    shadow = (StateShadow if family.stateful else Shadow)(parts, family, trace, answers, script, repair)
     with tapped(parts, shadow):
         yield models

@@ -22,6 +22,7 @@ from eqcheck.real.own import checkpoint, class_of, config_of
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
 POSITIONS = 4096
 _WEIGHTS, _EMBEDDINGS = 0.45, 0.09
+_FORGETS = -2.0  # the logarithm of a rate
 _LOOP, _TRIES = 8, 50
 _OF_DRAFT = 1000  # added to the seed of a target
 _SAMPLED = 64  # contexts from which the common direction is taken
@@ -76,6 +77,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "head_dim": _NO,
     },
     "bloom": {"n_layer": 2, "n_head": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8},
 }
 
 
@@ -157,6 +159,8 @@ def _of_the_library(architecture: str) -> Any:
 def _spread(model: Any) -> None:
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):  # a state that forgets slowly
+            parameter.fill_(_FORGETS)
         if parameter.dim() < 2:
             continue
         torch.nn.init.normal_(parameter, std=_EMBEDDINGS if _is_table(model, name) else _WEIGHTS)

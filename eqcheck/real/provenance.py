@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from eqcheck import hashing
 from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, Ints, Words
+from eqcheck.trace import DRAFT, TARGET
 
 GARBAGE = 2**30
 _NOBODYS = 1  # a stamp that no model writes
@@ -37,6 +39,9 @@ def two_heads(tensor: torch.Tensor, repeated: int = 1) -> torch.Tensor:
     return tensor[:, [0, tensor.shape[1] - repeated]]
 
 
+# What a cache in 8 bits makes of an entry is some 3 parts in 100 away from it, and other entries 14 or more.
+_NEAR = 0.1
+Reals = npt.NDArray[np.float64]
 Place = tuple[int, int, int, int]  # role, layer, K or V, head
 _Found = tuple[int, dict[int, None]]  # a place, by number, and the writes of it
 _COPIES = [(layer, kind, head) for layer in range(LAYERS) for kind in range(2) for head in range(HEADS)]
@@ -54,13 +59,17 @@ class Held(NamedTuple):
 
 
 class Provenance:
-    """What was written, by bytes."""
+    """What was written, by bytes, which are of numbers of a ``dtype``."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._by_bytes: dict[Place, dict[bytes, dict[int, None]]] = defaultdict(dict)  # writes, oldest first
         self._rows: list[int] = []  # by write, the batch row
         self._first: dict[tuple[int, int], int] = {}  # the number of a call's first write, by role and call
         self._digits = np.zeros((256, 2, PLACES, WIDTH), np.int64)  # by write and role
+        self.rounded = 0.0  # the largest distance of an entry from what it was written as, in parts of its length
+        self._written: dict[int, dict[int, dict[int, bytes]]] = {TARGET: {}, DRAFT: {}}  # by role, write and copy
+        self._tables: dict[int, tuple[list[int], Reals]] = {}
 
     def spell(self, layer: int, role: int, call: int, tokens: Ints, positions: Ints, digests: Words | None) -> None:
         """Note what the tokens of a call are in a layer, as `eqcheck.hashing.entries` spells it."""
@@ -84,6 +93,12 @@ class Provenance:
                     known, begin = self._by_bytes[role, layer, kind, head], self._first[role, call] + row * len(block)
                     for column, data in enumerate(block):
                         known.setdefault(data, {})[begin + column] = None
+                        copies = self._written[role].setdefault(begin + column, {})
+                        copies[_COPIES.index((layer, kind, head))] = data
+
+    def first(self, role: int, call: int) -> int:
+        """The number of a call's first write; those of its rows follow, column by column."""
+        return self._first[role, call]
 
     def knows(self, layer: int, role: int, data: bytes) -> bool:
         """Whether K of the first head was remembered with these bytes."""
@@ -95,13 +110,16 @@ class Provenance:
         batch, slots = len(copies[0]), len(copies[0][0][0]) if copies[0] else 0
         writes, places = np.zeros((PLACES, batch, slots), np.int64), np.zeros((PLACES, batch, slots), np.int64)
         strange: list[Ints] = []
+        alike: dict[tuple[int, tuple[bytes, ...]], list[int]] = defaultdict(list)
         for row in range(batch):
             columns = [copy[row][head] for copy, (_, _, head) in zip(copies, _COPIES, strict=True)]
-            alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
             for slot, data in enumerate(zip(*columns, strict=True)):
-                alike[data].append(slot)
-            for data, equal in alike.items():
-                found = [self._find(role, number, one) for number, one in enumerate(data)]
+                alike[row, data].append(slot)
+        found_of = {data: [self._find(role, n, one) for n, one in enumerate(data)] for _, data in alike}
+        found_of |= self._rounded(role, [data for data, found in found_of.items() if None in found])
+        for row in range(batch):
+            for (_, data), equal in ((key, slots) for key, slots in alike.items() if key[0] == row):
+                found = found_of[data]
                 for slot, agreed in zip(equal, self._agreed(found, row, len(equal)), strict=True):
                     for number, one in enumerate(agreed):
                         if one is None:
@@ -119,6 +137,36 @@ class Provenance:
         digits = np.where((writes < 0)[..., None], held.strange[np.where(writes < 0, -1 - writes, 0)], digits)
         copies, batch, slots, _ = digits.shape
         return digits.reshape(2, copies // 2, batch, slots, WIDTH).transpose(0, 2, 1, 3, 4)
+
+    def _rounded(self, role: int, unknown: list[tuple[bytes, ...]]) -> dict[tuple[bytes, ...], list[_Found | None]]:
+        """Of slots with bytes that nobody wrote those that are near to what was, as in a cache that rounds.
+
+        All copies of a slot are held together against those of each write.
+        """
+        near = {data: one for data in unknown if (one := self._nearest(role, data)) is not None}
+        self.rounded = max([self.rounded, *(distance for _, distance in near.values())])
+        places = [(role - 1) * PLACES + number for number in range(PLACES)]
+        return {data: [(place, {write: None}) for place in places] for data, (write, _) in near.items()}
+
+    def _nearest(self, role: int, data: tuple[bytes, ...]) -> tuple[int, float] | None:
+        """The write that all copies of a slot are nearest to, and how far that is; None where none is near."""
+        written = self._written[role]
+        known, table = self._tables.get(role, ([], np.zeros((0, 0))))
+        new = [write for write in list(written)[len(known) :] if len(written[write]) == PLACES]
+        if new:
+            rows = np.stack([self._numbers([written[write][n] for n in range(PLACES)]) for write in new])
+            known, table = [*known, *new], np.concatenate([table.reshape(-1, rows.shape[1]), rows])
+            self._tables[role] = known, table
+        slot = self._numbers(data)
+        if not known or table.shape[1] != len(slot) or not np.isfinite(slot).all():
+            return None
+        distances = np.linalg.norm(table - slot, axis=1) / (np.linalg.norm(slot) or 1.0)
+        best = int(distances.argmin())
+        return (known[best], float(distances[best])) if distances[best] <= _NEAR else None
+
+    def _numbers(self, copies: Sequence[bytes]) -> Reals:
+        """The numbers of vectors with these bytes, one behind the other."""
+        return torch.frombuffer(bytearray(b"".join(copies)), dtype=self._dtype).double().numpy()
 
     def _find(self, role: int, number: int, data: bytes) -> _Found | None:
         """Where and by what these bytes were written: in this place of the model's caches, or else in any."""

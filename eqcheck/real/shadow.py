@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from eqcheck import hashing
-from eqcheck.families import Feed, _masked
+from eqcheck.families import Feed, View, _masked
 from eqcheck.family import Family
 from eqcheck.hashing import LAYERS, Bools, Ints, Words
 from eqcheck.hashparts import Script
@@ -26,7 +26,7 @@ from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
 
 @dataclass
-class _Open:
+class Opened:
     """A forward that is under way; by number of the two layers, what was written, handed out by caches, and seen."""
 
     watched: Watched
@@ -59,9 +59,9 @@ class Shadow:
     ) -> None:
         self.models = {one.role: one for one in models}
         self.family, self.trace, self.answers, self.script, self.repair = family, trace, answers, script, repair
-        self.provenance = Provenance()
+        self.provenance = Provenance(next(models[0].model.parameters()).dtype)
         self.positions: dict[int, Positions] = {}
-        self.open: _Open | None = None
+        self.open: Opened | None = None
         self._asked: dict[int, dict[bytes, int]] = {TARGET: {}, DRAFT: {}}  # digests by hidden state
 
     # What the tap says.
@@ -71,13 +71,13 @@ class Shadow:
             return
         if options.get("loose"):
             if self.open is None or self.open.loose:
-                self.open = _Open(watched, _whole(tokens), None, None, -1, True)
+                self.open = Opened(watched, _whole(tokens), None, None, -1, True)
             return
         cache: Any = options.get("past_key_values")
         past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         ids = _whole(tokens) if tokens is not None else self._embedded(watched, embeds)
         mask = options.get("attention_mask")
-        self.open = _Open(watched, ids, options.get("position_ids"), mask, past, False)
+        self.open = Opened(watched, ids, options.get("position_ids"), mask, past, False)
 
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
         if (positions := self._probing()) is not None:
@@ -102,11 +102,11 @@ class Shadow:
         elif kept:
             now.seen[layer] = copy
 
-    def left(self, watched: Watched, states: torch.Tensor) -> None:
+    def left(self, watched: Watched, states: torch.Tensor, cache: Any) -> None:
         if self._probing() or self.open is None or self.open.watched is not watched:
             return
         now, self.open = self.open, None
-        self._close(now, states)
+        self._close(now, states, cache)
 
     def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if self._probing():
@@ -114,7 +114,7 @@ class Shadow:
         now = self.open
         if now is not None and now.loose and now.watched is watched and (now.seen or now.others):
             self.open = None
-            self._close(now, states if states.dim() == 3 else states[:, None])
+            self._close(now, states if states.dim() == 3 else states[:, None], None)
         flat, answer = states.reshape(-1, states.shape[-1]), logits.reshape(-1, logits.shape[-1])
         known = self._asked[watched.role]
         digests = [known.get(data) for data in vectors(flat[None, None])[0][0]]
@@ -149,8 +149,8 @@ class Shadow:
         rows = vectors(embeds[:, None])
         return np.array([[table.get(data, -1) for data in row[0]] for row in rows], np.int64)
 
-    def _close(self, now: _Open, states: torch.Tensor) -> None:
-        """The call that a forward was, at its end."""
+    def _close(self, now: Opened, states: torch.Tensor, cache: Any) -> None:
+        """The call that a forward was, at its end; ``cache`` is what it hands back."""
         if now.tokens.size == 0:
             return
         low, high = now.watched.layers
@@ -171,14 +171,17 @@ class Shadow:
         if any(len(one.keys) != len(now.tokens) for one in layers):
             raise NotRead(f"past_key_values: expected a cache of {len(now.tokens)} rows like input_ids")
         held = self.provenance.held(now.watched.role, [(vectors(one.keys), vectors(one.values)) for one in layers])
+        self.trace.rounded = self.provenance.rounded
         call = self._attend(now, number, positions, held, None)
         self._answer(now, call, states)
         if self.repair is not None and now.watched.role == TARGET:
-            call = self._attend(now, number, positions, held, self.repair(call))
-            self._answer(now, call, states)
+            fix, unmended = self.repair(call), call.digests
+            call = self._attend(now, number, positions, held, fix)
+            # Where entries are rounded, a right context as it is answers wrongly, and only right entries mend that.
+            self._answer(now, call, states, self.trace.rounded > 0 and not fix.entries, unmended)
         self.trace.record(call)
 
-    def _placed(self, now: _Open, number: int) -> Ints:
+    def _placed(self, now: Opened, number: int) -> Ints:
         """Remember what was written, and say at which positions."""
         batch, block = now.tokens.shape
         role, low = now.watched.role, now.watched.layers[0]
@@ -186,10 +189,7 @@ class Shadow:
             if layer not in now.written:
                 now.written[layer] = self._unheard(now, layer)
         keys = now.written[low][2]
-        said = np.broadcast_to(np.arange(max(now.past, 0), max(now.past, 0) + block), (batch, block)).copy()
-        if now.said is not None:
-            given = _whole(now.said)
-            said = np.broadcast_to(given[None] if given.ndim == 1 else given[:batch], (batch, block)).copy()
+        said = self._said(now)
         if now.past < 0:  # nobody said anything
             said += now.seen[low].keys.shape[2] - block
         positions = said
@@ -203,7 +203,15 @@ class Shadow:
             self.provenance.remember(shadow, role, number, list(now.written[layer][:2]))
         return positions
 
-    def _unheard(self, now: _Open, layer: int) -> tuple[Any, Any, torch.Tensor]:
+    @staticmethod
+    def _said(now: Opened) -> Ints:
+        """The positions that a model was told, or counts where it was told none."""
+        batch, block = now.tokens.shape
+        counted = np.arange(max(now.past, 0), max(now.past, 0) + block)
+        given = counted if now.said is None else _whole(now.said)
+        return np.broadcast_to(given[None] if given.ndim == 1 else given[:batch], (batch, block)).copy()
+
+    def _unheard(self, now: Opened, layer: int) -> tuple[Any, Any, torch.Tensor]:
         """What a layer wrote where no cache was told: the slots with bytes not seen before, or else the last ones."""
         batch, block = now.tokens.shape
         seen = now.seen[layer]
@@ -220,7 +228,7 @@ class Shadow:
         chosen = [torch.stack([one[row][:, slots[row]] for row in range(batch)]) for one in (seen.keys, seen.values)]
         return pick, pick_values, entries(*chosen)
 
-    def _attend(self, now: _Open, number: int, positions: Ints, which: Held, fix: Fix | None) -> Call:
+    def _attend(self, now: Opened, number: int, positions: Ints, which: Held, fix: Fix | None) -> Call:
         family, role = self.family, now.watched.role
         batch, block = now.tokens.shape
         carry: Words = np.zeros((batch, block), np.uint64)
@@ -231,14 +239,13 @@ class Shadow:
         for shadow in range(LAYERS):
             below = digests[-1] if shadow else None
             self.provenance.spell(shadow, role, number, now.tokens, written, below)
-            seen = now.seen[now.watched.layers[shadow]]
             digits = self.provenance.digits(shadow, which)
             contents, at = hashing.contents(digits, role, shadow)
             if view is None:
-                view = self._view(now, seen, at, written)
+                view = self._view(now, shadow, at, written, digits)
             visible, key_places, places = view
             if visible.shape[2] != digits.shape[3]:
-                visible, _, _ = self._view(now, seen, at, written)
+                visible, _, _ = self._view(now, shadow, at, written, digits)
             where = at if family.fed else key_places
             carry = hashing.attend(family, shadow, contents, where, visible, now.tokens, places, carry)
             if fix is not None:
@@ -250,21 +257,28 @@ class Shadow:
         none = (None,) * LAYERS
         return Call(number, role, now.tokens, positions, *view, tuple(held), none, carry, (nothing, nothing), None)
 
-    def _view(self, now: _Open, seen: Seen, at: Ints, positions: Ints) -> tuple[Bools, Ints, Ints]:
-        visible = visible_of(seen, len(now.tokens))
+    def _view(self, now: Opened, shadow: int, at: Ints, positions: Ints, digits: Ints) -> View:
+        visible = visible_of(now.seen[now.watched.layers[shadow]], len(now.tokens))
         if self.family.fed:
-            return visible, at, positions
+            return View(visible, at, positions)
         block, slots = now.tokens.shape[1], visible.shape[2]
         mask = now.mask if now.mask is None or now.mask.dim() == 2 else None
         feed = Feed(self.family, mask, positions, np.arange(max(now.past, 0), max(now.past, 0) + block), False, None)
         _, key_places, places = feed.view(np.zeros((len(now.tokens), slots), np.int64), np.ones((1, 1), np.bool_))
-        return visible, key_places, places
+        return View(visible, key_places, places)
 
     # What the models answer.
 
-    def _answer(self, now: _Open, call: Call, states: torch.Tensor) -> None:
-        """Note which hidden state belongs to which digest, and what the model predicts."""
+    def _answer(
+        self, now: Opened, call: Call, states: torch.Tensor, rounded: bool = False, unmended: Words | None = None
+    ) -> None:
+        """Note which hidden state belongs to which digest, and what the model predicts.
+
+        Where it is ``rounded``, what was so ``unmended`` already keeps the answer of the model.
+        """
         role, last = call.role, call.digests
+        if rounded:
+            last = np.where(last == unmended, np.uint64(0), last)
         batch, block = call.tokens.shape
         if states.shape[1] < block:  # a head that is asked for the last columns alone
             last = last[:, block - states.shape[1] :]

@@ -57,7 +57,7 @@ class Watched:
         modules = {id(m): int(m.layer_idx) for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int)}
         config = model.config.get_text_config()
         count = int(config.num_hidden_layers)
-        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        heads = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1))
         return cls(model, role, base, embeddings, head, _layers(config, count), count, heads, modules)
 
 
@@ -81,8 +81,8 @@ class Listener(Protocol):
     def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
         """Attention of a layer; ``watched`` is None, and ``layer`` -1, where nobody knows whose it is."""
 
-    def left(self, watched: Watched, states: torch.Tensor) -> None:
-        """The hidden states behind the last layer."""
+    def left(self, watched: Watched, states: torch.Tensor, cache: Any) -> None:
+        """The hidden states behind the last layer, and the states that a recurrent model hands back."""
 
     def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The head's answer to hidden states, as it is to be."""
@@ -163,7 +163,8 @@ class _Tap:
             guarded(listener.fed, one, args[0], None, {"loose": True})
 
         def left(_: Any, __: Any, ___: Any, result: Any) -> None:
-            guarded(listener.left, one, result[0] if isinstance(result, tuple) else result.last_hidden_state)
+            states = result[0] if isinstance(result, tuple) else result.last_hidden_state
+            guarded(listener.left, one, states, getattr(result, "cache_params", None))
 
         def asked(_: Any, args: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
             answer: torch.Tensor = guarded(listener.asked, one, args[0], logits)

@@ -24,7 +24,7 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
     """
     assert family.target is not None
     model = model_of(family.target.architecture, "float64", seed)
-    if family.counts_mask:
+    if family.counts_mask or family.stateful:
         return _recomputed(model, prompts, count)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     longest = int(lengths.max())
@@ -84,7 +84,7 @@ def _mask(model: Any, queries: torch.Tensor, keys: torch.Tensor, window: int | N
 
 
 def _recomputed(model: Any, prompts: Sequence[tuple[int, ...]], count: int) -> Ints:
-    """Without a cache, for models that read positions off a mask: rows are padded behind their end."""
+    """Without a cache, for models that read positions off a mask, and for states: rows are padded behind their end."""
     rows = [list(prompt) for prompt in prompts]
     new = np.zeros((len(rows), count), np.int64)
     for number in range(count):
