@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from eqcheck.reference_impls import tree
 
 from eqcheck import registry
 from eqcheck.attribution.labels import labels_of
@@ -25,6 +25,7 @@ from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 
 TREE = registry.load("tree")
+tree = importlib.import_module("eqcheck.reference_impls.tree")
 Tree = TREE.engine
 FORK = ((0, 0), (0, 1), (2, 0), (3, 0))  # a leaf, and a branch of three
 CASE = Case(

@@ -57,7 +57,7 @@ class Watched:
         modules = {id(m): int(m.layer_idx) for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int)}
         config = model.config.get_text_config()
         count = int(config.num_hidden_layers)
-        heads = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1))
+        heads = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1)
         return cls(model, role, base, embeddings, head, _layers(config, count), count, heads, modules)
 
 
