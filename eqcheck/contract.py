@@ -31,7 +31,6 @@ CACHE_STATES = {
     "tree": "the draft tokens of a round are a tree",
 }
 POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
-NOT_REAL = (*POISONED, "tree")  # states that real models are not asked for
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
 REQUIREMENTS = {
     "equal-lengths": "all prompts are of one length",

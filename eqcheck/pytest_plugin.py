@@ -178,10 +178,10 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     """A decoder that claims a real model instead of families; what no real model can be told to do it is not asked."""
     from dataclasses import replace
 
-    from eqcheck.contract import NOT_REAL
+    from eqcheck.contract import POISONED
     from eqcheck.real.own import families_of
 
-    states = tuple(state for state in decoder.cache_states if state not in NOT_REAL)
+    states = tuple(state for state in decoder.cache_states if state not in POISONED)
     return replace(decoder, families=families_of(target), cache_states=states, capabilities=())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
 from eqcheck.architectures import ARCHITECTURES, family_of
+from eqcheck.attribution.rounds import draft_warnings
 from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract import Decoder
@@ -31,8 +33,8 @@ from eqcheck.real.tap import TapFailed
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
 
 
-def outcomes(decoder: Decoder, family: str, count: int) -> list[Any]:
-    source = Source(3, (family,), decoder.padding_sides, ("empty",), decoder.requires)
+def outcomes(decoder: Decoder, family: str, count: int, state: str = "empty") -> list[Any]:
+    source = Source(3, (family,), decoder.padding_sides, (state,), decoder.requires)
     with decoder.running() as generate:
         return [try_case(generate, case, None) for case in source.chunk(0, count)]
 
@@ -164,6 +166,33 @@ def test_a_planted_fault_of_each_component_is_named(component: str, target: str)
         found = [one.explanation for one in outcomes(fault.decoder(), family, 4) if one.explanation]
         assert found, fault.id
         assert {one.component for one in found} == {fault.component}, fault.id
+
+
+def lost(found: list[Any]) -> Counter[str]:
+    losses: Counter[str] = Counter()
+    for one in found:
+        losses.update(dict(one.losses))
+    return losses
+
+
+@pytest.mark.parametrize("target", ["llama", "gpt2"])
+def test_trees_are_read(target: str) -> None:
+    family = family_of(target)
+    for right in (eqcheck.load("tree"), BUILDS["forked"].decoder("forked")):
+        found = outcomes(right, family, 6, "tree")
+        assert {(one.status, one.luck) for one in found} == {("equivalent", ("", ""))}
+        assert any("off_spine" in one.coverage for one in found), "the draft offers what the paths ask for"
+        losses = lost(found)
+        assert losses["ideal"] > 0
+        assert not draft_warnings(losses)
+    fault = next(one for one in FAULTS if one.id == "M30-siblings-seen.forked")
+    found = outcomes(fault.decoder(), family, 6, "tree")
+    assert {one.fingerprint for one in found} - {None} == {"mask/sibling-visible"}
+
+
+@pytest.mark.parametrize("target", ["llama", "gpt2"])
+def test_trees_that_a_decoder_makes_are_as_deep_as_on_the_transparent_target(target: str) -> None:
+    assert not draft_warnings(lost(outcomes(eqcheck.load("tree"), family_of(target), 12)))
 
 
 def library() -> list[Any]:

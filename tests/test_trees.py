@@ -202,6 +202,13 @@ def test_rounds_that_a_right_draft_needs_are_those_of_the_paths() -> None:
     assert not draft_warnings(losses)
 
 
+def test_what_fills_up_a_short_prompt_is_no_tree() -> None:
+    trees = ((), (((0, 0), (1, 0)),))
+    case = Case(((5, 7, 9), (11,)), 4, num_draft_tokens=2, cache_state="tree", tree=trees, paths=((), ((0,),)))
+    losses = draft_losses(run(TREE.function, case))
+    assert losses["rounds"] == losses["ideal"]
+
+
 class OtherRoot(Forked):
     """The draft is asked one token too early: it never sees a row's newest token."""
 

@@ -26,7 +26,11 @@ def branch_losses(run: Run) -> Counter[str]:
     ranks = ranked(run.case, run.truth)
     found: Counter[str] = Counter()
     for row, of_row in rounds.items():
-        if not _shared(run, proposals, row) and all(_as_named(run, part, at) for at, part in enumerate(of_row)):
+        # What fills up a prompt of one token beside longer ones may look like a tree; nobody had drafted it.
+        filled = of_row[0].columns and not proposals.made_before(of_row[0].call.number)
+        if filled or _shared(run, proposals, row):
+            continue
+        if all(_as_named(run, part, at) for at, part in enumerate(of_row)):
             found.update(_of_row(run, proposals, row, of_row, ranks[row]))
     return +found
 

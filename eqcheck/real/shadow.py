@@ -122,11 +122,9 @@ class Shadow:
         if all(one is None for one in forced):
             return logits
         answer = answer.clone()
-        for number, token in enumerate(forced):
-            if token is not None:
-                first = int(answer[number].argmax())
-                swapped = answer[number, [first, token]].flip(0)
-                answer[number, [first, token]] = swapped
+        for number, order in enumerate(forced):
+            if order is not None:  # clear steps from choice to choice, or trees of a draft's own would be all breadth
+                answer[number, order] = torch.arange(len(order), 0, -1, dtype=answer.dtype, device=answer.device)
         return answer.reshape(logits.shape)
 
     # How a call is made of it.
@@ -283,30 +281,37 @@ class Shadow:
         if states.shape[1] < block:  # a head that is asked for the last columns alone
             last = last[:, block - states.shape[1] :]
         known = self._asked[role]
-        for row, heads in enumerate(vectors(states[:, None])):
+        held = vectors(states[:, None])
+        for row, heads in enumerate(held):
             for column, data in enumerate(heads[0]):
-                known[data] = int(last[row, column])
+                digest = int(last[row, column])
+                # A token alone leaves the hidden state that it leaves behind itself: a draft takes it for a row's own.
+                if role == TARGET or digest in self.answers or known.get(data) not in self.answers:
+                    known[data] = digest
         predictions = np.full((batch, block), -1, np.int64)
         head = now.watched.head
         logits = torch.nn.functional.linear(states, head.weight, getattr(head, "bias", None))
         start = block - states.shape[1]
         for row, column in np.ndindex(batch, states.shape[1]):
             scores = logits[row, column]
-            forced = self._forced(role, int(last[row, column]), scores)
-            predictions[row, start + column] = int(scores.argmax()) if forced is None else forced
+            forced = self._forced(role, known[held[row][0][column]], scores)
+            predictions[row, start + column] = int(scores.argmax()) if forced is None else forced[0]
         call.__dict__["predictions"] = predictions
 
-    def _forced(self, role: int, digest: int | None, scores: torch.Tensor) -> int | None:
-        """The token that a query is to answer instead of its own, or None.
+    def _forced(self, role: int, digest: int | None, scores: torch.Tensor) -> list[int] | None:
+        """All tokens in the order in which a query is to prefer them instead of in its own, or None.
 
-        A draft answers as the truth does, or where the script says so the likeliest other token.
+        A draft prefers the truth, or where the script says so as many other tokens to it as its rank says.
         """
         right = None if digest is None else self.answers.get(digest)
-        if right is None or role == TARGET:
-            return right if self.repair is not None else None
-        wrong = self.script is not None and bool(self.script.disagrees(np.array([digest], np.uint64))[0])
-        likeliest = scores.topk(2).indices.tolist()
-        return right if not wrong else likeliest[likeliest[0] == right]
+        if digest is None or right is None or (role == TARGET and self.repair is None):
+            return None
+        rank = 0
+        if role != TARGET and self.script is not None and self.script.disagrees(np.array([digest], np.uint64))[0]:
+            rank = self.script.lower.get(digest, 1)
+        order: list[int] = scores.argsort(descending=True).tolist()
+        order.remove(right)
+        return [*order[:rank], right, *order[rank:]]
 
 
 def visible_of(seen: Seen, batch: int) -> Bools:

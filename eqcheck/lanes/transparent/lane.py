@@ -13,7 +13,7 @@ import torch
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.story import decode_of
 from eqcheck.case import Case
-from eqcheck.contract import NOT_REAL, Decoder
+from eqcheck.contract import POISONED, Decoder
 from eqcheck.errors import UsageError
 from eqcheck.family import FAMILY, base_of
 from eqcheck.findings import Audit, Finding, Options
@@ -44,7 +44,7 @@ class TransparentLane:
         claimed = decoder.families
         if targets := [family for family in families if FAMILY[family].target]:
             claimed = tuple(family for family in targets if base_of(family) in decoder.families)
-        states = tuple(state for state in decoder.cache_states if not (targets and state in NOT_REAL))
+        states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
         self.source = Source(options.seed, families, decoder.padding_sides, states, decoder.requires, options.bounds)
         self.result = Audit(decoder, options, "transparent", families, claimed)
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
