@@ -189,3 +189,14 @@ _RECORDS = (
 )
 KINDS = {kind.name: kind for kind in _RECORDS}  # a name stands for one kind, whatever the component
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
+
+# What a head was given in place of what was due, by the name of its kind.
+HEAD_LOSSES = {
+    "torn": "what it was given is no hidden state of the target: its numbers were changed, or are of two states",
+    "wrong-layer": "it was given the states of another layer than the last",
+    "own": "its own states stand where those of the target are due",
+    "wrong-row": "it was given states of another row",
+    "stale": "it was given states of an earlier call",
+    "wrong-column": "it was given states of another column of the verified block",
+    "token-shift": "states were paired with another token than the one behind them",
+}

@@ -7,16 +7,7 @@ from collections import Counter
 from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.harness import Run
-
-_SEEN = {
-    "torn": "what it was given is no hidden state of the target: its numbers were changed, or are of two states",
-    "wrong-layer": "it was given the states of another layer than the last",
-    "own": "its own states stand where those of the target are due",
-    "wrong-row": "it was given states of another row",
-    "stale": "it was given states of an earlier call",
-    "wrong-column": "it was given states of another column of the verified block",
-    "token-shift": "states were paired with another token than the one behind them",
-}
+from eqcheck.kinds import HEAD_LOSSES
 
 
 def all_losses(run: Run) -> Counter[str]:
@@ -37,14 +28,14 @@ def head_warnings(losses: Counter[str]) -> list[str]:
     for prefix in ("", "hit "):
         counts[f"{prefix}{doubtful}"] += counts.pop(f"{prefix}wrong-row?", 0)
     found = []
-    for name in sorted(_SEEN, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
+    for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
         hits, lost = counts[f"hit {name}"], counts[name]
         if hits > 1 and hits * 100 >= counts["rounds"]:
             found.append(
                 f"draft/{name}{'' if name == 'token-shift' else '-hidden'}: {lost} of {counts['allowed']} draft tokens "
                 f"that could have been accepted were lost ({100 * lost / max(1, counts['allowed']):.0f} %, "
                 f"{lost / counts['rounds']:.2f} per round), in {hits} of {counts['rounds']} rounds of a head: "
-                f"{_SEEN[name]}. This costs speed, not output"
+                f"{HEAD_LOSSES[name]}. This costs speed, not output"
             )
     lost = counts["unnamed"] + (0 if found else counts["unclear"])
     if lost > 1 and lost * 100 >= counts["allowed"]:

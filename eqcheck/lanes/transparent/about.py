@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eqcheck.kinds import HEAD_LOSSES
 from eqcheck.lanes.sampling.about import COUNTERS as SAMPLED
 from eqcheck.sizes import BLOCKS
 
@@ -38,16 +39,7 @@ COUNTERS = {
     "off_spine": "an accepted node that is not the draft's first choice",
     **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
 }
-_HEADS = {
-    "torn": "the numbers that it was given are no hidden state of the target",
-    "wrong-layer": "it was given hidden states of another layer",
-    "own": "its own states stood where those of the target are due",
-    "wrong-row": "it was given hidden states of another row",
-    "wrong-row?": "it was given hidden states of another row, of an earlier call",
-    "stale": "it was given hidden states of an earlier call",
-    "wrong-column": "it was given hidden states of another column",
-    "token-shift": "states came with other tokens than those behind them",
-}
+_HEADS = HEAD_LOSSES | {"wrong-row?": "it was given states of another row, of an earlier call"}
 REACHED = {
     "rows": "rows of a batch",
     "prompt": "tokens of a prompt",
