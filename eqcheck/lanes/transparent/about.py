@@ -74,7 +74,8 @@ LOSSES = {  # the counts of `eqcheck.attribution.rounds` and `eqcheck.attributio
 }
 CLEAN_SHOWS = (
     "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "
-    "show: sampling by a decoder that does not declare it, numerical near-ties of low-precision kernels (arithmetic "
-    "here is exact), speed or acceptance, other families, longer rows or larger batches than were drawn, or code "
-    "paths of real models that the transparent target does not have."
+    "show: sampling by a decoder that does not declare it, near-ties in dtypes and kernels other than those that were "
+    "run (arithmetic on the transparent target is exact), speed or acceptance, other families, longer rows or larger "
+    "batches than were drawn, or code paths of real models that the transparent target, or a tiny real one, does not "
+    "have."
 )
