@@ -16,7 +16,7 @@ from eqcheck.errors import UsageError
 
 # These need an environment or a server of their own.
 ENGINES = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
-OWN = ["bsp", "dsd", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
+OWN = ["bsp", "dsd", "eagle", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
 SHIPPED = sorted([*OWN, *ENGINES])
 ONE = """
 import eqcheck
