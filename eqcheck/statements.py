@@ -46,6 +46,8 @@ STATEMENTS = {
     "behind-pad": "the emitted token is what the target answered in the column of a pad",
     "elsewhere": "the emitted token is the target's answer behind position {position}",
     "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
+    "counts-nodes": "it counts nodes, not depth: in call {call} the positions of batch row {batch_row} only "
+    "number the nodes of the tree",
     "other-node": "the target's answer there is in column {right_column} of batch row {batch_row} of call {call}; the "
     "emitted token is its answer in column {column}, at another node of the tree",
     "missing-node": "call {call} was not fed any node for position {position}; its answer in column {column} of batch "

@@ -243,3 +243,33 @@ def test_a_wrong_mask_within_a_tree_is_named_with_its_node() -> None:
     assert found.fingerprint == "mask/token-hidden"
     assert found.query is not None
     assert found.query.logical_position == 4
+
+
+def positions_told(engine: Any) -> Counter[Any]:
+    """What is said of wrong positions in drawn cases, beside the kind."""
+    decoder = replace(BUILDS["forked"], engine=engine).decoder("positions")
+    found = [judge(run(decoder.function, case)).explanation for case in drawn(25)]
+    named = [one for one in found if one is not None and one.fingerprint == "position/query-position"]
+    assert len(named) > 3
+    return Counter(one.facts.get("statement") for one in named)
+
+
+class ByIndex(Forked):
+    def depth(self, place: int) -> list[int]:
+        return list(range(len(self.trees[place]) + 1))
+
+
+class Shifted(Forked):
+    """All nodes but the root are one position too far."""
+
+    def depth(self, place: int) -> list[int]:
+        return [depth + (depth > 0) for depth in super().depth(place)]
+
+
+def test_positions_that_count_nodes_are_said_to_and_no_others() -> None:
+    assert set(positions_told(ByIndex)) == {"counts-nodes"}
+    assert set(positions_told(Shifted)) == {None}
+    fork = replace(CASE, prompts=CASE.prompts[:1], tree=CASE.tree[:1], paths=CASE.paths[:1])
+    decoder = replace(BUILDS["forked"], engine=ByIndex).decoder("by-index")
+    found = judge(run(decoder.function, fork)).explanation
+    assert "counts nodes, not depth" in str(found)

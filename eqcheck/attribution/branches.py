@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from eqcheck.attribution.record import Label, Record, self_hidden
+from eqcheck.attribution.record import Label, Record, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, MODEL
+from eqcheck.statements import NOTHING, Statement, state
 from eqcheck.trace import TARGET, Call
 from eqcheck.verdict import Deviation
 
@@ -124,6 +125,23 @@ def _beside(call: Call, row: int, column: int) -> bool:
     sees, alone = seen_in_block(call, row, set(range(column + 1)))
     real = {at for at in range(column) if not hidden[at] and not alone[at]}
     return not hidden[column] and any(sees[at] & sees[column] for at in real - sees[column])
+
+
+def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
+    """That a query carries its place in the block instead of its depth, where all nodes of its tree do so.
+
+    In a chain the two are one. What is right may be more than the logical position, by the same number for all.
+    """
+    call, row = record.calls[write[0]], write[1]
+    labels = [(column, record.of.get((call.number, row, column))) for column in range(call.tokens.shape[1])]
+    nodes = [(column, one.position) for column, one in labels if one and one.what in ("token", "draft")]
+    if deviation.kind != "query-position" or not nodes:
+        return NOTHING
+    (first, at), carried = nodes[0], call.positions[row].tolist()
+    right = at + (deviation.expected or 0) - record.of[write].position
+    numbered = all(carried[column] == right + column - first for column, _ in nodes)
+    branches = any(position - at != column - first for column, position in nodes)
+    return state("counts-nodes", call=call.number, batch_row=row) if numbered and branches else NOTHING
 
 
 def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:

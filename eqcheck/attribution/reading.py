@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import diagnose
+from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.context import FED_WITH, Context, displaced, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
@@ -239,6 +240,7 @@ class Reader:
             root.kind,
             verdict,
             index,
+            said_of(root, write, self.labels),
             round=self.labels.round_of(verdict.row, write[0]),
             query=self._query(write),
             deviations=same_query,
