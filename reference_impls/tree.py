@@ -188,16 +188,28 @@ class Tree(Bounded):
     def _verify(self, rows: Sequence[Row], trees: Sequence[Growing]) -> list[list[int]]:
         """What the target answers at the root and the nodes of each row, by column."""
         unfed, width = rows[0].unfed, 1 + max(len(tree.nodes) for tree in trees)
-        shapes = [behind_chain(tuple(tree.nodes), unfed) for tree in trees]
-        ids = [
-            row.tokens[-1 - unfed :] + tree.tokens + row.tokens[-1:] * (width - 1 - len(tree.nodes))
-            for row, tree in zip(rows, trees, strict=True)
-        ]
-        starts = [row.cached - unfed for row in rows]
-        shown = sights(shapes, starts, [0] * len(rows), unfed + width, self.pool.target)
-        logits = self.pool.target.feed(torch.tensor(ids, device=self.target.device), starts, 0, width, shown)
+        ids, starts, shown = laid_out(rows, trees, unfed, self.pool.target)
+        logits = self.pool.target.feed(ids, starts, 0, width, shown)
         answers: list[list[int]] = logits.argmax(-1).tolist()
         return answers
+
+
+def laid_out(
+    rows: Sequence[Row], trees: Sequence[Growing], unfed: int, model: RowModel
+) -> tuple[torch.Tensor, list[int], tuple[torch.Tensor, torch.Tensor]]:
+    """What a target is fed to verify the rows' trees: ids, the slots they begin at, and what is shown of the rest.
+
+    Before a row's root go the ``unfed`` tokens that the target has not been fed.
+    """
+    width = 1 + max(len(tree.nodes) for tree in trees)
+    ids = [
+        row.tokens[-1 - unfed :] + tree.tokens + row.tokens[-1:] * (width - 1 - len(tree.nodes))
+        for row, tree in zip(rows, trees, strict=True)
+    ]
+    starts = [row.cached - unfed for row in rows]
+    shapes = [behind_chain(tuple(tree.nodes), unfed) for tree in trees]
+    shown = sights(shapes, starts, [0] * len(rows), unfed + width, model)
+    return torch.tensor(ids, device=model.device), starts, shown
 
 
 def feed_newest(draft: RowModel, rows: Sequence[Row]) -> torch.Tensor:

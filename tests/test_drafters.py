@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import pair
+from eqcheck import Oracle, pair
 from eqcheck.errors import Unsupported
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 trained = importlib.import_module("eqcheck.reference_impls.drafters.trained")
 training = importlib.import_module("eqcheck.reference_impls.drafters.train")
+trees = importlib.import_module("eqcheck.reference_impls.drafters.trees")
+measure = importlib.import_module("eqcheck.reference_impls.drafters.measure")
 NAMES = ("medusa", "clover")
 TEXTS = (
     "import os\nimport sys\n\n\ndef main(",
@@ -112,8 +115,8 @@ def test_a_head_of_another_target_is_refused(target: Any) -> None:
 
 def test_acceptance_by_place() -> None:
     # Ten rounds: of four the first is rejected, of the six others one is accepted whole.
-    assert training.by_place(Counter({0: 4, 1: 2, 2: 2, 3: 1, 4: 1})) == [0.6, 0.6667, 0.5, 0.5]
-    assert training.by_place(Counter()) == [0.0] * trained.HEADS
+    assert measure.by_place(Counter({0: 4, 1: 2, 2: 2, 3: 1, 4: 1})) == [0.6, 0.6667, 0.5, 0.5]
+    assert measure.by_place(Counter()) == [0.0] * trained.HEADS
 
 
 def test_weights_are_written_and_found_again(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,3 +147,106 @@ def test_training_makes_them_better(target: Any) -> None:
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < 0.9 * losses[0], name
+
+
+def in_trees(head: Any, target: Any, nodes: int = 6) -> tuple[list[list[int]], Any]:
+    engine = trees.TreeHeads(target, head, num_draft_tokens=trained.HEADS, nodes=nodes, batch_size=3)
+    return engine.generate([pair.encode(text) for text in TEXTS], max_new_tokens=16), engine.stats
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The accepted nodes of each row and round, as they are found."""
+    found: list[list[int]] = []
+    right = trees.Growing.accepted
+
+    def accepted(self: Any, answers: list[int]) -> list[int]:
+        found.append(right(self, answers))
+        return found[-1]
+
+    monkeypatch.setattr(trees.Growing, "accepted", accepted)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_trees_are_those_of_the_target(name: str, target: Any, paths: list[list[int]]) -> None:
+    rows, stats = in_trees(trained.load(name, target), target)
+    assert rows == [alone(target, pair.encode(text), 16) for text in TEXTS]
+    assert 0 < stats.accepted < stats.drafted
+    assert any(path != list(range(1, len(path) + 1)) for path in paths), "no path has to be moved: the check is weak"
+
+
+def test_a_path_that_is_not_moved_is_seen(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "compact", lambda *_: None)
+    rows, _ = in_trees(trained.load("clover", target), target)
+    assert rows != [alone(target, pair.encode(text), 16) for text in TEXTS]
+
+
+def test_a_node_goes_on_from_its_own_state(target: Any) -> None:
+    """Where all nodes of a level have one, what they propose is what the head proposes behind each of them alone."""
+    head = trained.load("clover", target)
+    ids = torch.tensor([pair.encode(TEXTS[0])])
+    with torch.no_grad():
+        state = head.accepted(states_of(target, ids), use_cache=False).last_hidden_state[:, -1]
+        tokens = torch.tensor([[7, 9, 11]])
+        first, states = head.step(state[:, None].expand(-1, 3, -1), tokens, 0)
+        for column in range(3):
+            alone_first, alone_state = head.step(state, tokens[:, column], 0)
+            assert torch.allclose(first[:, column], alone_first)
+            assert torch.allclose(states[:, column], alone_state)
+    assert not torch.allclose(first[:, 0], first[:, 1])
+
+
+def test_trees_accept_more_than_chains_of_as_many_tokens(target: Any) -> None:
+    head = trained.load("clover", target)
+    chain = heads.Heads(target, head, num_draft_tokens=4, batch_size=3)
+    prompts = [pair.encode(text) for text in TEXTS]
+    chain.generate(prompts, max_new_tokens=16)
+    assert in_trees(head, target, nodes=12)[1].accepted > chain.stats.accepted
+
+
+def test_a_head_with_a_cache_of_pairs_has_no_trees(target: Any) -> None:
+    with pytest.raises(Unsupported, match="for which there are trees, got pairs"):
+        trees.TreeHeads(target, own("medusa", target), shape="pairs")
+    with pytest.raises(Unsupported, match="nodes: expected an integer of at least 1"):
+        trees.TreeHeads(target, own("medusa", target), nodes=0)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    data: dict[str, Any] = measure.measure(prompts=4, new=16, batch=4)
+    return data
+
+
+def test_what_is_measured_is_right_and_said(found: dict[str, Any], tmp_path: Path) -> None:
+    assert [(run["drafter"], run["tree"], run["columns"]) for run in found["runs"]] == [
+        (name, tree, columns) for name in ("draft", *NAMES) for tree, columns in ((False, 4), (True, 4), (True, 8))
+    ]
+    assert all(run["rows_right"] == run["rows"] == 4 for run in found["runs"])
+    measure.write(found, tmp_path)
+    assert (tmp_path / "heads.md").read_text().count("4 of 4") == len(found["runs"])
+
+
+def test_a_wrong_row_is_counted(target: Any) -> None:
+    class Wrong(heads.Heads):  # type: ignore[misc, name-defined]
+        def feed(self, *given: Any) -> Any:
+            answers, hidden = super().feed(*given)
+            return answers.clamp(max=60), hidden
+
+    engine = Wrong(target, own("medusa", target), num_draft_tokens=2)
+    prompts = [pair.encode(text) for text in TEXTS]
+    assert measure.measured("medusa", engine, prompts, 16, Oracle(target))["rows_right"] < len(TEXTS)
+
+
+def test_the_committed_page_is_that_of_the_committed_data() -> None:
+    folder = Path(__file__).parents[1] / "reports" / "bench"
+    assert measure.page(json.loads((folder / "heads.json").read_text())) == (folder / "heads.md").read_text()
+
+
+def test_shipped_weights_are_of_the_shape_that_is_trained(target: Any) -> None:
+    made = json.loads((trained.HERE / "training.json").read_text())
+    assert (made["seed"], made["steps"], made["rows"]) == (training.SEED, training.STEPS, training.ROWS)
+    for name in NAMES:
+        size = sum(parameter.numel() for parameter in trained.load(name, target).parameters())
+        assert made["parameters"][name] == size

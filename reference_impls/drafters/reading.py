@@ -59,6 +59,13 @@ class Drafter:
         """``k`` draft tokens for each row, ``[rows, k]``."""
         raise NotImplementedError
 
+    def step(self, states: torch.Tensor, tokens: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits ``[..., vocab]`` behind ``tokens``, the ``place``-th of a round from 0, and the next states.
+
+        ``states`` ``[..., size]`` are the newest of a row, or those of the step before.
+        """
+        raise NotImplementedError
+
     def _note(self, states: torch.Tensor, counts: Sequence[int], first: int) -> None:
         """Remember each row's last valid state; of a row without any, what was known."""
         for i, count in enumerate(counts):
@@ -82,6 +89,9 @@ class Column(Drafter):
     def propose(self, rows: Sequence[Row], k: int) -> torch.Tensor:
         logits: torch.Tensor = self.head.column(torch.stack(self.newest), k)
         return logits.argmax(-1)
+
+    def step(self, states: torch.Tensor, tokens: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head.column(states, place + 1)[..., place, :], states
 
 
 class Attending(Drafter):
@@ -120,9 +130,13 @@ class Accepted(Attending):
         states = torch.stack(self.newest)
         drafts = [torch.tensor([row.tokens[-1] for row in rows], device=states.device)]
         for place in range(k):
-            logits, states = self.head.step(states, drafts[-1], place)
+            logits, states = self.step(states, drafts[-1], place)
             drafts.append(logits.argmax(-1))
         return torch.stack(drafts[1:], dim=1)
+
+    def step(self, states: torch.Tensor, tokens: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found: tuple[torch.Tensor, torch.Tensor] = self.head.step(states, tokens, place)
+        return found
 
 
 class Pairs(Attending):

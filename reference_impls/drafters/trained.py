@@ -5,7 +5,8 @@ Both read the target's last hidden state, behind its final normalisation, which 
 `Medusa` (arXiv 2401.10774): one residual block a head, all heads at once, none knows what the others propose.
 
 `Clover` (arXiv 2405.00263) has three parts more. The *augmenting block* is a layer of a transformer with a cache of
-its own, which looks once more at the states of all accepted tokens. The *attention decoder* joins the state with the
+its own, which looks once more at the states of all accepted tokens; it has attention and no MLP here, which the paper
+finds to matter least. The *attention decoder* joins the state with the
 token before, by which a step knows what was proposed (*regressive connection*). With one key there is nothing for a
 softmax to choose from, so the similarity of query and key is a gate on the value.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn import Linear, Module, ModuleList
+from torch.nn import Identity, Linear, Module, ModuleList
 from torch.nn.functional import cosine_similarity, normalize, silu
 from transformers import LlamaConfig, LlamaModel
 
@@ -64,14 +65,23 @@ class Medusa(Module):
         return self.column(hidden, HEADS)
 
 
+class Nothing(Module):
+    """In place of an MLP."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(states)
+
+
 class Block(Module):
-    """One layer of a Llama over states in place of embeddings, with the interface of a causal LM of one layer."""
+    """The attention of a Llama's layer over states in place of embeddings, with the interface of a causal LM."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         shape = {**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None, "layer_types": None}
         self.model = LlamaModel(LlamaConfig(**shape))
         self.config = self.model.config
+        (layer,) = self.model.layers
+        layer.mlp, layer.post_attention_layernorm = Nothing(), Identity()
 
     @property
     def device(self) -> torch.device:
@@ -127,11 +137,15 @@ class Clover(Module):
         return torch.stack(found, dim=-2)
 
 
-def untrained(target: Any) -> Mapping[str, Any]:
-    """Heads for a Llama as they are before training; Clover's block begins as a copy of the target's last layer."""
+def untrained(target: Any, seed: int = 0) -> Mapping[str, Any]:
+    """Heads for a Llama as they are before training; Clover's block begins as a copy of the target's last one."""
     embedding = target.get_output_embeddings().weight.detach().clone()
-    clover = Clover(embedding, target.config)
-    clover.accepted.model.layers[0].load_state_dict(target.model.layers[-1].state_dict())
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        clover = Clover(embedding, target.config)
+    last = target.model.layers[-1].state_dict()
+    layer = clover.accepted.model.layers[0]
+    layer.load_state_dict({name: last[name] for name in layer.state_dict()})
     return {"medusa": Medusa(embedding).to(target.dtype), "clover": clover.to(target.dtype)}
 
 
