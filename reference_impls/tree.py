@@ -10,7 +10,10 @@ next round. The draft grows its trees level by level in the same way.
 Rows differ in the shape of their trees. ``shapes`` names a row's tree for a round; where it names none, the draft makes
 one: it expands the likeliest nodes of each level and keeps the ``num_draft_tokens`` likeliest of all, as EAGLE-2 does
 (https://arxiv.org/abs/2406.16858). Where trees differ in size, the smaller ones are filled up with columns that see
-themselves alone and that nothing sees. Rows are greedy.
+themselves alone and that nothing sees.
+
+Rows are greedy or sampled. Of a sampled row the nodes are candidates that are drawn, in trees whose shape is fixed
+before (`serving.recursive`).
 
     >>> from eqcheck.hashlm import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
@@ -28,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,7 +40,8 @@ import eqcheck
 from eqcheck.errors import UsageError
 from eqcheck.trees import Nodes, cut, depths, of_round, wrong_with
 
-from .serving import Bounded, Row, RowModel, decode
+from .serving import SAMPLING, Bounded, Prompt, PromptError, Row, RowModel, decode
+from .serving.recursive import Draws, paired
 
 Shapes = Callable[[Any, int], Nodes]  # the tree of a prompt's (by id) round, from 0; () where the draft makes it
 BRANCHES = 3  # choices of the draft behind a node, where it makes the tree
@@ -48,12 +52,14 @@ class Growing:
     """A row's tree while it is drafted. ``nodes`` are those so far, the root not among them, with their ``tokens``.
 
     ``shape`` names the nodes; without it there are at most ``most``, down to ``depth``. ``scores`` are the draft's log
-    probabilities of the paths; ``fed`` has the column among those that the draft was fed, root first.
+    probabilities of the paths; ``fed`` has the column among those that the draft was fed, root first. In a sampled row
+    ``draws`` has what is drawn.
     """
 
     shape: Nodes
     most: int
     depth: int
+    draws: Draws | None = None
     nodes: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=lambda: [0.0])
@@ -82,6 +88,13 @@ class Growing:
             self.tokens.append(token)
             self.scores.append(self.scores[parent] + score)
 
+    def drawn_behind(self, parent: int, logits: torch.Tensor) -> None:
+        """Take candidates that are drawn of the draft's logits behind a node, those of equal ranks once."""
+        assert self.draws is not None
+        ranks = list(dict.fromkeys(rank for above, rank in self.shape if above == parent))
+        tokens = dict(zip(ranks, self.draws.candidates(parent, logits, len(ranks)), strict=True))
+        self.behind(parent, [tokens.get(rank, 0) for rank in range(max(ranks) + 1)], ())
+
     def done(self) -> None:
         """Keep the likeliest nodes where there are too many; a parent is no less likely than what is behind it."""
         if self.shape or len(self.nodes) <= self.most:
@@ -95,25 +108,40 @@ class Growing:
 
     def accepted(self, answers: Sequence[int]) -> list[int]:
         """The nodes along which the target's answers lead, by column: the root's first."""
+        return self.led(answers)[0]
+
+    def led(self, answers: Sequence[int], logits: torch.Tensor | None = None) -> tuple[list[int], int]:
+        """As `accepted`, and the answer behind the last of them; where it is drawn, of the target's ``logits``."""
         at, path = 0, list[int]()
         while True:
-            nodes = zip(self.nodes, self.tokens, strict=True)
-            right = (n for n, ((parent, _), token) in enumerate(nodes, 1) if parent == at and token == answers[at])
-            at = next(right, 0)
-            if not at:
-                return path
+            children = [number for number, (parent, _) in enumerate(self.nodes, start=1) if parent == at]
+            tokens = [self.tokens[number - 1] for number in children]
+            behind = dict(zip(reversed(tokens), reversed(children), strict=True))  # of equal ones the first
+            answer = answers[at]
+            if self.draws is not None and logits is not None:
+                answer = self.draws.answer(at, logits[at], list(dict.fromkeys(tokens)))
+            if answer not in behind:
+                return path, answer
+            at = behind[answer]
             path.append(at)
 
 
 class Tree(Bounded):
-    """A tree of draft tokens for each row; see the module.
+    """A tree of draft tokens for each row; see the module. ``draws`` draws for the rows that are sampled.
 
     Raises `UsageError` for a shape that is no tree of at most ``num_draft_tokens`` nodes.
     """
 
+    draws: ClassVar[type[Draws]] = Draws
+
     def __init__(self, target: Any, draft: Any, *, shapes: Shapes = lambda row, number: (), **settings: Any) -> None:
         super().__init__(target, draft, **settings)
         self.shapes = shapes
+
+    def _check(self, prompt: Prompt) -> None:
+        super()._check(prompt)
+        if self.noise != "row" and prompt.sampling is not None and prompt.sampling.temperature:
+            raise PromptError(f"noise: expected 'row' for rows that are sampled with trees, got {self.noise!r}")
 
     def begin(self) -> None:
         super().begin()
@@ -125,11 +153,13 @@ class Tree(Bounded):
         rows = self.let_in()
         trees = [self._begun(row) for row in rows]
         self._grow(rows, trees)
-        answers = self._verify(rows, trees)
-        paths = [tree.accepted(row) for tree, row in zip(trees, answers, strict=True)]
+        logits = self._verify(rows, trees)
+        answers: list[list[int]] = logits.argmax(-1).tolist()
+        led = [tree.led(*of_row) for tree, *of_row in zip(trees, answers, logits, strict=True)]
+        paths = [path for path, _ in led]
         lengths = [len(row.tokens) for row in rows]
-        for row, tree, path, answer in zip(rows, trees, paths, answers, strict=True):
-            committed = row.commit([*(tree.tokens[node - 1] for node in path), answer[path[-1] if path else 0]])
+        for row, tree, (path, last) in zip(rows, trees, led, strict=True):
+            committed = row.commit([*(tree.tokens[node - 1] for node in path), last])
             # Where nothing was drafted the draft was fed nothing.
             unseen = sum(node not in tree.fed for node in path)
             row.behind, row.unfed = unseen if any(one.nodes for one in trees) else row.behind + committed, 0
@@ -148,8 +178,10 @@ class Tree(Bounded):
             raise UsageError(f"shapes({row.prompt.id}, {number}): {wrong}")
         # Where memory is narrow a tree has fewer nodes: the first of them are a tree, too.
         most = min(self.num_draft_tokens, (self.pool.draft_tokens() + 1) // (BRANCHES + 1) - 1)
+        draws = self.draws(row) if row.options.temperature else None
+        shape = shape or (paired(most) if draws else ())
         shape, room = (shape[:most], room) if most > 0 else ((), 0)
-        return Growing(cut(shape, room), 0 if shape else min(room, 1) * most, room)
+        return Growing(cut(shape, room), 0 if shape else min(room, 1) * most, room, draws)
 
     def _grow(self, rows: Sequence[Row], trees: Sequence[Growing]) -> None:
         """Draft the trees of all rows: first what the draft has not seen of the rows, then level by level."""
@@ -178,20 +210,22 @@ class Tree(Bounded):
                 logits = draft.feed(torch.tensor(ids, device=device), at, shown=shown)
             most = 1 + max([rank for tree in trees for _, rank in tree.shape] + [BRANCHES - 1])
             likely, best = logits.log_softmax(-1).topk(min(most, logits.shape[-1]), dim=-1)
-            for tree, level, choices, scores in zip(trees, levels, best.tolist(), likely.tolist(), strict=True):
+            found = zip(trees, levels, logits, best.tolist(), likely.tolist(), strict=True)
+            for tree, level, of_row, choices, scores in found:
                 for column, node in enumerate(level):
-                    tree.behind(node, choices[column], scores[column])
+                    if tree.draws is None:
+                        tree.behind(node, choices[column], scores[column])
+                    else:
+                        tree.drawn_behind(node, of_row[column])
             depth += 1
         for tree in trees:
             tree.done()
 
-    def _verify(self, rows: Sequence[Row], trees: Sequence[Growing]) -> list[list[int]]:
-        """What the target answers at the root and the nodes of each row, by column."""
+    def _verify(self, rows: Sequence[Row], trees: Sequence[Growing]) -> torch.Tensor:
+        """The target's logits ``[rows, nodes + 1, vocab]`` at the root and the nodes of each row."""
         unfed, width = rows[0].unfed, 1 + max(len(tree.nodes) for tree in trees)
         ids, starts, shown = laid_out(rows, trees, unfed, self.pool.target)
-        logits = self.pool.target.feed(ids, starts, 0, width, shown)
-        answers: list[list[int]] = logits.argmax(-1).tolist()
-        return answers
+        return self.pool.target.feed(ids, starts, 0, width, shown)
 
 
 def laid_out(
@@ -287,6 +321,8 @@ def compact(model: RowModel, paths: Sequence[Sequence[int]], roots: Sequence[int
     cache_states=("empty", "pads-huge", "pads-nan", "wrapped", "chunked", "late-rows", "tree"),
     origin="trees of draft tokens with a 4-D mask, and their paths moved in the cache: see the module's docstring",
     engine=Tree,
+    capabilities=SAMPLING,
+    seeds="mates",
 )
 def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
     """New tokens of each row, two rows at a time, so that rows join and leave."""

@@ -1,0 +1,119 @@
+"""Sampled rows of trees: of exactly the target's law, whatever the trees; and each step of it can be wrong."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PROMPT, TARGET, excess, greedy, serving
+from test_sampling_lane import audited
+
+import eqcheck
+from eqcheck.contract import RowOptions
+from eqcheck.trees import Nodes
+
+Tree: Any = importlib.import_module("eqcheck.reference_impls.tree").Tree
+recursive: Any = importlib.import_module("eqcheck.reference_impls.serving.recursive")
+WIDE = ((0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (1, 0))  # three candidates, and none behind the last
+ODD = ((0, 3), (0, 1), (0, 1), (3, 0))  # unused ranks, and equal nodes
+ALL = tuple((0, rank) for rank in range(FEW))  # more candidates than rows with cuts have tokens
+
+
+def worst(shape: Nodes = (), k: int = 4, draft: Any = DRAFT, engine: Any = Tree, rows: int = 500) -> float:
+    """The greatest excess of any kind of row, where rows of all kinds and greedy ones are decoded together."""
+    torch.manual_seed(11)
+    decoder = engine(
+        TARGET, draft, num_draft_tokens=max(k, len(shape)), batch_size=500, shapes=lambda row, number: shape
+    )
+    asked = [serving.Prompt(PROMPT, NEW, sampling=kind) for _ in range(rows) for kind in (*KINDS, GREEDY)]
+    outputs = [tuple(row) for row in decoder.generate(asked)]
+    assert 0.05 < decoder.stats.acceptance < 0.95, "all draft tokens were one way: the check would be weak"
+    assert set(outputs[len(KINDS) :: len(KINDS) + 1]) == {greedy(PROMPT)}
+    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(LAWS))
+
+
+@pytest.mark.parametrize("shape", [(), WIDE, ODD, ALL], ids=["own", "wide", "odd", "all"])
+def test_rows_are_of_their_laws_whatever_the_trees(shape: Nodes) -> None:
+    assert worst(shape) < 0
+
+
+def test_rows_are_of_their_laws_with_a_near_draft() -> None:
+    assert worst(k=3, draft=NEAR) < 0
+
+
+class SameLaw(recursive.Draws):  # type: ignore[misc]
+    """The target's law stays as it is between siblings, and only the last token is drawn from what is left."""
+
+    def answer(self, node: int, logits: torch.Tensor, candidates: Any) -> int:
+        p: torch.Tensor = self.law(logits)
+        q = self.q.get(node)
+        for token in candidates if q is not None else ():
+            if float(self.uniform()) * float(q[token]) < float(p[token]):
+                return int(token)
+        token = int(self.draw(p if q is None else self.left(p, q)))
+        return token if token < len(p) else int(self.draw(p))
+
+
+class OldDraft(recursive.Draws):  # type: ignore[misc]
+    """Candidates are judged by the draft's first law, as if drawn with replacement; they are drawn without."""
+
+    def answer(self, node: int, logits: torch.Tensor, candidates: Any) -> int:
+        self.without = lambda q, token: q
+        return int(super().answer(node, logits, candidates))
+
+
+class ByLikelihood(recursive.Draws):  # type: ignore[misc]
+    """The likeliest candidates in the place of drawn ones."""
+
+    def candidates(self, node: int, logits: torch.Tensor, count: int) -> list[int]:
+        super().candidates(node, logits, count)
+        return list(logits.topk(count).indices.tolist())
+
+
+FAULTS = (SameLaw, OldDraft, ByLikelihood)
+
+
+def planted(fault: Any) -> Any:
+    return type("Planted", (Tree,), {"draws": fault})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_drawn_wrongly_is_seen(fault: Any) -> None:
+    assert worst(((0, 0), (0, 1), (0, 2)), engine=planted(fault), rows=1200 if fault is OldDraft else 500) > 0
+
+
+def test_a_row_with_a_seed_does_not_depend_on_its_mates() -> None:
+    options = RowOptions(8, temperature=2.0, seed=5)
+
+    def first(mates: int) -> list[int]:
+        engine = Tree(TARGET, DRAFT, num_draft_tokens=4)
+        others = [serving.Prompt((1, 3, 2)[: n % 3 + 1], 8, sampling=KINDS[n % 4]) for n in range(mates)]
+        rows: list[list[int]] = engine.generate([serving.Prompt(PROMPT, 8, sampling=options), *others])
+        return rows[0]
+
+    assert first(0) == first(1) == first(5)
+
+
+def test_noise_by_position_is_refused() -> None:
+    engine = Tree(TARGET, DRAFT, noise="position")
+    with pytest.raises(serving.PromptError, match="expected 'row'"):
+        engine.generate([serving.Prompt(PROMPT, 4, sampling=KINDS[0])])
+
+
+def decoder_of(engine: Any) -> Any:
+    def generate(target: Any, draft: Any, request: Any) -> list[list[int]]:
+        rows: list[list[int]] = serving.decode(engine, target, draft, request, batch_size=2)
+        return rows
+
+    return eqcheck.decoder(name=engine.__name__, capabilities=serving.SAMPLING, seeds="mates")(generate)
+
+
+def test_an_audit_passes_what_is_right_and_sees_what_is_not() -> None:
+    right = audited(decoder_of(Tree), 40)
+    assert right.evidence is not None
+    assert (right.findings, right.evidence.verdict) == ([], "equivalent")
+    assert right.evidence.greatest < 100
+    wrong = audited(decoder_of(planted(SameLaw)), 80)
+    assert {one.explanation.component for one in wrong.violations} == {"sampling"}
