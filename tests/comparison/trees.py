@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ tree, ragged, rounds, serving = (
     import_module(f"eqcheck.reference_impls.{name}") for name in ("tree", "ragged", "serving.rounds", "serving")
 )
 ROWS, NEW, RUNS = 8, 64, 8  # the first run warms up
-seconds: Counter[str] = Counter()
+seconds: defaultdict[str, float] = defaultdict(float)
 
 
 def timed(home: Any, function: str, name: str) -> None:
