@@ -129,12 +129,12 @@ Mechanism = tuple[str, frozenset[tuple[str, str]], object]
 def mechanism(explanation: Explanation) -> Mechanism:
     """What stays the same about a cause when ids are renamed: what is wrong, and where a wrong token comes from.
 
-    The row, the round and the query are not part of it. With other ids drafts are accepted in other places, and then
-    the same fault shows elsewhere first.
+    The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
+    ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
     wrong = frozenset((deviation.kind, _unnumbered(deviation.origin)) for deviation in explanation.deviations)
-    source = explanation.facts.get("statement") if explanation.kind == "wrong-correction" else None
-    return explanation.fingerprint, wrong, source
+    source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
+    return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
 
 def alike(one: Mechanism, other: Mechanism) -> bool:
