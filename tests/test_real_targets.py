@@ -103,6 +103,19 @@ def test_recurrent_states_are_read_by_what_they_have_taken_in(build: str, fault:
     assert planted or not any(one.luck[0] for one in found)
 
 
+@pytest.mark.skipif("mamba2" not in THERE, reason="transformers 4 keeps the states elsewhere, and is refused")
+def test_layers_of_a_recurrent_model_that_are_called_by_themselves_are_not_read() -> None:
+    def generate(target: Any, draft: Any, request: Any) -> list[list[int]]:
+        states = target.get_input_embeddings()(torch.tensor([request.prompts[0]]))
+        for layer in target.base_model.layers:
+            states = layer(states)
+        logits = target.lm_head(target.base_model.norm_f(states))
+        return [[int(logits[0, -1].argmax())]]
+
+    done = run(generate, Case(prompts=((5, 7, 9),), max_new_tokens=1, family="recurrent@mamba2"))
+    assert "called by themselves" in done.declined
+
+
 class Rounding(DynamicCache):  # type: ignore[misc]
     """Keeps what is old in 8 bits."""
 

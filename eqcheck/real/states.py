@@ -49,6 +49,11 @@ class StateShadow(Shadow):
     def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
         """There is no attention."""
 
+    def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if self.open is not None and self.open.loose and self.open.watched is watched:
+            raise NotRead("the layers were called by themselves, and states are read when the whole model is called")
+        return super().asked(watched, states, logits)
+
     def _close(self, now: Opened, states: torch.Tensor, cache: Any) -> None:
         if now.tokens.size == 0:
             return
