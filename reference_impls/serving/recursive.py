@@ -77,9 +77,8 @@ class Draws:
                 return token
             p, q = self.left(p, q), self.without(q, token)
         token = self.draw(p)
-        return (
-            token if token < len(p) else self.draw(whole)
-        )  # nothing is left, by rounding only: then p and q are equal
+        # Nothing is left by rounding only: then p and q are equal.
+        return token if token < len(p) else self.draw(whole)
 
     def draw(self, weights: torch.Tensor) -> int:
         """One token of weights ``[vocab]``; as many as there are, which is no token, where all are zero."""
