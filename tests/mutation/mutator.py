@@ -104,9 +104,9 @@ class Mutant:
 
 def files() -> list[str]:
     """The files that are mutated, below `FOLDER`."""
-    return [f"{name}.py" for name in ENGINES] + sorted(
-        f"serving/{path.name}" for path in (FOLDER / "serving").glob("*.py") if path.name != "__init__.py"
-    )
+    others = ("__init__.py", "recursive.py")  # the second is of trees alone
+    serving = sorted(path.name for path in (FOLDER / "serving").glob("*.py") if path.name not in others)
+    return [f"{name}.py" for name in ENGINES] + [f"serving/{name}" for name in serving]
 
 
 def engines_of(file: str) -> tuple[str, ...]:
