@@ -28,9 +28,9 @@ def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
 ) -> None:
     monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     torch.set_num_threads(1)
-    found = audit(registry.load(name), Options(cases=4, python=sys.executable))
+    found = audit(registry.load(name), Options(cases=2, python=sys.executable))
     assert found.verdict == verdict
-    assert len(found.outcomes) == 4 * lanes
+    assert len(found.outcomes) == 2 * lanes
     assert not found.doubtful
     if found.findings:
         assert found.findings[0].explanation.component == "bookkeeping"
@@ -50,7 +50,7 @@ def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monk
     (tmp_path / "quick.py").write_text(ENGINE.replace("if token == ", "if token == 1000 + "))
     rounds: list[int] = []
     monkeypatch.setattr(Campaign, "settle", lambda self: rounds.append(len(self.result.outcomes)))
-    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=8.0, python=sys.executable))
+    found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=5.0, python=sys.executable))
     assert len(set(rounds)) > 1
     assert rounds == sorted(rounds)
     assert rounds[-1] == len(found.outcomes)
@@ -140,7 +140,7 @@ def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path) -> Non
         return [[1] * row.max_new_tokens for row in request.rows]
 """
     (tmp_path / "raises.py").write_text(ENGINE.partition("        token =")[0] + body)
-    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=None, budget=12.0, python=sys.executable))
+    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=None, budget=6.0, python=sys.executable))
     failing = sum(outcome.status == "violation" for outcome in found.outcomes)
     crash = next(one for one in found.violations if one.fingerprint.startswith("crash/exception:KeyError"))
     assert failing > len(found.outcomes) / 3
@@ -161,12 +161,16 @@ def start(target, draft, request):
 
 def decode(model, request, observed=None):
     import torch
-    rows = []
-    for prompt, asked in zip(request.prompts, request.rows):
-        ids = list(prompt)
-        while len(ids) < len(prompt) + asked.max_new_tokens and not set(ids[len(prompt):]) & set(asked.eos_token_ids):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        rows.append(ids[len(prompt):])
+    texts, rows = [list(prompt) for prompt in request.prompts], [[] for _ in request.prompts]
+    for count in range(max(asked.max_new_tokens for asked in request.rows)):
+        width = max(map(len, texts))
+        ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+        with torch.no_grad():
+            best = model(ids).logits.argmax(-1)
+        for number, (text, row, asked) in enumerate(zip(texts, rows, request.rows)):
+            if count < asked.max_new_tokens and not set(row) & set(asked.eos_token_ids):
+                row.append(int(best[number, len(text) - 1]))
+                text.append(row[-1])
     return rows if request.drafting == "none" else [[*row[:-1], -1] for row in rows]
 
 @eqcheck.decoder(name="scripted", checkpoints=True, dtype="float64")

@@ -233,7 +233,7 @@ def test_no_process_outlives_its_audit(work: Path, ending: signal.Signals, jobs:
         try:
             end = time.monotonic() + 60
             while len(list(children_of(running.pid))) < 2 + int(jobs) and time.monotonic() < end:
-                time.sleep(0.1)
+                time.sleep(0.5)
             time.sleep(1.0)
             below = list(children_of(running.pid))
             assert len(below) >= 2
@@ -258,7 +258,7 @@ def test_replay_of_an_isolated_case_is_isolated(work: Path) -> None:
 
 
 def test_three_decoders_that_crash_hang_and_eat_memory_are_all_reported(work: Path) -> None:
-    words = ["--isolate", "--case-timeout", "1s", "--cases", "15"]
+    words = ["--isolate", "--case-timeout", "1s", "--cases", "8"]
     for name in ("exits", "deaf", "one_tensor"):
         words += ["--adapter", f"bad.py:{name}"]
     command = [sys.executable, "-m", "eqcheck.cli", "audit", *words]
