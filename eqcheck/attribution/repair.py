@@ -210,11 +210,12 @@ class Repairer:
     ) -> list[tuple[int | None, int | None]]:
         """What the decoder's mask would show if the cache held each token of the row once, and of no other row.
 
-        A mask that shows as many cached slots as the row has tokens would show exactly those.
+        A mask that shows as many cached slots as the row has tokens would show exactly those. So would a window that is
+        full: wrong entries have moved it.
         """
         cached = sum(held[slot][1][0] != call.number for slot in shown)
         fed = sum(held[slot][1][0] == call.number for slot in own.values())
-        if cached == len(positions) - fed:
+        if cached == len(positions) - fed or len(shown) == self.family.window:
             return [(own.get(position), position) for position in positions]
         kept: list[tuple[int | None, int | None]] = []
         for slot in shown:
