@@ -72,6 +72,12 @@ _RECORDS = (
     ),
     Kind(
         "mask",
+        "other-row-visible",
+        "where a row of a call holds several requests, another one's token is seen",
+        rank=_MASK,
+    ),
+    Kind(
+        "mask",
         "window",
         "the attention window is wrong",
         "{at} in {slot} is on the wrong side of the attention window",

@@ -10,6 +10,7 @@ import numpy as np
 
 from eqcheck.attribution.branches import as_wrong_path
 from eqcheck.attribution.labels import Labels
+from eqcheck.attribution.packed import not_kept_apart
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.attribution.torn import disagreement, emptied_slots, torn_slots
 from eqcheck.family import Family
@@ -121,6 +122,7 @@ def read(
     offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     misplaced, follow = _misplaced(query, right, offset, stored[request])
     deviations += misplaced
+    deviations = not_kept_apart(deviations, call, row, column, request, labels)
     if labels.branches:
         deviations = as_wrong_path(deviations, {entry.slot: entry.write[0] for entry in found}, request, labels)
     return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)), offset)

@@ -16,6 +16,7 @@ import numpy as np
 
 from eqcheck.attribution.alignment import align
 from eqcheck.attribution.branches import Block, grows_trees
+from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments
 from eqcheck.attribution.record import Label, Record, Sequences, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
@@ -60,10 +61,11 @@ class Labels(Record):
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
         places = [self._places.get(int(digest), []) for digest in call.digests[row]]
-        packed = self.packed or self._begins_anew(call, row)
-        segments = self._segments(call, row, places) if packed else []
-        if len(segments) > 1:
-            return {self._label_segment(call, row, columns, places) for columns in segments}
+        begun = beginnings(self, call, row)
+        packed = self.packed or begins_anew(self, call, row, begun)
+        cut = segments(self, call, row, places, begun) if packed else []
+        if len(cut) > 1:
+            return {self._label_segment(call, row, columns, places, begun.get(columns[0])) for columns in cut}
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = align(self, call, row, taken)
             if aligned is None:
@@ -94,56 +96,17 @@ class Labels(Record):
             begin = end
         return found
 
-    def _begins_anew(self, call: Call, row: int) -> bool:
-        """Whether a token that is no row's first by its column sees only itself, behind others that are no pads.
-
-        So it is where a call with fewer rows than there are requests feeds several in one row.
-        """
-        if len(call.tokens) >= len(self.requests) or self.branches:
-            return False
-        hidden = self_hidden(call, row)
-        return any(
-            not hidden[column - 1]
-            and int(call.tokens[row, column - 1]) != self.pad
-            and int(call.visible[row, column].sum()) == 1
-            for column in range(1, len(hidden))
-            if not hidden[column]
-        )
-
-    def _segments(self, call: Call, row: int, places: list[list[tuple[int, int]]]) -> list[range]:
-        """The columns of a row that holds several requests, cut where one ends and the next begins.
-
-        A column belongs to the request whose digest it has, else to the one most of whose entries it sees, and else,
-        where it sees none but those of its own call, to the segment that these belong to.
-        """
-        slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
-        owners: list[int] = []
-        segment: list[int] = []
-        for column in range(call.tokens.shape[1]):
-            seen = [slots[slot] for slot in np.flatnonzero(call.visible[row, column])]
-            votes = Counter(
-                self.of[write].request for write in seen if write in self.of and self.of[write].what == "token"
-            )
-            exact = [request for request, _ in places[column]]
-            own = [owners[at] for number, _, at in seen if number == call.number and at < column]
-            owner = max(exact, key=lambda r: votes[r]) if exact else max(votes, key=lambda r: votes[r], default=-1)
-            if not exact and not votes and own:
-                owner = own[-1]
-            alone = not own and column > 0
-            segment.append(segment[-1] + (alone or owner != owners[-1]) if segment else 0)
-            owners.append(owner)
-        edges = [column for column in range(len(segment)) if not column or segment[column] != segment[column - 1]]
-        return [range(a, b) for a, b in zip(edges, [*edges[1:], len(segment)], strict=True)]
-
-    def _label_segment(self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]]) -> int:
-        """Label the columns of one request in a row that holds several; the request."""
+    def _label_segment(
+        self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], begun: int | None
+    ) -> int:
+        """Label the columns of one request in a row that holds several: the request, ``begun`` if that is known."""
         exact = [(column, *place) for column in columns for place in places[column]]
-        if exact:
+        if begun is not None or exact:
             counts = Counter(request for _, request, _ in exact)
-            request = max(counts, key=lambda r: counts[r])
+            request = max(counts, key=lambda r: counts[r]) if begun is None else begun
             known = {column: position for column, r, position in exact if r == request}
-            first = min(known)
-            start = known[first] - first
+            first = min(known, default=columns[0])
+            start = known.get(first, int(call.positions[row, first])) - first
         else:
             slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
@@ -294,5 +257,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
     known = [Sequences(*row) for row in rows]
     most = inf if case.num_draft_tokens is None else case.num_draft_tokens
-    branches = bool(case.tree) or grows_trees(run)
+    branches = bool(case.tree) or (not packs(run) and grows_trees(run))
     return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)

@@ -102,6 +102,17 @@ RECORDS: dict[str, Explained] = {
         fix="Build the mask from parents: a node sees what its parent sees, and itself. Build it for each row, and "
         "again in each round where the tree differs.",
     ),
+    "mask/other-row-visible": Explained(
+        example="Prompts 5 6 and 7 8 9 lie behind one another in one row of the call, as 5 6 7 8 9 with the positions "
+        "0 1 0 1 2. The causal mask of one row is used. The query of id 7 then sees ids 5 and 6.",
+        causes=(
+            Cause("No mask keeps the requests apart: that of a causal row is used."),
+            Cause("The lengths that say where a request begins are off by one, or those of another call."),
+            Cause("A request has ended, and its entries stay visible in the cache that the others go on with."),
+        ),
+        fix="A query sees the entries of its own request up to itself. Build the mask, or the cumulative lengths, from "
+        "the tokens that this call feeds and from those that the cache kept.",
+    ),
     "mask/window": Explained(
         example="The attention window is 4 tokens. A block begins at position 1, and its last query stands at "
         "position 4. It should see positions 1 to 4. The window was computed for the first query of the block, so "

@@ -235,7 +235,7 @@ class FirstTokenHidden:
 
 
 @planted("", "packed", rows=2, no_edit="no edit shows a row the tokens of all others")
-@fault("M12-rows-not-kept-apart", "cache/wrong-row", EQSPEC)
+@fault("M12-rows-not-kept-apart", "mask/other-row-visible", EQSPEC)
 class RowsNotKeptApart(Packed):
     """Rows that lie behind one another see each other."""
 

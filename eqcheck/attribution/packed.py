@@ -1,0 +1,143 @@
+"""Rows of a call that hold several requests, as engines without padding have them: cut, and told apart by the mask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from eqcheck.attribution.record import Record, self_hidden
+from eqcheck.harness import Run
+from eqcheck.hashing import CALL, COLUMN, ROW
+from eqcheck.trace import TARGET, Call
+from eqcheck.verdict import Deviation
+
+Places = Sequence[Sequence[tuple[int, int]]]
+
+
+def packs(run: Run) -> bool:
+    """Whether a row of a target call feeds the whole prompts of two requests, each from position 0 on."""
+    prompts = run.case.prompts
+    for call in run.trace.made(TARGET) if len(prompts) > 1 else ():
+        for tokens, positions in zip(call.tokens.tolist(), call.positions.tolist(), strict=True):
+            starts = [column for column, position in enumerate(positions) if not position]
+            if len(starts) > 1 and sum(any(begins(tokens, c, prompt) for prompt in prompts) for c in starts) > 1:
+                return True
+    return False
+
+
+def begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
+    """Whether the text is fed from this column on.
+
+    >>> begins([3, 1, 4], 1, (1, 4)), begins([3, 1, 4], 2, (4, 1))
+    (True, False)
+    """
+    return tuple(tokens[column : column + len(text)]) == tuple(text)
+
+
+def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> bool:
+    """Whether a call with fewer rows than there are requests feeds several in one row.
+
+    So it is where several `beginnings` are prompts, and where a token that is no row's first by its column sees only
+    itself, behind others that are no pads.
+    """
+    if len(call.tokens) >= len(record.requests) or record.branches:
+        return False
+    if len(begun) > 1:
+        return True
+    hidden = self_hidden(call, row)
+    return any(
+        not hidden[column - 1]
+        and int(call.tokens[row, column - 1]) != record.pad
+        and int(call.visible[row, column].sum()) == 1
+        for column in range(1, len(hidden))
+        if not hidden[column]
+    )
+
+
+def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
+    """The columns in which a request begins by its text and its position, whatever the mask shows: their requests.
+
+    Before a row was seen to hold several, only whole prompts begin one.
+    """
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
+    several = record.packed or positions.count(0) > 1
+    if len(call.tokens) >= len(record.requests) or record.branches or not several:
+        return {}
+    held = [label for label in record.held(call, row) if label.what == "token"]
+    begun: dict[int, int] = {}
+    for column in breaks:
+        for number, request in enumerate(record.requests):
+            at, prompt = positions[column], len(request.prompt)
+            reached = {label.position for label in held if label.request == number}
+            if number in begun.values() or at != max(reached, default=-1) + 1 or (at and not record.packed):
+                continue
+            if any(begins(tokens, column, whole[at : max(prompt, at + 1)]) for whole in request.wholes):
+                begun[column] = number
+                break
+    return begun
+
+
+def segments(record: Record, call: Call, row: int, places: Places, begun: dict[int, int]) -> list[range]:
+    """The columns of a row that holds several requests, cut where one ends and the next begins.
+
+    A column belongs to the request whose digest it has, else to the one most of whose entries it sees, and else,
+    where it sees none but those of its own call, to the segment that these belong to. Where a request has begun by its
+    text, a column that goes on seeing it belongs to it, whatever else it sees.
+    """
+    slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+    owners: list[int] = []
+    edges: list[int] = []
+    for column in range(call.tokens.shape[1]):
+        seen = [slots[slot] for slot in np.flatnonzero(call.visible[row, column])]
+        votes = Counter(
+            record.of[write].request for write in seen if write in record.of and record.of[write].what == "token"
+        )
+        exact = [request for request, _ in places[column]]
+        own = [owners[at] for number, _, at in seen if number == call.number and at < column]
+        if column in begun:
+            owner = begun[column]
+        elif exact:
+            owner = max(exact, key=lambda r: (votes[r], r == owners[-1] if owners else False))
+        elif edges and edges[-1] in begun and owners[-1] in {*votes, *own}:
+            owner = owners[-1]
+        else:
+            owner = max(votes, key=lambda r: votes[r], default=own[-1] if own else -1)
+        if not owners or column in begun or not own or owner != owners[-1]:
+            edges.append(column)
+        owners.append(owner)
+    return [range(a, b) for a, b in zip(edges, [*edges[1:], len(owners)], strict=True)]
+
+
+def not_kept_apart(
+    deviations: list[Deviation], call: Call, row: int, column: int, request: int, record: Record
+) -> list[Deviation]:
+    """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
+
+    The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
+    other's tokens again.
+    """
+    kinds = {deviation.kind for deviation in deviations}
+    if not record.packed or kinds & {"missing-entry", "token-hidden", "torn-entry"}:
+        return deviations
+    slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+    held = [record.of.get(slot) for slot in slots]
+    seen = [held[slot] for slot in np.flatnonzero(call.visible[row, column])]
+    shared = {label.position for label in seen if label and label.request != request and record.same(label, request)}
+
+    def anothers(one: Deviation) -> bool:
+        label = None if one.slot is None else held[one.slot]
+        if one.slot is None or label is None or not _fed_several(record, *slots[one.slot][:2]):
+            return False
+        return one.kind == "wrong-row" or (one.kind == "duplicate-entry" and label.position in shared)
+
+    return [replace(d, component="mask", kind="other-row-visible") if anothers(d) else d for d in deviations]
+
+
+def _fed_several(record: Record, call: int, row: int) -> bool:
+    """Whether a row of a call fed tokens of several requests."""
+    columns = range(record.calls[call].tokens.shape[1])
+    return len({record.of[call, row, column].request for column in columns} - {-1}) > 1

@@ -1,0 +1,83 @@
+"""Rows of a call that hold several requests: what the mask lets in of others is the mask's, whatever the texts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.case import Case
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.contract import Decoder, decoder
+from eqcheck.harness import run
+from eqcheck.oracle import judge
+
+MASK, CACHE = "mask/other-row-visible", "cache/wrong-row"
+
+
+class CausalOfTheRow(Packed):
+    """The call's row is one causal text."""
+
+    def sees(self, i: int, at: int, row: int, position: int) -> bool:
+        return self.held.index((row, position)) <= self.held.index((i, at))
+
+
+class EdgeOffByOne(Packed):
+    """A request begins one column early: it sees the last token fed of the one before."""
+
+    def sees(self, i: int, at: int, row: int, position: int) -> bool:
+        last = self.held[self.held.index((i, self.lengths[i])) - 1]
+        return super().sees(i, at, row, position) or (i > 0 and (row, position) == last and row != i)
+
+
+class EndedRowsSeen(Packed):
+    """The tokens of requests that have ended stay in the cache, and in sight."""
+
+    def stays(self, i: int, position: int) -> bool:
+        return i not in self.active or super().stays(i, position)
+
+    def sees(self, i: int, at: int, row: int, position: int) -> bool:
+        return super().sees(i, at, row, position) or row not in self.active
+
+
+class EntriesExchanged(Packed):
+    """The first entries of the first and of the last request change places in the cache."""
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        super().after(going, lengths)
+        firsts = [slot for slot, (_, position) in enumerate(self.held) if not position]
+        order = list(range(len(self.held)))
+        order[firsts[0]], order[firsts[-1]] = firsts[-1], firsts[0]
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, order], layer.values[:, :, order]
+
+
+def packed(engine: type[Packed]) -> Decoder:
+    return decoder(name="packed")(lambda target, draft, request: engine(target, draft, request).decode())
+
+
+def cause(engine: type[Packed], prompts: tuple[tuple[int, ...], ...], family: str = "rotary") -> str:
+    case = Case(prompts=prompts, num_draft_tokens=2, max_new_tokens=6, accepts=((2, 2), (0, 1), (1, 0)), family=family)
+    done = run(packed(engine), case)
+    found = judge(done).explanation
+    return "" if found is None else second_opinion(packed(engine), done, found).fingerprint
+
+
+PROMPTS = [((5, 7, 9), (11, 3), (4, 8, 2, 6)), ((5, 7, 9), (5, 7), (5, 7, 2)), ((5, 7), (5, 7), (5, 7))]
+
+
+@pytest.mark.parametrize("prompts", PROMPTS, ids=["different", "begin-alike", "equal"])
+@pytest.mark.parametrize("family", ["rotary", "learned"])
+def test_what_is_seen_of_others_is_the_masks(prompts: tuple[tuple[int, ...], ...], family: str) -> None:
+    assert cause(Packed, prompts, family) == ""
+    assert cause(CausalOfTheRow, prompts, family) == MASK
+    assert cause(EdgeOffByOne, prompts, family) == MASK
+
+
+def test_what_is_seen_of_a_request_that_has_ended_is_the_masks() -> None:
+    assert cause(EndedRowsSeen, PROMPTS[0]) == MASK
+
+
+def test_an_entry_of_another_in_the_place_of_ones_own_is_the_caches() -> None:
+    assert cause(EntriesExchanged, PROMPTS[0]) == CACHE
