@@ -92,8 +92,8 @@ def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        # Without crashes: where room is short, fewer tokens of more rows are as small.
-        *[fault for fault in SEEN_IN_OUTPUT if fault.component != "crash"][::12],
+        # Without what counts tokens: fewer rounds of more rows, or of longer prompts, are as small.
+        *[fault for fault in SEEN_IN_OUTPUT if fault.component != "crash" and "-end-at-" not in fault.id][::12],
         *[fault for fault in SEEN_IN_OUTPUT if fault.id == "T3-first-eos-only.per_row"],
     ],
     ids=lambda fault: fault.id,
