@@ -22,18 +22,13 @@ from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.verdict import Explanation
 
 
-@pytest.mark.parametrize(("name", "verdict", "lanes"), [("eqspec", "equivalent", 2), ("hf_pr", "violation", 1)])
-def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens(
-    name: str, verdict: str, lanes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
+def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:
+    """A wrong one is audited in `tests/test_cli.py`."""
     torch.set_num_threads(1)
-    found = audit(registry.load(name), Options(cases=2, python=sys.executable))
-    assert found.verdict == verdict
-    assert len(found.outcomes) == 2 * lanes
+    found = audit(registry.load("eqspec"), Options(cases=2, python=sys.executable))
+    assert found.verdict == "equivalent"
+    assert len(found.outcomes) == 2 * 2, "by its greedy and by its sampled tokens"
     assert not found.doubtful
-    if found.findings:
-        assert found.findings[0].explanation.component == "bookkeeping"
 
 
 def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:

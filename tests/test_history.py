@@ -57,26 +57,32 @@ def wheel(folder: Path, version: str, code: str, requires: str = "") -> None:
             archive.writestr(name, text)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an adapter, and wheels that are all that pip can find."""
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Wheels that are all that pip can find."""
+    wheels = tmp_path_factory.mktemp("wheels")
     wheel(wheels, "1.0", DECODE)
     wheel(wheels, "2.0", PREMATURE)
     wheel(wheels, "2.5", "raise ImportError('built for another world')")
     wheel(wheels, "3.0", DECODE, "Requires-Dist: nowhere-to-be-found>=7\n")
     wheel(wheels, "4.0", DECODE, "Requires-Dist: torch<1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(wheels))
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        yield wheels
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path) -> Path:
+    """A working folder with an adapter."""
     (tmp_path / "mine.py").write_text(ADAPTER)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.fixture
-def base(place: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def base(wheels: Path) -> Iterator[str]:
     """The Python of an environment that has version 1.0."""
     with Environment(sys.executable) as environment:
         environment.install(environment.resolve("fakeengine", "1.0"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing.popen_forkserver  # noqa: F401 - or each run in this process starts a fork server
+
 import pytest
 
 import eqcheck.lanes.sampling.lane  # noqa: F401 - numpy cannot be imported a second time, in a run within this one
@@ -39,7 +41,7 @@ ALL_SAMPLED = ("test_sampled_law", "test_rows_are_independent", "test_mates_leav
 
 
 def _failed(pytester: pytest.Pytester, spec: str) -> set[str]:
-    result = pytester.runpytest_subprocess(f"--adapter={spec}", "--eqcheck-cases=15", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(f"--adapter={spec}", "--eqcheck-cases=15", "-p", "no:cacheprovider")
     outcomes = result.parseoutcomes()
     assert outcomes.get("passed", 0) + outcomes.get("failed", 0) == LAWS
     return {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")}

@@ -48,7 +48,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
 
 def audited(target: str, decoder: str, *more: str) -> int:
-    options = ["--target", target, "--cases", "12", "--no-corpus", "--out", "out", "--allow-known", *more]
+    options = ["--target", target, "--cases", "6", "--no-corpus", "--out", "out", "--allow-known", *more]
     return cli.main(["audit", decoder, *options])
 
 

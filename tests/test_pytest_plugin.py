@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.popen_forkserver  # noqa: F401 - or each run in this process starts a fork server
 import subprocess
 import sys
 from pathlib import Path
@@ -98,11 +99,21 @@ until = {}
 """
 
 
+class Brief:
+    """A plugin that has decoders sample for a second only."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
+        for item in items:
+            if hasattr(item.module, "SECONDS"):
+                item.module.SECONDS = 1.0
+
+
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
     """In a process of its own where it takes several, or where what is imported counts."""
     alone = {"-n", "--pyargs"} & set(words) or not any(word.startswith("--adapter") for word in words)
-    started = pytester.runpytest_subprocess if alone else pytester.runpytest_inprocess
-    return started("--eqcheck-cases=3", *words)
+    if alone:
+        return pytester.runpytest_subprocess("--eqcheck-cases=3", *words)
+    return pytester.runpytest_inprocess("--eqcheck-cases=3", *words, plugins=[Brief()])
 
 
 @pytest.fixture(autouse=True)

@@ -111,7 +111,7 @@ def decoder_of(engine: Any) -> Any:
 
 
 def test_an_audit_passes_what_is_right_and_sees_what_is_not() -> None:
-    right = audited(decoder_of(Tree), 40)
+    right = audited(decoder_of(Tree), 25)
     assert right.evidence is not None
     assert (right.findings, right.evidence.verdict) == ([], "equivalent")
     assert right.evidence.greatest < 100
