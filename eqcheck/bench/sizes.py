@@ -31,7 +31,7 @@ SHAPES = {  # width and layers; the third has the shape of the shipped draft
     }
     for name, width, layers in (("64x1", 64, 1), ("96x2", 96, 2), ("128x2", 128, 2), ("192x2", 192, 2))
 }
-STEPS = (16, 32, 64, 128)  # of 4,096 tokens each: 66 thousand tokens to half a million
+STEPS = (128, 256, 512, 1024)  # of 4,096 tokens each: half a million tokens to four
 
 
 class Checkpoint(NamedTuple):

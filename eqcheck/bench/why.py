@@ -33,7 +33,10 @@ JOINING = ("ragged", "exspec")  # in which rows join while others go on
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: at these batch sizes, with so many turns; ``ks`` at ``k_batches``; ``budgets`` at ``focus``."""
+    """What is measured: at these batch sizes, with so many turns; ``ks`` at ``k_batches``; ``budgets`` at ``focus``.
+
+    Drafts of several sizes are measured once each, so on more prompts: what they accept is counted and not timed.
+    """
 
     batches: tuple[int, ...] = (1, 2, 4, 8)
     num_draft_tokens: int = 4
@@ -46,12 +49,15 @@ class Plan:
     budgets: tuple[float, ...] = (1.0, 0.6, 0.35)
     budget_turns: int = 5
     focus: int = 8
+    draft_prompts: int = 64
 
     def count(self, batch: int) -> int:
         return max(self.prompts, self.waves * batch)
 
 
-QUICK = Plan(batches=(1, 4), prompts=6, waves=2, turns=1, ks=(1, 4), k_batches=(4,), budget_turns=1, focus=4)
+QUICK = Plan(
+    batches=(1, 4), prompts=6, waves=2, turns=1, ks=(1, 4), k_batches=(4,), budget_turns=1, focus=4, draft_prompts=8
+)
 
 
 @dataclass
@@ -111,9 +117,14 @@ def _measure(found: Law, engines: list[Decoder], workload: Workload, drafts: Pat
             _budgets(found, engine, workload, listen)
 
 
-def _turn(found: Law, decoder: Decoder, workload: Workload, batch: int, k: int, settings: dict[str, Any]) -> Any:
-    """One measurement: the figures, the seconds of each part, and what each round gave; or a `Failure`."""
-    prompts = workload.prompts[: found.plan.count(batch)]
+def _turn(
+    found: Law, decoder: Decoder, workload: Workload, batch: int, k: int, settings: dict[str, Any], count: int = 0
+) -> Any:
+    """One measurement: the figures, the seconds of each part, and what each round gave; or a `Failure`.
+
+    It takes ``count`` prompts, or as many as are planned.
+    """
+    prompts = workload.prompts[: count or found.plan.count(batch)]
     timed: list[Timed] = []
 
     def make() -> Timed:
@@ -280,12 +291,13 @@ def _budgets(found: Law, engine: Decoder, workload: Workload, listen: Listen) ->
 def _drafts(found: Law, engine: Decoder, workload: Workload, folder: Path, listen: Listen) -> None:
     """The tokens a round with each draft, on the same prompts."""
     plan = found.plan
-    limits = [one.max_new_tokens for one in workload.prompts[: plan.count(plan.focus)]]
+    many = Workload(workload.pair, corpus()[1], "mixed", plan.draft_prompts, plan.max_new_tokens)
+    limits = [one.max_new_tokens for one in many.prompts]
     for one in saved(folder):
         listen(f"draft {one.size} after {one.tokens:,} tokens")
-        other = copy.copy(workload)
+        other = copy.copy(many)
         other.pair = trained.Pair(workload.pair.target, one.draft)
-        run = _turn(found, engine, other, plan.focus, plan.num_draft_tokens, {})
+        run = _turn(found, engine, other, plan.focus, plan.num_draft_tokens, {}, plan.draft_prompts)
         if run:
             gave = acceptance(run[2].committed, limits, plan.num_draft_tokens)
             kept = {"size": one.size, "parameters": one.parameters, "tokens": one.tokens}
