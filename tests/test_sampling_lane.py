@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import eqcheck
+from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.contract import Decoder, Request, RowOptions
 from eqcheck.errors import CaseError
@@ -113,6 +114,13 @@ def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
     assert result.evidence.greatest < 100
     assert result.evidence.tokens > 1000
     assert any("drawn from the draft" in sentence for sentence in result.evidence.excludes)
+
+
+def test_nothing_says_how_many_cases_are_to_come_because_tokens_decide() -> None:
+    totals: list[int | None] = []
+    lane = SamplingLane(registered("right", Sampler), Options(cases=2))
+    Campaign(lane, lambda event: totals.append(event.total) if isinstance(event, CaseDone) else None).run()
+    assert totals == [None, None]
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -31,9 +31,11 @@ LANES = {
 class Lane(Protocol):
     """One kind of evidence, for one audit.
 
-    ``result`` is where the campaign keeps what it finds; ``running`` decodes and judges cases.
+    ``total`` is how many cases will be drawn, None where what is seen decides. ``result`` is where the campaign keeps
+    what it finds; ``running`` decodes and judges cases.
     """
 
+    total: int | None
     result: Audit
     running: Runner
 

@@ -65,7 +65,7 @@ class Campaign:
     def __init__(self, lane: Lane, listen: Listener) -> None:
         self.lane, self.listen, self.result = lane, listen, lane.result
         options, name = self.result.options, self.result.decoder.name
-        self.total = options.cases
+        self.total = lane.total
         self.corpus = Corpus(options.corpus, name) if options.corpus else None
         self.source = islice(lane.cases(), options.cases)
         self.pending: dict[int, Outcome] = {}  # by identity: there may be many thousands

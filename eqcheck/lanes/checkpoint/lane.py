@@ -67,7 +67,7 @@ class CheckpointLane:
     running: Runner
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.decoder, self.options = decoder, options
+        self.decoder, self.options, self.total = decoder, options, options.cases
         self.python = environment(decoder, options.python)
         families = (EngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint", families, families)

@@ -48,6 +48,7 @@ class SamplingLane:
     result: Audit
     source: Any
     regimes: tuple[str, ...] = REGIMES
+    total: int | None = None  # tokens decide
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options

@@ -40,6 +40,7 @@ class TransparentLane:
     running: Runner
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
+        self.total = options.cases
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         claimed = decoder.families
         if targets := [family for family in families if FAMILY[family].target]:
