@@ -238,7 +238,7 @@ def test_drawn_cases_cover_everything() -> None:
     eqspec = registry.load("eqspec").function
 
     @given(case=cases())
-    @settings(quick, max_examples=1000)
+    @settings(quick, max_examples=600)
     def explore(case: Case) -> None:
         done = run(eqspec, case)
         assert judge(done)

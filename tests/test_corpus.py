@@ -198,7 +198,7 @@ def test_ten_kills_leave_every_case_whole_and_lose_none(tmp_path: Path) -> None:
         end = time.monotonic() + 60
         while not started.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        time.sleep(chance.uniform(0.0, 3.0))
+        time.sleep(chance.uniform(0.0, 1.5))
         for process in processes:
             process.kill()
             process.join()

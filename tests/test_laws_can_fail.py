@@ -67,7 +67,7 @@ def test_only_the_trace_shows_a_decoder_that_asks_nothing(pytester: pytest.Pytes
 SAMPLERS = """
 from eqcheck.catalogue.samplers import SAMPLED_FAULTS
 
-planted = {fault.number: fault.decoder("uncached") for fault in SAMPLED_FAULTS}
+planted = {fault.number: fault.decoder("realigned") for fault in SAMPLED_FAULTS}
 """
 SAMPLED = {
     1: {"test_sampled_law"},  # every draft token is accepted, also for a row alone

@@ -250,7 +250,7 @@ def test_what_is_wrong_with_greedy_rows_too_is_not_called_sampling() -> None:
         shorter = [prompt[1:] or prompt for prompt in request.prompts]
         return right("rejection")(target, draft, replace(request, prompts=shorter))
 
-    _, result = audited(replace(right("rejection"), function=late), 20)
+    _, result = audited(replace(right("rejection"), function=late), 8)
     assert result.violations
     assert {finding.explanation.component for finding in result.violations}.isdisjoint({"sampling"})
 
