@@ -100,12 +100,12 @@ until = {}
 
 
 class Brief:
-    """A plugin that has decoders sample for a second only."""
+    """A plugin that has decoders sample for a few seconds only."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         for item in items:
             if hasattr(item.module, "SECONDS"):
-                item.module.SECONDS = 1.0
+                item.module.SECONDS = 3.0
 
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
