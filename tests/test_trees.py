@@ -26,6 +26,7 @@ from eqcheck.oracle import judge
 
 TREE = registry.load("tree")
 tree = importlib.import_module("eqcheck.reference_impls.tree")
+branches = importlib.import_module("eqcheck.reference_impls.serving.branches")
 Tree = TREE.engine
 FORK = ((0, 0), (0, 1), (2, 0), (3, 0))  # a leaf, and a branch of three
 CASE = Case(
@@ -119,8 +120,8 @@ def test_the_engine_makes_trees_of_its_own() -> None:
 
 def test_faults_in_trees_that_no_case_names_are_read_along_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes by their number instead of their depth: the answer at a sibling is not that behind a rejected draft."""
-    right = tree.ancestry
-    monkeypatch.setattr(tree, "ancestry", lambda nodes: (torch.arange(len(nodes) + 1), right(nodes)[1]))
+    right = branches.ancestry
+    monkeypatch.setattr(branches, "ancestry", lambda nodes: (torch.arange(len(nodes) + 1), right(nodes)[1]))
     named: Counter[str] = Counter()
     for case in drawn(40, ("empty",)):
         found = judge(run(TREE.function, case)).explanation

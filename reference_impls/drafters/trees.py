@@ -15,8 +15,9 @@ import torch
 
 from ..heads import Heads
 from ..serving import Row, Unsupported
+from ..serving.branches import compact
 from ..serving.checks import at_least_one
-from ..tree import BRANCHES, Growing, compact, laid_out
+from ..tree import BRANCHES, Growing, laid_out
 
 
 class TreeHeads(Heads):

@@ -8,6 +8,8 @@ row_cache  RowModel: a causal LM whose cache rows are written each at its own of
 bounded    Bounded: an engine over a pool, within a number of bytes if asked
 pool       Pool: the rows in flight in two such models; rows join and leave
 sampling   how a round's tokens are chosen: greedily, or drawn from each row's law
+branches   trees in such caches: where nodes stand, what they see, how a path moves
+recursive  what is drawn for the sampled rows of trees
 rounds     speculate: one round of draft, verify and commit over them
 decoder    decode: an engine as a decoder of eqcheck
 """
