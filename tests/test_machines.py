@@ -24,7 +24,7 @@ from eqcheck.report.build import report_of
 from eqcheck.report.schema import to_builtins
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 
-found = to_builtins(report_of(audit(registry.load("bsp"), Options(cases=15)), Path("reports")))
+found = to_builtins(report_of(audit(registry.load("bsp"), Options(cases=40)), Path("reports")))
 del found["elapsed_s"], found["cases_per_second"]
 print(json.dumps({"checkpoint": checkpoint().name, "report": found}))
 """
