@@ -51,7 +51,7 @@ class FaultResult:
     """What became of one planted fault.
 
     ``cases_to_catch`` counts the cases until the first violation, ``seconds`` the time they took on one thread, drawing
-    included; both None when it was not caught. ``attributed``: that violation is named as declared, after repair.
+    included; both None when it was not caught. ``attributed``: that violation is ``named`` as declared, after repair.
     Of ``judged`` violations ``component_right`` and ``kind_right`` were read as declared.
     """
 
@@ -323,7 +323,7 @@ def _checked(fault: Fault | HeadFault, judged: int, opinion: bool) -> FaultResul
         judged=found.total(),
         component_right=same_component,
         kind_right=sum(n for name, n in found.items() if _is(name, fault)),
-        named=found.most_common(1)[0][0] if found else "",
+        named=named,
     )
 
 
