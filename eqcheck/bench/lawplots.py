@@ -171,7 +171,7 @@ def _law(found: Law) -> Any:
         axes[0].set_ylabel("tokens a round")
         words = f"R2 {fit.r2:.3f}; wrong by up to {fit.left_out:.2f} tokens for a draft left out"
         axes[0].set_title(words, fontsize=9)
-        axes[0].legend(fontsize=7)
+        axes[0].legend(fontsize=7, loc="lower right")
         axes[0].grid(alpha=0.3)
     axis = axes[-1]
     batches = sorted({row["batch"] for row in found.speeds})
@@ -185,7 +185,8 @@ def _law(found: Law) -> Any:
             axis.plot(batches, [through(log2(batch)) for batch in batches], linestyle="--", color=f"C{number}")
     _by_batch(axis, batches)
     axis.set_ylabel("times plain decoding")
-    axis.legend(fontsize=7)
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize=7, loc="lower right")
     return figure
 
 
@@ -208,7 +209,9 @@ def _traces(found: Law) -> Any:
     tables = found.traces
     title = f"Rounds that rows need for 128 tokens: the wider, the longer a batch of {tables[0]['batch']} waits"
     figure, (axis,) = _axes(1, 8, 2.8, title)
-    boxes = axis.boxplot([row["rounds"] for row in tables], vert=False, whis=(5, 95), showfliers=False, widths=0.6)
+    boxes = axis.boxplot(
+        [row["rounds"] for row in tables], orientation="horizontal", whis=(5, 95), showfliers=False, widths=0.6
+    )
     for box in boxes["medians"]:
         box.set_color(LOSS)
     labels = [f"{row['name']} (x {row['slowest_of_batch']:.2f})" for row in tables]
