@@ -227,6 +227,23 @@ def test_a_draft_that_does_not_see_its_row_is_a_warning() -> None:
     assert draft_warnings(losses)[0].startswith("draft/desync")
 
 
+class SelfHidden(Forked):
+    """A mask in which the nodes of the second branch do not see themselves."""
+
+    def sees(self, place: int) -> Any:
+        seen = super().sees(place)
+        for node in range(3, len(seen)):
+            seen[node, node] = False
+        return seen
+
+
+def test_a_node_hidden_from_itself_is_a_node_all_the_same() -> None:
+    decoder = replace(BUILDS["forked"], engine=SelfHidden).decoder("self-hidden")
+    found = judge(run(decoder.function, CASE)).explanation
+    assert found is not None
+    assert found.fingerprint == "mask/token-hidden"
+
+
 class LeafHidden(Forked):
     """A mask in which the second branch does not see its own first node."""
 

@@ -68,12 +68,12 @@ class Block:
 
     def _behind(self, column: int, path: list[int], position: int) -> int:
         """How much says that a column feeds the row's token at this position, behind a path; 0 where it is none."""
-        fills = self.hidden[column] or self._is_pad(column)
-        if fills or not self.record._is(self.request, position, self.call, self.row, column):
+        if self._is_pad(column) or not self.record._is(self.request, position, self.call, self.row, column):
             return 0
         seen = self.sees[column]
         by_mask = 2 if seen == set(path) else int(path[-1] in seen)
-        return by_mask + int(self.positions[column] == self.positions[path[-1]] + 1)
+        found = by_mask + int(self.positions[column] == self.positions[path[-1]] + 1)
+        return 0 if self.hidden[column] and found < 3 else found  # what fills up a row does not agree in both
 
     def _fills(self, column: int) -> bool:
         """Whether a column is no node: it sees nothing but itself, or it feeds the pad id and does not see the root."""
