@@ -164,6 +164,29 @@ def test_equal_siblings_are_both_the_rows_own() -> None:
     assert [labels.of[first, 0, column].position for column in (1, 2, 3)] == [3, 3, 4]
 
 
+class Causal(Forked):
+    """The mask of a chain; of nodes with equal tokens the last is accepted."""
+
+    def child(self, place: int, parent: int, token: int) -> int | None:
+        nodes = enumerate(self.trees[place], 1)
+        return max((n for n, node in nodes if node[0] == parent and self.token(place, n) == token), default=None)
+
+    def sees(self, place: int) -> Any:
+        return torch.ones_like(super().sees(place)).tril()
+
+
+def test_of_equal_siblings_a_node_is_itself() -> None:
+    """A node that sees its equal sees that one too often, and not itself."""
+    nodes = ((0, 0), (0, 0), (2, 0), (3, 0))
+    case = replace(CASE, tree=((nodes,), (nodes,)), paths=(((0, 0, 0),), ((0, 0, 0),)))
+    decoder = replace(BUILDS["forked"], engine=Causal).decoder("causal")
+    found = judge(run(decoder.function, case)).explanation
+    assert found is not None
+    assert found.fingerprint == "mask/sibling-visible"
+    assert found.query is not None
+    assert all(deviation.slot != found.query.column for deviation in found.deviations)
+
+
 # The target goes along the shorter branch, and answers 0 behind it.
 MISSING = Case(
     ((99, 60, 44),),

@@ -129,10 +129,11 @@ def read(
 
 
 def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
-    """What is seen and should not be; and by logical position, the entries that are rightly seen."""
+    """What is seen and should not be; and by logical position, the entries that are rightly seen, the own one first."""
     deviations: list[Deviation] = []
     right: dict[int, Entry] = {}
-    for entry in (entry for entry in query.entries if entry.visible):
+    seen = (entry for entry in query.entries if entry.visible)
+    for entry in sorted(seen, key=lambda one: one.write != (query.call.number, query.row, query.column)):
         own, position = query.is_own(entry), entry.label.position
         if entry.torn:
             deviations.append(query.deviation("cache", "torn-entry", entry, origin=entry.torn))
@@ -157,8 +158,7 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
     for entry in query.entries:
         if not entry.visible and query.is_own(entry):
             hidden.setdefault(entry.label.position, entry)
-    width = query.call.tokens.shape[1]
-    own_slot = max(query.own_block, default=len(query.entries) - 1) - width + 1 + query.column
+    own_slot = max(query.own_block, default=len(query.entries) - 1) - query.call.tokens.shape[1] + 1 + query.column
     for position in range(query.low, query.at + 1):
         if position in right:
             continue
