@@ -11,6 +11,7 @@ from eqcheck.case import Case
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.contract import Decoder, decoder
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.oracle import judge
 
 MASK, CACHE = "mask/other-row-visible", "cache/wrong-row"
@@ -81,3 +82,10 @@ def test_what_is_seen_of_a_request_that_has_ended_is_the_masks() -> None:
 
 def test_an_entry_of_another_in_the_place_of_ones_own_is_the_caches() -> None:
     assert cause(EntriesExchanged, PROMPTS[0]) == CACHE
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(((3, 1), (4, 1, 5)), True), (((3, 1),), False)])
+def test_a_row_that_holds_several_requests_is_a_batch(rows: tuple[tuple[int, ...], ...], counts: bool) -> None:
+    done = run(packed(Packed).function, Case(rows))
+    assert judge(done)
+    assert ("batched_call" in exercised(done)) == counts

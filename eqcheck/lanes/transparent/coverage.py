@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from eqcheck.attribution.packed import packs
 from eqcheck.attribution.parts import parts
 from eqcheck.harness import Run, ranked
 from eqcheck.lanes.transparent.about import COUNTERS
@@ -35,7 +36,7 @@ def exercised(run: Run) -> set[str]:
         "ragged_prompts": len(lengths) > 1,
         "target_called": bool(run.trace.made(TARGET)),
         "draft_called": bool(run.trace.made(DRAFT) or run.trace.heads),
-        "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)),
+        "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)) or packs(run),
         "eos_first": any(row[0] in eos for row in truth.rows),
         "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
         "eos_absent": any(row[-1] not in eos for row in truth.rows),
