@@ -257,5 +257,5 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     drafted = bool(run.trace.made(DRAFT))  # else drafts are looked up, and nobody knows which fed tokens are any
     known = [Sequences(*row) for row in rows]
     most = inf if case.num_draft_tokens is None else case.num_draft_tokens
-    branches = bool(case.tree) or (not packs(run) and grows_trees(run))
+    branches = bool(case.tree) or (grows_trees(run) and not packs(run))
     return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)

@@ -62,11 +62,12 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
 
     Before a row was seen to hold several, only whole prompts begin one.
     """
-    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
-    breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
-    several = record.packed or positions.count(0) > 1
-    if len(call.tokens) >= len(record.requests) or record.branches or not several:
+    if len(call.tokens) >= len(record.requests) or record.branches:
         return {}
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    if not record.packed and positions.count(0) < 2:
+        return {}
+    breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
     held = [label for label in record.held(call, row) if label.what == "token"]
     begun: dict[int, int] = {}
     for column in breaks:
