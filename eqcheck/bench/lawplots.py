@@ -169,6 +169,7 @@ def _law(found: Law) -> Any:
         axes[0].set_xscale("log")
         axes[0].set_xlabel("parameters of the draft")
         axes[0].set_ylabel("tokens a round")
+        axes[0].set_ylim(bottom=1)  # what plain decoding has
         words = f"R2 {fit.r2:.3f}; wrong by up to {fit.left_out:.2f} tokens for a draft left out"
         axes[0].set_title(words, fontsize=9)
         axes[0].legend(fontsize=7, loc="lower right")

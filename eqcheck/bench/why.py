@@ -108,7 +108,8 @@ def _measure(found: Law, engines: list[Decoder], workload: Workload, drafts: Pat
     for batch in reversed(plan.batches):
         _speeds(found, engines, workload, batch, listen)
     found.speeds.sort(key=lambda row: row["batch"])
-    for engine in engines[-1:]:
+    fastest = {row["engine"]: row["speed_up"] for row in found.speeds if row["batch"] == max(plan.batches)}
+    for engine in sorted(engines, key=lambda one: fastest.get(one.name, 0.0))[-1:]:
         if drafts is not None:
             _drafts(found, engine, workload, drafts, listen)
         _best(found, engine, workload, listen)
