@@ -114,7 +114,7 @@ def _measure(found: Law, engines: list[Decoder], workload: Workload, drafts: Pat
             _drafts(found, engine, workload, drafts, listen)
         _best(found, engine, workload, listen)
     for engine in engines:
-        if "kv_bytes" in inspect.signature(engine.engine.__init__).parameters:
+        if any("kv_bytes" in inspect.signature(kind.__init__).parameters for kind in engine.engine.__mro__):
             _budgets(found, engine, workload, listen)
 
 
