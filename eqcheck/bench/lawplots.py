@@ -202,7 +202,7 @@ def _budget(found: Law) -> Any:
         axis.bar_label(bars, [f"{row['throughput_kept']:.0%}" for row in rows])
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_title(name, fontsize=10)
-        axis.set_xlabel("keys and values, of what they take unbounded")
+        axis.set_xlabel("share of the memory")
         axis.margins(y=0.15)
     axes[0].set_ylabel("throughput kept")
     return figure
