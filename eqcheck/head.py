@@ -115,6 +115,8 @@ class ScriptedHead:
     def column(self, hidden: torch.Tensor, num_draft_tokens: int) -> torch.Tensor:
         """Logits ``[rows, num_draft_tokens, vocab_size]`` behind the token that each of ``hidden`` predicts."""
         states = self.states(hidden, 2)
+        if num_draft_tokens < 1:
+            raise ValueError(f"num_draft_tokens: expected 1 or more, got {num_draft_tokens}")
         digests = np.zeros((len(hidden), num_draft_tokens), np.uint64)
         at = due(states)
         for place in range(num_draft_tokens):
@@ -129,7 +131,7 @@ class ScriptedHead:
         ``place`` is which of a round's steps this is, for heads whose steps have weights of their own; this one's are
         all alike.
         """
-        states, tokens = self.states(state, 2), integers(token)
+        states, tokens = self.states(state, 2), self.tokens(token, "token")
         if tokens.shape != (len(state),):
             raise ValueError(f"token: expected [{len(state)}], one for each state, got shape {list(tokens.shape)}")
         given = due(states)
@@ -159,6 +161,16 @@ class ScriptedHead:
             expected = f"[rows, {self.hidden_size}]" if dims == 2 else f"[rows, block, {self.hidden_size}]"
             raise ValueError(f"hidden states: expected {expected}, got {list(hidden.shape)}")
         return states_in(numbers(hidden))
+
+    def tokens(self, ids: torch.Tensor, name: str) -> Ints:
+        """Token ids; ``TypeError`` or ``ValueError`` for what is no id of the vocabulary."""
+        if not isinstance(ids, torch.Tensor) or ids.is_floating_point():
+            what = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+            raise TypeError(f"{name}: expected a tensor of token ids, got {what}")
+        found = integers(ids)
+        if found.size and not (found.min() >= 0 and found.max() < self.vocab_size):
+            raise ValueError(f"{name}: expected tokens in 0..{self.vocab_size - 1}, got {found.min()}..{found.max()}")
+        return found
 
     def logits(self, digests: Words) -> torch.Tensor:
         """What a draft in these contexts answers, as the script has it."""
@@ -220,7 +232,7 @@ class AttendingHead:
         head, pairs = self.head, self.shape == "pairs"
         given = head.states(hidden_states, 3)
         rows, block = given.words.shape
-        tokens = integers(input_ids) if pairs and input_ids is not None else None
+        tokens = head.tokens(input_ids, "input_ids") if pairs and input_ids is not None else None
         if pairs and (tokens is None or tokens.shape != (rows, block)):
             got = None if tokens is None else list(tokens.shape)
             raise ValueError(f"input_ids: expected [{rows}, {block}], the token behind each hidden state, got {got}")

@@ -30,7 +30,10 @@ def wrong_with(nodes: Nodes, most: int) -> str:
     """
     if len(nodes) > most:
         return f"expected at most {most} nodes (num_draft_tokens), got {len(nodes)}"
-    for number, (parent, rank) in enumerate(nodes, start=1):
+    for number, node in enumerate(nodes, start=1):
+        if not isinstance(node, tuple) or [type(one) for one in node] != [int, int]:
+            return f"node {number}: expected a parent and a rank, two whole numbers in a tuple, got {node!r:.60}"
+        parent, rank = node
         if not 0 <= parent < number:
             earlier = f"from 0 to {number - 1}, an earlier node or 0 for the root"
             return f"node {number}: expected a parent {earlier}, got {parent}"

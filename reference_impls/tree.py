@@ -142,6 +142,7 @@ class Tree(Bounded):
         super()._check(prompt)
         if self.noise != "row" and prompt.sampling is not None and prompt.sampling.temperature:
             raise PromptError(f"noise: expected 'row' for rows that are sampled with trees, got {self.noise!r}")
+        self._shape(prompt.id, 0)
 
     def begin(self) -> None:
         super().begin()
@@ -173,15 +174,19 @@ class Tree(Bounded):
     def _begun(self, row: Row) -> Growing:
         number = self.rounds.get(row, 0)
         self.rounds[row] = number + 1
-        shape, room = self.shapes(row.prompt.id, number), row.budget(self.num_draft_tokens)
-        if wrong := wrong_with(shape, self.num_draft_tokens):
-            raise UsageError(f"shapes({row.prompt.id}, {number}): {wrong}")
+        shape, room = self._shape(row.prompt.id, number), row.budget(self.num_draft_tokens)
         # Where memory is narrow a tree has fewer nodes: the first of them are a tree, too.
         most = min(self.num_draft_tokens, (self.pool.draft_tokens() + 1) // (BRANCHES + 1) - 1)
         draws = self.draws(row) if row.options.temperature else None
         shape = shape or (paired(most) if draws else ())
         shape, room = (shape[:most], room) if most > 0 else ((), 0)
         return Growing(cut(shape, room), 0 if shape else min(room, 1) * most, room, draws)
+
+    def _shape(self, prompt: Any, number: int) -> Nodes:
+        shape = self.shapes(prompt, number)
+        if wrong := wrong_with(shape, self.num_draft_tokens):
+            raise UsageError(f"shapes({prompt}, {number}): {wrong}")
+        return shape
 
     def _grow(self, rows: Sequence[Row], trees: Sequence[Growing]) -> None:
         """Draft the trees of all rows: first what the draft has not seen of the rows, then level by level."""

@@ -168,6 +168,22 @@ def test_rows_that_begin_alike_go_on_differently() -> None:
         (lambda head: head.accepted(hidden_states=torch.zeros(2, 80)), ValueError, r"expected \[rows, block, 80\]"),
         (lambda head: head.pairs(hidden_states=torch.zeros(2, 3, 80)), ValueError, r"input_ids: expected \[2, 3\]"),
         (lambda head: head.step(torch.zeros(2, 80), torch.zeros(3).long()), ValueError, r"token: expected \[2\]"),
+        (lambda head: head.column(torch.zeros(2, 80), 0), ValueError, "num_draft_tokens: expected 1 or more, got 0"),
+        (
+            lambda head: head.step(torch.zeros(1, 80), torch.tensor([128])),
+            ValueError,
+            r"token: expected .* 0..127, got",
+        ),
+        (
+            lambda head: head.step(torch.zeros(1, 80), torch.zeros(1)),
+            TypeError,
+            "token: expected a tensor of token ids",
+        ),
+        (
+            lambda head: head.pairs(hidden_states=torch.zeros(1, 1, 80), input_ids=torch.tensor([[-1]])),
+            ValueError,
+            "input_ids: expected .* got -1..-1",
+        ),
     ],
 )
 def test_bad_input_of_a_head(wrong: Callable[[Any], Any], error: type[Exception], said: str) -> None:

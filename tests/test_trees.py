@@ -63,10 +63,13 @@ def test_a_case_keeps_its_trees() -> None:
 def test_what_is_no_tree_is_refused(nodes: Any, said: str) -> None:
     with pytest.raises(CaseError, match=said):
         replace(CASE, tree=((nodes,),))
-    if said.startswith(("node", "at most")):
-        engine = Tree(*models(), num_draft_tokens=4, shapes=lambda row, number: nodes)
-        with pytest.raises(UsageError, match=said):
-            engine.generate([[1, 2]])
+    target, draft = models()
+    calls: list[Any] = []
+    target.register_forward_hook(lambda *given: calls.append(given))
+    said = said if said.startswith(("node", "at most")) else "expected a parent and a rank|a rank from 0"
+    with pytest.raises(UsageError, match=said):
+        Tree(target, draft, num_draft_tokens=4, shapes=lambda row, number: nodes).generate([[1, 2]])
+    assert not calls, "nothing is decoded before"
 
 
 def models() -> tuple[Any, Any]:
@@ -162,6 +165,24 @@ def test_equal_siblings_are_both_the_rows_own() -> None:
     labels = labels_of(done, done.trace)
     first = next(number for number, call in labels.calls.items() if call.tokens.shape[1] == 5)
     assert [labels.of[first, 0, column].position for column in (1, 2, 3)] == [3, 3, 4]
+
+
+def test_a_filler_that_holds_what_a_token_holds_is_taken_for_it() -> None:
+    """On real models a slot is known by its bytes, and these may be the filler's."""
+
+    def filled(target: Any, draft: Any, request: Any) -> Any:
+        own = torch.eye(2, dtype=torch.bool)[None, None].expand(len(request.prompts), 1, 2, 2)
+        ids = torch.tensor([[prompt[0], prompt[0]] for prompt in request.prompts])
+        mask = torch.zeros(own.shape, dtype=target.dtype).masked_fill(~own, torch.finfo(target.dtype).min)
+        target(input_ids=ids, attention_mask=mask, position_ids=torch.zeros_like(ids), use_cache=False)
+        return BUILDS["forked"].decoder("forked").function(target, draft, request)
+
+    done = run(filled, CASE)
+    labels = labels_of(done, done.trace)
+    first = done.trace.made(1)[0].number
+    assert [(one.what, one.position) for one in (labels.of[first, 0, column] for column in (0, 1))] == [
+        ("token", 0)
+    ] * 2
 
 
 class Causal(Forked):

@@ -37,13 +37,15 @@ class Block:
 
     def labels(self, exact: Mapping[int, int]) -> dict[int, Label]:
         """The label of each column; ``exact`` has the positions of those that are right beyond doubt."""
+        # What fills up may hold what a token holds; no cache tells the two apart.
+        alike = {c: at for c, at in exact.items() if self.tokens[c] != self.record.pad and self._fills(c)}
         exact = {column: at for column, at in exact.items() if column == self.first or at > self.at}
         path = self._path(exact)
         own = {column: at for at, column in enumerate(path, start=self.at)}
         for length in range(1, len(path)):  # other nodes with the same token
             at = self.at + length
             own |= {c: at for c in self.columns if c not in own and self._behind(c, path[:length], at)}
-        own |= exact
+        own |= alike | exact
         found: dict[int, Label] = {}
         for column in self.columns:
             if column in own:
