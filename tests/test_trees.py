@@ -121,17 +121,25 @@ def test_the_engine_makes_trees_of_its_own() -> None:
     assert "off_spine" in exercised(done), "the draft's second choices are in its trees"
 
 
-def test_faults_in_trees_that_no_case_names_are_read_along_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes by their number instead of their depth: the answer at a sibling is not that behind a rejected draft."""
+@pytest.mark.parametrize("component", ["position", "mask"])
+def test_faults_in_trees_that_no_case_names_are_read_along_branches(
+    component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes by their number, not their depth, or the mask of a chain: no answer is that behind a rejected draft."""
     right = branches.ancestry
-    monkeypatch.setattr(branches, "ancestry", lambda nodes: (torch.arange(len(nodes) + 1), right(nodes)[1]))
+
+    def wrong(nodes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        depth, sees = right(nodes)
+        return (torch.arange(len(depth)), sees) if component == "position" else (depth, torch.ones_like(sees).tril())
+
+    monkeypatch.setattr(branches, "ancestry", wrong)
     named: Counter[str] = Counter()
     for case in drawn(40, ("empty",)):
         found = judge(run(TREE.function, case)).explanation
         if found is not None and found.component == "bookkeeping":
             pytest.fail(f"{found.kind}: {case.to_dict()}")
         named[found.component if found else "right"] += 1
-    assert named["position"] > 10, named
+    assert named[component] > 10, named
 
 
 def test_an_audit_of_chains_alone_is_vacuous() -> None:

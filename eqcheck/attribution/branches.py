@@ -107,7 +107,8 @@ class Block:
 def grows_trees(run: Run) -> bool:
     """Whether a wrong token is the answer at a node beside others: a tree of the decoder's own, which no case names.
 
-    The node feeds the row's token before the wrong one, sees an own column before it, and another of them not.
+    The node feeds the row's token before the wrong one. It sees an own column before it and another of them not, or
+    where the mask is wrong, columns that stand beside one another.
     """
     for prompt, truth, row in zip(run.case.prompts, run.truth.uncut, run.outputs or (), strict=False):
         index = next((at for at, pair in enumerate(zip(row, truth, strict=False)) if pair[0] != pair[1]), None)
@@ -116,17 +117,29 @@ def grows_trees(run: Run) -> bool:
         fed = (*prompt, *truth)[len(prompt) + index - 1]
         for call in run.trace.made(TARGET):
             nodes = zip(*np.nonzero((call.tokens == fed) & (call.predictions == row[index])), strict=True)
-            if any(_beside(call, int(batch_row), int(column)) for batch_row, column in nodes):
+            if any(_beside(call, int(batch_row), int(column), run.case.pad_token_id) for batch_row, column in nodes):
                 return True
     return False
 
 
-def _beside(call: Call, row: int, column: int) -> bool:
-    """Whether a column sees itself and a real one of its own block before it, and another real one before it not."""
+def _beside(call: Call, row: int, column: int, pad: int) -> bool:
+    """Whether a column sees itself and a real one of its own block before it, and another real one before it not.
+
+    Or of those that it sees two have one position and feed different tokens, behind one that has the position before.
+    """
     hidden = self_hidden(call, row)
+    if hidden[column]:
+        return False
     sees, alone = seen_in_block(call, row, set(range(column + 1)))
     real = {at for at in range(column) if not hidden[at] and not alone[at]}
-    return not hidden[column] and any(sees[at] & sees[column] for at in real - sees[column])
+    if any(sees[at] & sees[column] for at in real - sees[column]):
+        return True
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    fed: dict[int, set[int]] = {}
+    for at in (real & sees[column]) | {column}:
+        fed.setdefault(positions[at], set()).add(tokens[at])
+    above = {positions[at] + 1 for at in sees[column]}
+    return any(len(beside - {pad}) > 1 and position in above for position, beside in fed.items())
 
 
 def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
