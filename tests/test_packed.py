@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+import torch
+from packed_trees import ForkedPacked
 
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.faults import trees
 from eqcheck.contract import Decoder, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 
 MASK, CACHE = "mask/other-row-visible", "cache/wrong-row"
@@ -89,3 +94,57 @@ def test_a_row_that_holds_several_requests_is_a_batch(rows: tuple[tuple[int, ...
     done = run(packed(Packed).function, Case(rows))
     assert judge(done)
     assert ("batched_call" in exercised(done)) == counts
+
+
+class NeighbourSeen(ForkedPacked):
+    def shown(self, query: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        return (query == entry) | (query == entry + 1)
+
+
+class MaskOneSlotOff(ForkedPacked):
+    def shown(self, query: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        return query == entry.roll(1, dims=-1)
+
+
+class CallOfAll(ForkedPacked):
+    """Trees of others are seen, but for what is behind."""
+
+    def in_call(self, owners: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return seen | ((owners[:, None] != owners[None]) & torch.ones_like(seen).tril())
+
+
+def causes(engine: type[ForkedPacked], count: int) -> Counter[str]:
+    """What is found in drawn cases, some of which name trees; prompts are fed without their last tokens."""
+    taken = decoder(
+        name="trees",
+        families=("rotary", "learned"),
+        padding_sides=("right",),
+        cache_states=("empty", "tree"),
+    )(lambda target, draft, request: engine(target, draft, request).decode())
+    named: Counter[str] = Counter()
+    for case in Source(1, taken.families, taken.padding_sides, taken.cache_states).chunk(0, count):
+        done = run(taken, case)
+        found = judge(done).explanation
+        named.update([second_opinion(taken, done, found).fingerprint] if found else [])
+    return named
+
+
+def test_several_trees_in_one_row_are_right() -> None:
+    assert not causes(ForkedPacked, 50)
+
+
+FAULTS_OF_MASKS = [(NeighbourSeen, MASK), (MaskOneSlotOff, MASK), (CallOfAll, MASK)]
+FAULTS_OF_TREES = [(trees.SiblingsSeen, "mask/sibling-visible"), (trees.PositionByIndex, "position/query-position")]
+FAULTS_OF_TREES += [(trees.PathNotMoved, "cache/wrong-path"), (trees.ValuesNotMoved, "cache/torn-entry")]
+FAULTS_OF_TREES += [(trees.BonusOfLastNode, "bookkeeping/wrong-correction"), (trees.RootHidden, "mask/token-hidden")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    FAULTS_OF_MASKS + [(type(one.__name__, (one, ForkedPacked), {}), cause) for one, cause in FAULTS_OF_TREES],
+)
+def test_several_trees_in_one_row_are_told_apart(engine: type[ForkedPacked], cause: str) -> None:
+    named = causes(engine, 16)
+    others = set(named) - {cause, "unattributed/unattributed"}
+    assert not others, named
+    assert named[cause] >= max(3, 5 * named["unattributed/unattributed"]), named

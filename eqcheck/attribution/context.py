@@ -118,11 +118,11 @@ def read(
     own_block = {entry.slot for entry in seen if entry.write[0] == call.number}
     query = _Query(call, row, column, request, at, family.first_seen(at), family, labels, seen, own_block)
     surplus, right = _seen(query)
-    deviations = _as_shift(query, surplus + _unseen(query, right))
+    deviations = not_kept_apart(surplus + _unseen(query, right), call, row, column, request, labels)
+    deviations = _as_shift(query, deviations)
     offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     misplaced, follow = _misplaced(query, right, offset, stored[request])
     deviations += misplaced
-    deviations = not_kept_apart(deviations, call, row, column, request, labels)
     if labels.branches:
         deviations = as_wrong_path(deviations, {entry.slot: entry.write[0] for entry in found}, request, labels)
     return Context(tuple(deviations), tuple(follow), tuple(_slots(query, right, offset, deviations)), offset)
@@ -298,7 +298,7 @@ def _as_shift(query: _Query, deviations: list[Deviation]) -> list[Deviation]:
     if {slot + shift for slot in shown} != own:
         return deviations
     edge = min(query.own_block, default=len(query.entries)) - 1 if query.labels.left else 0
-    if edge not in shown or edge in own:
+    if edge not in shown or edge in own or query.labels.packed:
         return deviations
     origin = f"{shift:+d} slots from where the mask shows"
     moved = replace(query.deviation("cache", "misaligned"), slot=min(own), origin=origin, shift=shift)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eqcheck.attribution.record import Record, self_hidden
+from eqcheck.attribution.record import Record, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
 from eqcheck.trace import TARGET, Call
@@ -18,35 +18,50 @@ Places = Sequence[Sequence[tuple[int, int]]]
 
 
 def packs(run: Run) -> bool:
-    """Whether a row of a target call feeds the whole prompts of two requests, each from position 0 on."""
-    prompts = run.case.prompts
+    """Whether a row of a target call feeds the prompts of two requests, each from position 0 on."""
+    prompts, pad = run.case.prompts, run.case.pad_token_id
     for call in run.trace.made(TARGET) if len(prompts) > 1 else ():
         for tokens, positions in zip(call.tokens.tolist(), call.positions.tolist(), strict=True):
             starts = [column for column, position in enumerate(positions) if not position]
-            if len(starts) > 1 and sum(any(begins(tokens, c, prompt) for prompt in prompts) for c in starts) > 1:
+            if len(starts) > 1 and sum(any(_opens(tokens, positions, c, p, pad) for p in prompts) for c in starts) > 1:
                 return True
     return False
 
 
-def begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
+def _begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
     """Whether the text is fed from this column on.
 
-    >>> begins([3, 1, 4], 1, (1, 4)), begins([3, 1, 4], 2, (4, 1))
+    >>> _begins([3, 1, 4], 1, (1, 4)), _begins([3, 1, 4], 2, (4, 1))
     (True, False)
     """
     return tuple(tokens[column : column + len(text)]) == tuple(text)
 
 
+def _opens(tokens: Sequence[int], positions: Sequence[int], column: int, prompt: Sequence[int], pad: int) -> bool:
+    """Whether a prompt is fed from this column on: whole, or without its last token, which many engines feed later.
+
+    >>> _opens([3, 1, 4, 5], [0, 1, 0, 1], 0, (3, 1, 9), pad=8)
+    True
+    """
+    if _begins(tokens, column, prompt):
+        return True
+    end = next((c for c in range(column + 1, len(tokens)) if positions[c] != positions[c - 1] + 1), len(tokens))
+    fed = tuple(tokens[column:end])
+    return fed == tuple(prompt[:-1]) and set(fed) != {pad}
+
+
 def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> bool:
     """Whether a call with fewer rows than there are requests feeds several in one row.
 
-    So it is where several `beginnings` are prompts, and where a token that is no row's first by its column sees only
-    itself, behind others that are no pads.
+    So it is where one of the `beginnings` is behind another request, and where a token that is no row's first by its
+    column sees only itself, behind others that are no pads.
     """
-    if len(call.tokens) >= len(record.requests) or record.branches:
+    if len(call.tokens) >= len(record.requests):
         return False
-    if len(begun) > 1:
+    if len(begun) > 1 or any(_joins(record, call, row, *one) for one in begun.items()):
         return True
+    if record.branches:
+        return False
     hidden = self_hidden(call, row)
     return any(
         not hidden[column - 1]
@@ -57,15 +72,22 @@ def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> 
     )
 
 
+def _joins(record: Record, call: Call, row: int, column: int, request: int) -> bool:
+    """Whether a request begins, for the first time, behind tokens of another one that is under way."""
+    fed = call.tokens[row, max(column - 1, 0) : column + 1].tolist()
+    behind = column > 0 and int(call.positions[row, :column].min()) > 0
+    return behind and record.pad not in fed and request not in record.rounds
+
+
 def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
     """The columns in which a request begins by its text and its position, whatever the mask shows: their requests.
 
-    Before a row was seen to hold several, only whole prompts begin one.
+    Before a row was seen to hold several, only prompts begin one.
     """
-    if len(call.tokens) >= len(record.requests) or record.branches:
+    if len(call.tokens) >= len(record.requests):
         return {}
     tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
-    if not record.packed and positions.count(0) < 2:
+    if not record.packed and 0 not in positions:
         return {}
     breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
     held = [label for label in record.held(call, row) if label.what == "token"]
@@ -76,7 +98,9 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
             reached = {label.position for label in held if label.request == number}
             if number in begun.values() or at != max(reached, default=-1) + 1 or (at and not record.packed):
                 continue
-            if any(begins(tokens, column, whole[at : max(prompt, at + 1)]) for whole in request.wholes):
+            rest = [whole[at : max(prompt, at + 1)] for whole in request.wholes]
+            opened = not at and _opens(tokens, positions, column, request.prompt, record.pad)
+            if opened or any(_begins(tokens, column, text) for text in rest):
                 begun[column] = number
                 break
     return begun
@@ -119,23 +143,45 @@ def not_kept_apart(
     """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
 
     The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
-    other's tokens again.
+    other's tokens again. Where something due is hidden it is the mask's, too, if of all that is cached exactly another
+    request's entries are seen, or if what is cached is in order.
     """
     kinds = {deviation.kind for deviation in deviations}
-    if not record.packed or kinds & {"missing-entry", "token-hidden", "torn-entry"}:
+    if not record.packed or kinds & {"missing-entry", "torn-entry"}:
         return deviations
     slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
     held = [record.of.get(slot) for slot in slots]
-    seen = [held[slot] for slot in np.flatnonzero(call.visible[row, column])]
+    visible = np.flatnonzero(call.visible[row, column])
+    cached = [label for slot, label in zip(slots, held, strict=True) if slot[0] != call.number and label]
+    shown = [label for at in visible if slots[at][0] != call.number and (label := held[at])]
+    whole = any(shown == [label for label in cached if label.request == r] for r in {one.request for one in shown})
+    if "token-hidden" in kinds and not (whole or _in_order(call.number, slots, record)):
+        return deviations
+    seen = [held[slot] for slot in visible]
     shared = {label.position for label in seen if label and label.request != request and record.same(label, request)}
 
     def anothers(one: Deviation) -> bool:
         label = None if one.slot is None else held[one.slot]
-        if one.slot is None or label is None or not _fed_several(record, *slots[one.slot][:2]):
+        if one.slot is None or label is None:
+            return False
+        if not _fed_several(record, call.number, row) and not _fed_several(record, *slots[one.slot][:2]):
             return False
         return one.kind == "wrong-row" or (one.kind == "duplicate-entry" and label.position in shared)
 
     return [replace(d, component="mask", kind="other-row-visible") if anothers(d) else d for d in deviations]
+
+
+def _in_order(call: int, slots: Sequence[Write], record: Record) -> bool:
+    """Whether what a row holds from before a call lies as it was written: of each request every token once, no other.
+
+    Then nothing was moved, and nothing left out or kept too long.
+    """
+    cached = [write for write in slots if write[0] != call]
+    labels = [record.of.get(write) for write in cached]
+    places = [(label.request, label.position) for label in labels if label and label.what == "token"]
+    ends = Counter(request for request, _ in places)
+    whole = sorted(places) == [(request, at) for request in sorted(ends) for at in range(ends[request])]
+    return whole and len(places) == len(cached) and cached == sorted(cached)
 
 
 def _fed_several(record: Record, call: int, row: int) -> bool:
