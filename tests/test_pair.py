@@ -121,3 +121,10 @@ def test_audit_says_what_it_found_there(tmp_path: Path, capsys: Any) -> None:
     assert report["verdict"] == "violation"
     assert report["real_pair"]["equivalent"] == 14
     assert "14 of 16 rows" in (tmp_path / "odd" / "report.md").read_text().replace("\n", " ")
+
+
+def test_a_decoder_that_declines_trained_models_was_not_tried_on_them(tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["audit", "heads", "--cases", "5", "--out", str(tmp_path), "--no-corpus", "--pair"]) == 0
+    said = "ot tried on trained models, declined: draft: expected one with a scripted head"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in (tmp_path / "heads" / "report.md").read_text()

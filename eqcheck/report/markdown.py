@@ -67,7 +67,9 @@ def _head(report: Report) -> list[str]:
     lines += [line for sentence in sampled(report)[:1] for line in (sentence, "")]
     lines += [*(f"- {sentence}" for sentence in sampled(report)[1:]), ""] if len(sampled(report)) > 1 else []
     lines += [line for sentence in (*slots_seen(report), *memory(report)) for line in (sentence, "")]
-    if pair := report.real_pair:
+    if (pair := report.real_pair) and not pair.rows:
+        lines += [inline(f"Not tried on trained models, {pair.first}."), ""]
+    elif pair:
         lines += [
             f"On the shipped pair of trained models, in float64, {pair.equivalent} of {pair.rows} rows are what the "
             "target emits alone.",

@@ -163,7 +163,9 @@ def _details(report: Report, folder: str, width: int) -> list[str]:
     if report.corpus.replayed:
         lines.append(f"{name}: {many(report.corpus.replayed, 'stored case')} replayed, {report.corpus.failing} failing")
     lines += [f"{name}: {line}" for line in (declined_of(report), not_taken(report)) if line]
-    if pair := report.real_pair:
+    if (pair := report.real_pair) and not pair.rows:
+        lines.append(f"{name}: not tried on trained models, {pair.first}")
+    elif pair:
         lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")
         lines += ["", pair.first] if pair.first and not report.violations else []
     lines += [f"{name}: {line}" for line in [*sampled(report)[:4], *memory(report)]]
