@@ -14,15 +14,7 @@ from eqcheck.attribution.packed import not_kept_apart
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.attribution.torn import disagreement, emptied_slots, torn_slots
 from eqcheck.family import Family
-from eqcheck.hashing import (
-    CALL,
-    COLUMN,
-    MODEL,
-    ROW,
-    TOKEN,
-    Ints,
-    stored_digest,
-)
+from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, Ints, stored_digest
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
@@ -156,7 +148,8 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
     deviations: list[Deviation] = []
     hidden: dict[int, Entry] = {}
     for entry in query.entries:
-        if not entry.visible and query.is_own(entry):
+        others = query.labels.packed and entry.label.request != query.request  # which the mask rightly hides
+        if not (entry.visible or others) and query.is_own(entry):
             hidden.setdefault(entry.label.position, entry)
     own_slot = max(query.own_block, default=len(query.entries) - 1) - query.call.tokens.shape[1] + 1 + query.column
     for position in range(query.low, query.at + 1):
@@ -168,8 +161,10 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
             origin = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
             facts: dict[str, object] = {"token_position": position, "origin": origin, "held_by": other}
             deviations.append(query.deviation("cache", "missing-entry", None, **facts))
-        else:  # a window that counts slots loses what is that far away in slots
-            far = query.family.window and own_slot - where.slot >= query.family.window
+        else:  # a window that counts slots loses what is that far away in slots, a narrow one what is oldest
+            older, newer = range(query.low, position), range(position, query.at)
+            oldest = query.low and not right.keys() & set(older) and right.keys() & set(newer)
+            far = oldest or (query.family.window and own_slot - where.slot >= query.family.window)
             kind = "window" if far else "token-hidden"
             deviations.append(query.deviation("mask", kind, where, token_position=position))
     return deviations

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from eqcheck import hashing
-from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, Ints, Words
+from eqcheck.hashing import HEADS, LAYERS, PLACES, TOKEN, WIDTH, Ints, Words
 from eqcheck.trace import DRAFT, TARGET
 
 GARBAGE = 2**30
@@ -100,9 +100,15 @@ class Provenance:
         """The number of a call's first write; those of its rows follow, column by column."""
         return self._first[role, call]
 
-    def knows(self, layer: int, role: int, data: bytes) -> bool:
-        """Whether K of the first head was remembered with these bytes."""
-        return data in self._by_bytes[role, layer, 0, 0]
+    def knows(self, layer: int, role: int, data: bytes, kind: int = 0) -> bool:
+        """Whether K of the first head, or V if the ``kind`` is 1, was remembered with these bytes."""
+        return data in self._by_bytes[role, layer, kind, 0]
+
+    def tokens(self, layer: int, role: int, data: bytes, kind: int = 0) -> list[int]:
+        """The tokens of the writes whose K of the first head, or V, has these bytes."""
+        place = _COPIES.index((layer, kind, 0))
+        writes = self._by_bytes[role, layer, kind, 0].get(data, {})
+        return [int(self._digits[write, role - 1, place, TOKEN]) for write in writes]
 
     def held(self, role: int, caches: Sequence[Sequence[list[list[list[bytes]]]]]) -> Held:
         """What is held by slots with these bytes: per layer K and V, ``[batch][2 heads][slots]``."""
@@ -229,10 +235,17 @@ def _strange(data: bytes) -> Ints:
     """Digits of a vector that no model wrote: nothing for zeros, and what cannot be an entry for any other."""
     if not any(data):
         return np.zeros(WIDTH, np.int64)
-    bits = np.frombuffer(data, np.uint8)
-    for size in (8, 4, 2):  # one number everywhere: memory that was filled
-        if len(bits) % size == 0 and (bits.reshape(-1, size) == bits[:size]).all() and len(bits) > size:
-            return np.full(WIDTH, GARBAGE, np.int64)
-    out = np.resize(bits.astype(np.int64), WIDTH)
+    if is_filler(data):
+        return np.full(WIDTH, GARBAGE, np.int64)
+    out = np.resize(np.frombuffer(data, np.uint8).astype(np.int64), WIDTH)
     out[0] = _NOBODYS
     return out
+
+
+def is_filler(data: bytes) -> bool:
+    """Whether the bytes are one number everywhere: memory that was filled.
+
+    >>> is_filler(bytes(32)), is_filler(bytes(range(32)))
+    (True, False)
+    """
+    return any(len(data) > size and data == data[:size] * (len(data) // size) for size in (8, 4, 2))

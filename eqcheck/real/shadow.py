@@ -22,6 +22,7 @@ from eqcheck.hashparts import Script
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors
 from eqcheck.real.tap import NotRead, Seen, Watched
+from eqcheck.real.unheard import written
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
 
@@ -152,7 +153,12 @@ class Shadow:
         if now.tokens.size == 0:
             return
         low, high = now.watched.layers
-        if len(now.others) >= now.watched.count:
+        if len(now.others) > now.watched.count and not now.seen:
+            raise NotRead(
+                f"{type(now.watched.model).__name__}: expected one call of attention in each layer of a forward, got "
+                "several; attend once, with a mask that keeps requests apart, or audit it by its tokens with --python"
+            )
+        if len(now.others) == now.watched.count:
             for layer in {low, high} - set(now.seen):
                 now.seen[layer] = now.others[layer]
         for layer, (keys, values) in now.caches.items():
@@ -183,9 +189,8 @@ class Shadow:
         """Remember what was written, and say at which positions."""
         batch, block = now.tokens.shape
         role, low = now.watched.role, now.watched.layers[0]
-        for layer in set(now.watched.layers):
-            if layer not in now.written:
-                now.written[layer] = self._unheard(now, layer)
+        if not set(now.watched.layers) <= set(now.written):
+            self._unheard(now)
         keys = now.written[low][2]
         said = self._said(now)
         if now.past < 0:  # nobody said anything
@@ -209,22 +214,24 @@ class Shadow:
         given = counted if now.said is None else _whole(now.said)
         return np.broadcast_to(given[None] if given.ndim == 1 else given[:batch], (batch, block)).copy()
 
-    def _unheard(self, now: Opened, layer: int) -> tuple[Any, Any, torch.Tensor]:
-        """What a layer wrote where no cache was told: the slots with bytes not seen before, or else the last ones."""
-        batch, block = now.tokens.shape
-        seen = now.seen[layer]
-        shadow = now.watched.layers.index(layer)
-        keys, values = vectors(seen.keys), vectors(seen.values)
-        slots: list[list[int]] = []
-        for row in range(batch):
-            known = [self.provenance.knows(shadow, now.watched.role, data) for data in keys[row][0]]
-            new = [slot for slot, old in enumerate(known) if not old]
-            count = len(known)
-            slots.append(new if len(new) == block else list(range(count - block, count)))
-        pick = [[[head[slot] for slot in slots[row]] for head in keys[row]] for row in range(batch)]
-        pick_values = [[[head[slot] for slot in slots[row]] for head in values[row]] for row in range(batch)]
-        chosen = [torch.stack([one[row][:, slots[row]] for row in range(batch)]) for one in (seen.keys, seen.values)]
-        return pick, pick_values, entries(*chosen)
+    def _unheard(self, now: Opened) -> None:
+        """Note what was written where no cache was told, as attention saw it."""
+        layers = sorted(set(now.watched.layers))
+        both = {layer: (now.seen[layer].keys, now.seen[layer].values) for layer in layers}
+        seen = [(layer, kind, both[layer][kind]) for layer in layers for kind in (0, 1)]
+        held = [vectors(one) for _, _, one in seen]
+        visible = {layer: visible_of(now.seen[layer], len(now.tokens)) for layer in layers}
+        chosen: list[list[torch.Tensor]] = [[] for _ in seen]
+        for row, tokens in enumerate(now.tokens.tolist()):
+            parts = [
+                (layers.index(layer), kind, held[n][row][0], visible[layer][row])
+                for n, (layer, kind, _) in enumerate(seen)
+            ]
+            for n, slots in enumerate(written(tokens, parts, now.watched.role, self.provenance)):
+                chosen[n].append(seen[n][2][row][:, slots])
+        for number, layer in enumerate(layers):
+            new = [torch.stack(one) for one in chosen[2 * number : 2 * number + 2]]
+            now.written.setdefault(layer, (*map(vectors, new), entries(*new)))  # type: ignore[arg-type]
 
     def _attend(self, now: Opened, number: int, positions: Ints, which: Held, fix: Fix | None) -> Call:
         family, role = self.family, now.watched.role
