@@ -284,6 +284,29 @@ def test_attention_that_is_replaced_while_it_runs_is_told_as_such() -> None:
     assert "it cannot be read: LlamaForCausalLM: the attention of a forward was not seen" in done.declined
 
 
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_a_window_that_is_too_narrow_is_named(narrow: int) -> None:
+    """It hides the oldest token in reach, from the first full window on."""
+
+    def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
+        rows = []
+        for prompt in request.prompts:
+            row = list(prompt)
+            while len(row) < len(prompt) + request.max_new_tokens and row[-1:] != list(request.eos_token_ids):
+                at = torch.arange(len(row))
+                seen = (at <= at[:, None]) & (at > at[:, None] - target.config.sliding_window + narrow)
+                mask = torch.zeros(seen.shape, dtype=target.dtype).masked_fill(~seen, torch.finfo(target.dtype).min)
+                row.append(int(target(torch.tensor([row]), attention_mask=mask[None, None]).logits[0, -1].argmax()))
+            rows.append(row[len(prompt) :])
+        return rows
+
+    case = Case(
+        prompts=(tuple(range(3, 15)), (1, 2)), max_new_tokens=6, num_draft_tokens=2, family=family_of("mistral")
+    )
+    found = try_case(Decoder("windowed", generate).function, case, None)
+    assert (found.fingerprint if found.explanation else "") == ("mask/window" if narrow else "")
+
+
 def test_eager_is_read_like_sdpa() -> None:
     found = decoded(lambda target: target.set_attn_implementation("eager"), "bsp", "rotary@llama@float32")
     assert found.fingerprint == "position/query-position"

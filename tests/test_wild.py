@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import eqcheck
 from eqcheck.architectures import family_of
+from eqcheck.case import Case
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 
@@ -25,7 +27,7 @@ def shown(decoder: Any, target: str, count: int = 6) -> Counter[str]:
     return Counter(one.fingerprint or one.status for one in found)
 
 
-@pytest.mark.parametrize("name", ["own_loop", "repad", "holes"])
+@pytest.mark.parametrize("name", ["own_loop", "slab", "repad", "holes"])
 def test_adapters_are_short(name: str) -> None:
     tree = ast.parse((WILD / f"{name}.py").read_text())
     adapter = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list)
@@ -44,6 +46,47 @@ def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
         vars(module)["SHIFTED"] = 0
     assert found["cache/duplicate-entry"] + found["cache/missing-entry"] + found["cache/misaligned"] > 2
     assert {name.partition("/")[0] for name in found} <= {"cache", "equivalent"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("", ""),
+        ("position", "position/query-position"),
+        ("mask", "mask/token-hidden"),
+        ("values", "cache/torn-entry"),
+        ("rollback", "cache/stale-entry"),
+    ],
+)
+def test_tensors_that_rows_are_written_into_are_read(fault: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them is filled memory, and rows that have ended write what is there already."""
+    decoder = eqcheck.load(f"{WILD / 'slab.py'}")
+    monkeypatch.setattr(sys.modules[decoder.function.__module__], "FAULT", fault)
+    source = Source(1, (family_of("llama"),), decoder.padding_sides, ("empty",), decoder.requires)
+    with decoder.running() as generate:
+        tried = [(case, try_case(generate, case, None)) for case in source.chunk(0, 12)]
+        others = [case for case, one in tried if one.explanation and one.fingerprint != cause]
+        asserted = {try_case(generate, case, None, opinion=True).fingerprint for case in others}
+    wrong = Counter(one.fingerprint for _, one in tried if one.explanation)
+    assert {one.luck[0] for _, one in tried} <= {"", cause}
+    assert asserted <= {"unattributed/unattributed"}
+    assert wrong[cause] >= 2 * len(others)
+    assert bool(cause) == bool(wrong)
+
+
+def test_attention_for_each_request_by_itself_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = eqcheck.load(f"{WILD / 'slab.py'}")
+    module = sys.modules[decoder.function.__module__]
+    together = vars(module)["sdpa"]
+
+    def apart(q: Any, k: Any, v: Any, attn_mask: Any) -> Any:
+        rows = [together(q[i : i + 1], k[i : i + 1], v[i : i + 1], attn_mask[i : i + 1]) for i in range(len(q))]
+        return torch.cat(rows)
+
+    monkeypatch.setattr(module, "sdpa", apart)
+    case = Case(prompts=((5, 7, 9), (1, 2)), max_new_tokens=3, num_draft_tokens=2, family=family_of("llama"))
+    with decoder.running() as generate:
+        assert "one call of attention in each layer" in try_case(generate, case, None).declined
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])

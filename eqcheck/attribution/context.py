@@ -162,8 +162,10 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
             facts: dict[str, object] = {"token_position": position, "origin": origin, "held_by": other}
             deviations.append(query.deviation("cache", "missing-entry", None, **facts))
         else:  # a window that counts slots loses what is that far away in slots, a narrow one what is oldest
-            older, newer = range(query.low, position), range(position, query.at)
-            oldest = query.low and not right.keys() & set(older) and right.keys() & set(newer)
+            full = (query.family.window or query.at + 2) == query.at + 1
+            past = query.low or (full and query.call.visible[query.row, : query.column, where.slot].any())
+            older, newer = set(range(query.low, position)), set(range(position, query.at))
+            oldest = past and not right.keys() & older and right.keys() & newer
             far = oldest or (query.family.window and own_slot - where.slot >= query.family.window)
             kind = "window" if far else "token-hidden"
             deviations.append(query.deviation("mask", kind, where, token_position=position))

@@ -63,10 +63,9 @@ class Runner:
             )
 
 
-@eqcheck.decoder(name="own-loop", families=("rotary",), padding_sides=("left",))
-def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
+def decode(runners: tuple[Any, Any], request: eqcheck.Request) -> list[list[int]]:
     rows, done = [list(prompt) for prompt in request.prompts], [False] * len(request.prompts)
-    runners, fed = (Runner(target), Runner(draft)), [[0] * len(rows), [0] * len(rows)]
+    fed = [[0] * len(rows), [0] * len(rows)]
 
     def feed(which: int, until: list[list[int]]) -> Any:
         new = [row[fed[which][n] :] for n, row in enumerate(until)]
@@ -100,3 +99,8 @@ def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int
             runner.drop([fed[which][n] - count for n, count in enumerate(kept)])
             fed[which][:] = kept
     return [row[len(prompt) :] for row, prompt in zip(rows, request.prompts, strict=True)]
+
+
+@eqcheck.decoder(name="own-loop", families=("rotary",), padding_sides=("left",))
+def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int]]:
+    return decode((Runner(target), Runner(draft)), request)
