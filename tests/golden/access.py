@@ -1,0 +1,101 @@
+"""All that the golden net takes from inside eqcheck: where names move, this module alone follows.
+
+Every decoder of the catalogue is an attribute of it under the decoder's own id, for ``golden.access:ID`` as an adapter.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from clock import CHECKPOINT, TRANSPARENT, Clock
+
+from eqcheck import cli, registry
+from eqcheck.attribution.losses import all_warnings
+from eqcheck.campaign.casefile import read_case
+from eqcheck.catalogue import BUILDS, PAIRS, PLANTED
+from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS
+from eqcheck.catalogue.leaks import LEAKS
+from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
+from eqcheck.catalogue.samplers.build import sampler
+from eqcheck.contract import Decoder
+from eqcheck.kinds import FINGERPRINTS
+from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.report import load
+from eqcheck.report.markdown import to_markdown
+
+__all__ = ["FINGERPRINTS", "ready", "report_as_markdown", "run", "told"]
+SPEC = "golden.access"
+
+
+def _decoders() -> dict[str, Decoder]:
+    """Every decoder of the catalogue by its id; one that samples also has its build in it."""
+    found = {name: build.decoder(name) for name, build in {**BUILDS, **HEAD_BUILDS}.items()}
+    found |= {fault.id: fault.decoder() for fault in PLANTED}
+    found |= {pair.id: pair.decoder() for pair in PAIRS}
+    found |= {wrong.id: wrong.decoder() for wrong in HEAD_FAULTS}
+    found |= {f"{one.id}.{one.build}": one.decoder() for one in LEAKS}
+    for number, (name, scheme) in enumerate(RIGHT.items()):
+        build = SAMPLED_BUILDS[number % len(SAMPLED_BUILDS)]
+        found[f"{name}.{build}"] = sampler(scheme, build, f"{name}.{build}")
+    for number, fault in enumerate(SAMPLED_FAULTS):
+        build = SAMPLED_BUILDS[number % len(SAMPLED_BUILDS)]
+        found[f"{fault.id}.{build}"] = fault.decoder(build)
+    return found
+
+
+globals().update(_decoders())
+
+
+def ready() -> None:
+    """Compute on one thread, let no time pass where an audit asks for it, and fork workers that know the catalogue."""
+    torch.set_num_threads(1)
+    multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
+    forkserver.ensure_running()
+    Clock().put(pytest.MonkeyPatch(), dict.fromkeys([*TRANSPARENT, *CHECKPOINT]))
+
+
+def run(*words: str) -> int:
+    """The exit code of a command."""
+    try:
+        return cli.main(words)
+    except SystemExit as ended:  # --help
+        return int(ended.code or 0)
+
+
+@cache
+def _decoder(spec: str) -> Decoder:
+    return registry.load(spec)
+
+
+def told(spec: str, file: Path) -> dict[str, Any]:
+    """What a case of the transparent target shows, as data, the evidence among it; before any second opinion."""
+    stored = read_case(file)
+    case: Any = stored.case
+    with _decoder(spec).running() as generate:
+        found = try_case(generate, case, stored.case_timeout)
+    losses = Counter(dict(found.losses))
+    return {
+        "status": found.status,
+        "outputs": found.outputs,
+        "exact_match": found.exact_match,
+        "prefix_match": found.prefix_match,
+        "coverage": sorted(found.coverage),
+        "losses": dict(sorted(losses.items())),
+        "warnings": all_warnings(losses) if losses else [],
+        "luck": found.luck,
+        "slots": found.slots,
+        "evidence": msgspec.to_builtins(found.explanation),
+    }
+
+
+def report_as_markdown(folder: Path) -> str:
+    """A stored report as Markdown."""
+    return to_markdown(load(folder))
