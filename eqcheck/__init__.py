@@ -74,3 +74,8 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet among them."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -18,11 +18,15 @@ DTYPES = ("float64", "float32", "bfloat16")
 
 
 class Architecture(NamedTuple):
-    """A model of transformers as it is built here: its class, the family that it is like, the dtype it computes in."""
+    """A model of transformers as it is built here: its class, the family that it is like, the dtype it computes in.
+
+    ``windowed`` models have layers with an attention window beside others without one.
+    """
 
     model: str
     family: str
     dtype: str = "float64"
+    windowed: bool = False
 
 
 # In float32 those whose own attention makes NaN of a pad that sees nothing, where it is computed in float64.
@@ -34,8 +38,8 @@ ARCHITECTURES = {
     "gpt2": Architecture("GPT2LMHeadModel", "learned"),
     "mistral": Architecture("MistralForCausalLM", "window"),
     "mixtral": Architecture("MixtralForCausalLM", "rotary"),
-    "gemma2": Architecture("Gemma2ForCausalLM", "rotary", "float32"),
-    "gpt_oss": Architecture("GptOssForCausalLM", "rotary", "float32"),
+    "gemma2": Architecture("Gemma2ForCausalLM", "rotary", "float32", windowed=True),
+    "gpt_oss": Architecture("GptOssForCausalLM", "rotary", "float32", windowed=True),
     "deepseek_v3": Architecture("DeepseekV3ForCausalLM", "rotary"),
     "falcon": Architecture("FalconForCausalLM", "rotary"),
     "bloom": Architecture("BloomForCausalLM", "mask-order", "float32"),

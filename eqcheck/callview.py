@@ -33,8 +33,8 @@ _ABOUT = """Every call of the decoder, step by step. A row of a call has its que
 them, their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O is
 hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or answer
 has the right one behind it; a query is right if it saw exactly its row, - where that is not known. `position 3` in a
-slot is the token of the row there; the column `position` is what it carries; an accepted draft in a slot lies behind
-the end of its row. A draft is cut where the target agreed with it and the row does not have it, as behind an EOS or the
+slot is the token of the row there; the column `position` is what it carries; a cut draft in a slot lies behind the
+end of its row. A draft is cut where the target agreed with it and the row does not have it, as behind an EOS or the
 limit; over-accepted where the row has it and the target answered another id. What a row has after a call is read from
 what it is fed later; the first wrong id is in brackets."""
 

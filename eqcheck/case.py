@@ -23,6 +23,7 @@ from eqcheck.limits import (
     MOST_WORK_BEFORE,
 )
 from eqcheck.trees import REJECTED, Nodes, of_round, wrong_with
+from eqcheck.verdict import Given
 
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
 _LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before")
@@ -248,6 +249,19 @@ class Case:
     def id(self) -> str:
         """Twelve hexadecimal digits that identify the content."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def given(self, row: int) -> Given:
+        """What a row was asked with, and the rows beside it; the accepted draft tokens where the case dictates them."""
+        dictated = self.agreement is None and not self.tree
+        rows = (
+            Given(
+                prompt,
+                limit=self.max_new_tokens,
+                accepts=(self.accepts[n] if n < len(self.accepts) else ()) if dictated else None,
+            )
+            for n, prompt in enumerate(self.prompts)
+        )
+        return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens, rows=tuple(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the inverse of `from_dict`."""

@@ -15,6 +15,8 @@ from eqcheck.kinds import FINGERPRINTS
 from eqcheck.options import ORDER, check_claims
 from eqcheck.options import RowOptions as RowOptions
 from eqcheck.plain import one_line
+from eqcheck.requirements import REQUIREMENTS as REQUIREMENTS
+from eqcheck.requirements import checked
 from eqcheck.trees import Nodes
 
 PaddingSide = Literal["left", "right"]
@@ -32,16 +34,6 @@ CACHE_STATES = {
 }
 POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
-REQUIREMENTS = {
-    "equal-lengths": "all prompts are of one length",
-    "one-eos": "there is at most one EOS id",
-    "no-eos": "there is no EOS id",
-    "pad-not-in-prompt": "the pad id occurs in no prompt",
-    "eos-not-in-prompt": "no EOS id occurs in a prompt",
-    "batch-1": "there is one row",
-    "min-limit-2": "max_new_tokens is at least 2",
-}
-"""What a decoder may need of every request; `eqcheck.requirements.unmet` tells whether a request has it."""
 CAPABILITIES = {
     "row-limits": "rows have limits of their own",
     "row-eos": "rows have EOS ids of their own",
@@ -265,11 +257,12 @@ def decoder(
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
     as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
     ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``requires`` names what
-    it needs of every request (`REQUIREMENTS`): other cases are not drawn. What only the decoder can tell it declines
-    by raising `eqcheck.Unsupported` with the reason. ``known`` declares violations by fingerprint, each with a link;
-    ``note`` is printed in reports. ``engine`` is what `eqcheck bench` times at any batch size and with prompts that
-    arrive one by one: called with ``(target, draft, num_draft_tokens=, batch_size=)``, it returns something with the
-    ``stream``, ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`.
+    it needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for an id N): other cases are not drawn. What
+    only the decoder can tell it declines by raising `eqcheck.Unsupported` with the reason. ``known`` declares
+    violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
+    times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
+    batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
+    `eqcheck.reference_impls.serving.Engine`.
 
     An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
     alone. ``dtype`` is what it computes in (one of `DTYPES`; float32 if nothing is said, as the checkpoint is),
@@ -283,14 +276,14 @@ def decoder(
     Raises `UsageError` for a padding side, family, cache state, precondition, capability, dtype, promise, order or kind
     of violation that does not exist.
     """
+    requires = checked(requires)
     for given, allowed, what in (
         (padding_sides, PADDING_SIDES, "padding_sides"),
         (families, FAMILIES, "families"),
         (cache_states, tuple(CACHE_STATES), "cache_states"),
-        (requires, tuple(REQUIREMENTS), "requires"),
         (capabilities, tuple(CAPABILITIES), "capabilities"),
     ):
-        if isinstance(given, str) or not (given or what in ("requires", "capabilities")):
+        if isinstance(given, str) or not (given or what == "capabilities"):
             raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
         for one in given:
             if one not in allowed:
@@ -322,7 +315,7 @@ def decoder(
             padding_sides=tuple(padding_sides),
             families=tuple(families),
             cache_states=tuple(cache_states),
-            requires=tuple(requires),
+            requires=requires,
             known=dict(known or {}),
             origin=origin,
             version=version,

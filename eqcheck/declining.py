@@ -8,13 +8,20 @@ said in a warning of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from eqcheck.contract import REQUIREMENTS, Decoder
+from eqcheck.requirements import told
 from eqcheck.tally import Alike, Tally
 
 MOST_DECLINED = 0.5
+KEPT_AWAY = {
+    "no-eos": ("eos_inside_block",),
+    "equal-lengths": ("ragged_prompts",),
+    "batch-1": ("several_rows", "ragged_prompts", "batched_call", "ragged_round"),
+}
+"""By precondition, the counters of the lanes that no case which meets it can raise."""
 _SHOWN = 3  # reasons
 
 
@@ -41,9 +48,19 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     ]
 
 
+def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iterable[str]) -> list[str]:
+    """The essential counters that stayed at zero, without those that the preconditions keep there.
+
+    >>> unseen(("ragged_prompts", "eos_inside_block"), {}, ("no-eos",))
+    ['ragged_prompts']
+    """
+    kept = {name for one in requires for name in KEPT_AWAY.get(one, ())}
+    return [name for name in essential if not coverage.get(name) and name not in kept]
+
+
 def of_requirements(decoder: Decoder) -> list[str]:
     """What the decoder's preconditions keep away; nothing where it has none."""
-    needs = "; ".join(f"{name} ({REQUIREMENTS[name]})" for name in decoder.requires)
+    needs = "; ".join(f"{name} ({told(name)})" for name in decoder.requires)
     return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
 
 

@@ -16,6 +16,7 @@ from eqcheck.alone import continue_rows, continued
 from eqcheck.case import Case
 from eqcheck.family import FAMILY, WINDOW
 from eqcheck.hashing import mix
+from eqcheck.requirements import barred, without_ids
 from eqcheck.sizes import BLOCKS, Bounds
 from eqcheck.tree_drawing import draw_trees, end_before
 
@@ -60,7 +61,7 @@ _ONCE_IN = Bounds(rows=12, prompt=14, new_tokens=20, draft_tokens=6)  # how ofte
 
 @dataclass(frozen=True)
 class Claims:
-    """Which cases a decoder takes; ``requires`` names preconditions of `eqcheck.contract.REQUIREMENTS`."""
+    """Which cases a decoder takes; ``requires`` names preconditions (`eqcheck.requirements`)."""
 
     families: tuple[str, ...]
     padding_sides: tuple[str, ...]
@@ -82,6 +83,7 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
         special = choose.pick((None, FIRST_ID))
     if special is not None:
         prompts = _emitting(choose, family, prompts, limit, special)
+    prompts = tuple(without_ids(prompts, barred(requires), _ids(requires)))
     truth = [tokens for tokens, _ in continue_rows(family, VOCAB_SIZE, 0, prompts, limit)]
     eos = _eos(choose, prompts, truth, special, requires)
     if state["cache_state"] == "tree":
@@ -121,6 +123,11 @@ def _seldom(choose: Choices, once_in: int) -> bool:
     return choose.integer(1, once_in) == once_in
 
 
+def _ids(requires: tuple[str, ...]) -> int:
+    """Of so many ids prompts are made: where the pad is to stand in none, one is left for it."""
+    return VOCAB_SIZE - 1 if "pad-not-in-prompt" in requires else VOCAB_SIZE
+
+
 def _rows(
     choose: Choices, limit: int, k: int, bounds: Bounds, requires: tuple[str, ...]
 ) -> tuple[list[Prompt], tuple[Prompt, ...]]:
@@ -128,7 +135,7 @@ def _rows(
     most = 1 if "batch-1" in requires else bounds.rows
     many, long = _seldom(choose, _ONCE_IN.rows), _seldom(choose, _ONCE_IN.prompt)
     length = _length(choose, bounds.prompt, long) if "equal-lengths" in requires else None
-    ids = VOCAB_SIZE - 1 if "pad-not-in-prompt" in requires else VOCAB_SIZE  # so that one is left for the pad
+    ids = _ids(requires)
 
     def row(choose: Choices) -> tuple[Prompt, Prompt]:
         count = length or _length(choose, bounds.prompt, long and choose.integer(0, 1) == 1)
@@ -208,7 +215,7 @@ def _state(
     more = 2 * (len(possible) - 1) if "empty" in possible else 0
     options = ["empty"] * more + possible
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
-    ids = VOCAB_SIZE - 1 if "pad-not-in-prompt" in claims.requires else VOCAB_SIZE
+    ids = _ids(claims.requires)
     found: dict[str, Any] = {"cache_state": name}
 
     def tokens(least: int, most: int) -> Prompt:

@@ -8,11 +8,11 @@ A new family is a record here; what it sees is computed in `eqcheck.families`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eqcheck.architectures import Parsed, parsed
+from eqcheck.architectures import ARCHITECTURES, Parsed, parsed
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,24 @@ def base_of(name: str) -> str:
     ('rotary', 'learned', 'window')
     """
     return name.partition("@")[0].partition(":")[0]
+
+
+def asked_by(name: str) -> tuple[str, ...]:
+    """The families that a decoder has to claim, for a family or a real model of one to be within its claims.
+
+    One mask does not serve a model with a window in some of its layers only, as `rotary` ones are served.
+
+    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2")
+    (('rotary',), ('rotary', 'window'))
+    """
+    target = parsed(name)
+    known = ARCHITECTURES.get(target.architecture) if target else None
+    return (base_of(name), *(("window",) if known and known.windowed else ()))
+
+
+def claimed_by(families: Collection[str], name: str) -> bool:
+    """Whether a decoder that claims ``families`` claims a family, or a real model of one."""
+    return set(asked_by(name)) <= set(families)
 
 
 FAMILIES = tuple(FAMILY)

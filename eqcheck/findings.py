@@ -49,6 +49,18 @@ class Options:
 
 
 @dataclass(frozen=True)
+class OtherCase:
+    """Another drawn case that fails likewise, as it was read then: not made smaller, and not looked into again."""
+
+    case: dict[str, Any]
+    explanation: str
+    row: int | None
+    token_index: int | None
+    expected: int | None
+    observed: int | None
+
+
+@dataclass(frozen=True)
 class Finding:
     """One cause under one condition: how many drawn cases show it, and the smallest that does.
 
@@ -58,6 +70,7 @@ class Finding:
     which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus.
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
     finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
+    ``others`` are some more cases that show it.
     """
 
     outcome: Outcome
@@ -73,6 +86,7 @@ class Finding:
     only: tuple[str, ...] = ()
     script: str | None = None
     story: Story | None = None
+    others: tuple[OtherCase, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +146,8 @@ class Audit:
     ``real_pair`` is what the decoder did on trained models, where that was asked, ``evidence`` what its sampled tokens
     say, if it samples. ``facts`` are what only this lane has
     to say, by the names of the report; ``files`` are what it adds to the report's folder. ``listed`` are violations
-    that the user lists as known, by fingerprint.
+    that the user lists as known, by fingerprint, ``outdated`` says which of them fail because they are so no longer.
+    ``written`` is the date, ``command`` what was typed; empty where nobody typed it.
 
     ``counted`` are cases that were drawn elsewhere, of which there are no outcomes here. ``wealth`` and ``exclusion``
     are what the evidence is made of; ``telling`` is the case that adds most to it, with the natural logarithm of that.
@@ -155,6 +170,9 @@ class Audit:
     facts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     listed: dict[str, Known] = field(default_factory=dict)
+    outdated: list[str] = field(default_factory=list)
+    written: str = ""
+    command: str = ""
     drawing_s: float = 0.0
     elapsed: float = 0.0
     interrupted: bool = False
@@ -269,19 +287,29 @@ class Audit:
         violations = self.unknown if allow_declared else self.violations
         return [finding for finding in violations if finding.fingerprint not in self.listed]
 
-    def list_known(self, entries: Iterable[Known], today: date) -> None:
-        """Let pass what is listed as known, and warn of what is so no longer: its day is past, or it did not occur."""
+    def list_known(self, entries: Iterable[Known], today: date, strict: bool = False) -> None:
+        """Let pass what is listed as known, and warn of what is so no longer: its day is past, or it did not occur.
+
+        Where ``strict`` is asked, such entries are ``outdated``: they fail, those that did not occur if enough cases
+        ran to say so.
+        """
         for entry in entries:
             if not entry.of(self.decoder.name):
                 continue
-            about = f"listed as known, {entry.fingerprint} ({entry.link})"
-            if entry.fingerprint not in self._shown:
-                run = many(self.tally.run, "case")
-                self.warnings.append(f"{about}: did not occur in {run}; if it is gone, take the entry out")
-            elif entry.until < today:
-                self.warnings.append(f"{about}: fails again, for its last day, {entry.until}, is past")
+            gone = entry.fingerprint not in self._shown
+            if why := entry.outdated(today, self._cases_without if gone else ""):
+                self.warnings.append(why)
+                if strict and (entry.until < today or self._enough):
+                    self.outdated.append(why)
             if entry.until >= today:
                 self.listed[entry.fingerprint] = entry
+
+    @property
+    def _cases_without(self) -> str:
+        """The cases that ran, in words, and how many of them fail, which may hide what none of them shows."""
+        run, failing = self.tally.run, self.tally.statuses["violation"]
+        fail = "fails" if failing == 1 else "fail"
+        return many(run, "case") + (f", and {failing} of them {fail} otherwise, which may hide it" if failing else "")
 
     @property
     def _shown(self) -> set[str]:
@@ -296,8 +324,12 @@ class Audit:
     @property
     def stale(self) -> list[str]:
         """`unseen` ones, where enough cases of all claimed families ran to say that they are no more."""
-        enough = self.tally.run >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
-        return self.unseen if enough else []
+        return self.unseen if self._enough else []
+
+    @property
+    def _enough(self) -> bool:
+        """Whether so many cases ran that what none of them showed is no more."""
+        return self.tally.run >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
 
 
 ENOUGH_TO_CALL_STALE = 300

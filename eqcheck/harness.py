@@ -148,7 +148,7 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     script = _script(case, truth)
     draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)
     digests = [digests[-1] for digests in truth.digests]
-    draft.head = ScriptedHead(draft, Contexts(case.prompts, truth.uncut, digests, case.num_draft_tokens))
+    draft.head = ScriptedHead(draft, Contexts(draft, case, truth.uncut, digests))
     for model in (target, draft):
         model.trace = trace
         model.model.poison = POISON.get(case.cache_state)

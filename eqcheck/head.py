@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,11 +25,13 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from eqcheck import hashing
+from eqcheck.alone import continue_rows
 from eqcheck.hashing import LAYERS, Bools, Ints, States, Words, mix, states_in, table_row
 from eqcheck.hashparts import integers, numbers
 from eqcheck.trace import DRAFT, TARGET, HeadCall
 
 if TYPE_CHECKING:
+    from eqcheck.case import Case
     from eqcheck.draft import ScriptedDraft
 
 _TOKEN, _RANK, _OWN, _STEP, _STRANGE = hashing.multipliers(5, 5)
@@ -40,12 +42,30 @@ class Contexts:
     """The contexts of the truth: of each row its tokens, and the digests of a query at each of their positions."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], digests: Sequence[Words], most_steps: int
+        self, draft: ScriptedDraft, case: Case, rows: Sequence[Sequence[int]], digests: Sequence[Words]
     ) -> None:
-        self._starts = [len(prompt) for prompt in prompts]
-        texts = [np.array([*prompt, *row], np.int64) for prompt, row in zip(prompts, rows, strict=True)]
+        self._draft, self._case = draft, case
+        self._starts = [len(prompt) for prompt in case.prompts]
+        texts = [np.array([*prompt, *row], np.int64) for prompt, row in zip(case.prompts, rows, strict=True)]
         self._rows = [(text, known[: len(text)]) for text, known in zip(texts, digests, strict=True)]
-        self._most_steps = most_steps
+        self.tree = bool(case.tree)
+
+    @cached_property
+    def _strays(self) -> list[tuple[Ints, Words]]:
+        """Texts that leave a row with a wrong proposal and go on as the target does, each with its digests.
+
+        A draft model agrees with the target again behind its own wrong token. A head without these texts would agree
+        there by chance only, and a decoder that accepts a token behind a rejected one would go unseen.
+        """
+        case, starts = self._case, list[tuple[int, ...]]()
+        for start, (tokens, digests) in zip(self._starts, self._rows, strict=True):
+            contexts = digests[start - 1 : -1]
+            left = np.flatnonzero(self._draft.disagrees(contexts) | self.tree)
+            second = self._draft.model.choices[1][table_row(contexts)]
+            starts += [(*tokens[: start + at].tolist(), int(second[at])) for at in left.tolist()]
+        go_on = max(case.num_draft_tokens - 1, 1)
+        ends = continue_rows(case.family, case.vocab_size, case.seed, starts, go_on)
+        return [(np.array([*text, *new], np.int64), known[-1]) for text, (new, known) in zip(starts, ends, strict=True)]
 
     @cached_property
     def behind(self) -> dict[tuple[int, int | None], int]:
@@ -54,12 +74,11 @@ class Contexts:
         Rows that begin alike go on differently from one context: with their prompts, or with what is answered.
         """
         found: dict[tuple[int, int | None], int] = {}
-        for start, (tokens, digests) in zip(self._starts, self._rows, strict=True):
+        for tokens, digests in (*self._strays, *self._rows):
             known = digests.tolist()
-            for at, (token, digest) in enumerate(zip(tokens[1:].tolist(), known[1:], strict=True)):
-                found[known[at], token] = digest
-                if at >= start - 1:
-                    found[known[at], None] = digest
+            found.update(zip(zip(known, tokens[1:].tolist()), known[1:]))  # noqa: B905 (the last is behind nothing)
+        for start, (_, digests) in zip(self._starts, self._rows, strict=True):
+            found.update(((before, None), digest) for before, digest in pairwise(digests[start - 1 :].tolist()))
         return found
 
     @cached_property
@@ -76,14 +95,14 @@ class Contexts:
     def pairs(self) -> dict[int, int]:
         """By the hash of all pairs up to a position, some of the last with own states, the digest of the next."""
         found: dict[int, int] = {}
-        for tokens, digests in self._rows:
+        for tokens, digests in (*self._strays, *self._rows):
             ranks = np.arange(len(digests) - 1, dtype=np.uint64)
             words = digests[:-1] + tokens[1:].astype(np.uint64) * _TOKEN
             of_target, of_own = (
                 np.concatenate([np.zeros(1, np.uint64), mix(mix(one) + ranks * _RANK).cumsum(dtype=np.uint64)])
                 for one in (words, words + _OWN)
             )
-            for own in range(self._most_steps + 1):
+            for own in range(self._case.num_draft_tokens + 1):
                 ends = np.arange(own + 1, len(digests))
                 hashes = mix(of_target[ends - own] + of_own[ends] - of_own[ends - own])
                 found.update(zip(hashes.tolist(), digests[ends].tolist(), strict=True))
@@ -118,10 +137,12 @@ class ScriptedHead:
         if num_draft_tokens < 1:
             raise ValueError(f"num_draft_tokens: expected 1 or more, got {num_draft_tokens}")
         digests = np.zeros((len(hidden), num_draft_tokens), np.uint64)
-        at = due(states)
+        at, tokens = due(states), [None] * len(hidden)
         for place in range(num_draft_tokens):
-            at = np.array([self._next(digest, None) for digest in at.tolist()], np.uint64)
+            at = np.array([self._next(*one) for one in zip(at.tolist(), tokens, strict=True)], np.uint64)
             digests[:, place] = at
+            if not self.contexts.tree:  # one column serves all paths of a tree: there it keeps to the target's
+                tokens = self.proposed(at).tolist()
         self.record("column", _column(states), None, digests)
         return self.logits(digests)
 
@@ -187,10 +208,13 @@ class ScriptedHead:
         trace = self.draft.trace
         number = next(self._clock if trace is None else trace.clock)
         if trace is not None:
-            first, second = (choice[table_row(digests)] for choice in self.draft.model.choices)
-            predictions = np.where(self.draft.disagrees(digests), second, first)
-            trace.record_head(HeadCall(number, shape, given, tokens, digests, predictions, **seen))
+            trace.record_head(HeadCall(number, shape, given, tokens, digests, self.proposed(digests), **seen))
         return number
+
+    def proposed(self, digests: Words) -> Ints:
+        """The first choice of a draft in these contexts, as the script has it."""
+        first, second = (choice[table_row(digests)] for choice in self.draft.model.choices)
+        return cast(Ints, np.where(self.draft.disagrees(digests), second, first))
 
 
 class AttendingHead:

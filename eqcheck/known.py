@@ -9,14 +9,16 @@ until = 2027-03-31                    # the last day on which it passes
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.kinds import FINGERPRINTS
 from eqcheck.plain import one_line
@@ -42,6 +44,23 @@ class Known:
     def of(self, decoder: str) -> bool:
         return self.decoder in ("", decoder)
 
+    def outdated(self, today: date, cases: str | None = None) -> str:
+        """Why the entry is to be renewed or taken out; empty where it stands.
+
+        ``cases`` are those in which the violation did not occur, in words; empty where it did, None where
+        nobody looked.
+
+        >>> entry = Known("mask/window", "https://example.org/1", date(2027, 3, 31))
+        >>> entry.outdated(date(2027, 3, 31), ""), entry.outdated(date(2027, 4, 1), "")[-24:]
+        ('', 'day, 2027-03-31, is past')
+        """
+        about, day = f"listed as known, {self.fingerprint} ({self.link})", f"its last day, {self.until}, is past"
+        past = self.until < today
+        if cases:
+            both = f", and {day}: take the entry out" if past else "; if it is gone, take the entry out"
+            return f"{about}: did not occur in {cases}{both}"
+        return f"{about}: {'' if cases is None else 'fails again, for '}{day}" if past else ""
+
 
 def load(path: Path) -> tuple[Known, ...]:
     """The entries of a file; raises `UsageError`, which says what is wrong in which entry."""
@@ -62,6 +81,17 @@ def load(path: Path) -> tuple[Known, ...]:
         if any(one.fingerprint == other.fingerprint and one.decoder == other.decoder for other in found[:number]):
             raise UsageError(f"{where}: {one.fingerprint} is listed twice for the same decoder; keep one entry")
     return found
+
+
+def passing(entries: Iterable[Known], decoders: Iterable[Decoder], today: date) -> dict[str, set[str]]:
+    """The fingerprints that are known and pass, of each decoder by name: it declares them, or an entry lists them."""
+    listed = [entry for entry in entries if entry.until >= today]
+    return {one.name: {*one.known, *(e.fingerprint for e in listed if e.of(one.name))} for one in decoders}
+
+
+def in_ci() -> bool:
+    """Whether this runs in continuous integration, by the variable ``CI`` that every service sets."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def unheard(entries: Sequence[Known], decoders: Sequence[str]) -> str:

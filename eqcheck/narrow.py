@@ -40,23 +40,61 @@ def _filled(line: str, width: int) -> str:
     return "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * further, **_WORDS))
 
 
-def table(rows: Sequence[Sequence[object]], headers: Sequence[str], width: int, **options: Any) -> str:
-    """A table; where that is too wide, the rows below each other, each with a line for every column.
+def table(
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str],
+    width: int,
+    short: Sequence[str] = (),
+    colalign: Sequence[str] = (),
+    tablefmt: str = "simple",
+) -> str:
+    """A table. Where it is too wide it has ``short`` heads, and columns that are not aligned to the right are wrapped.
 
-    >>> print(table([["bsp", "right", "-"]], ["decoder", "padding", "note"], 22))
-    bsp
-      padding  right
-      note     -
+    At worst the rows stand one below the other, each with a line for every column.
+
+    >>> print(table([["bsp", "a few words"]], ["decoder", "what to note"], 16, ["decoder", "note"]))
+    decoder  note
+    -------  -------
+    bsp      a few
+             words
     """
-    whole = tabulate(rows, headers=headers, disable_numparse=True, **options)
-    if max(map(len, whole.split("\n"))) <= width:
+    whole = tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=colalign or None)
+    if _widest(whole) <= width:
         return whole
+    found = [[*map(str, column)] for column in zip(short or headers, *rows, strict=True)]
+    room = width - 2 * (len(found) - 1)
+    for at_hyphens in (False, True):
+        wrap: dict[str, Any] = {**_WORDS, "break_on_hyphens": at_hyphens}
+        widths = [max(map(_widest, column)) for column in found]
+        right = [at for at, where in enumerate(colalign) if where == "right"]
+        least = [max(len(word) for cell in column for word in _wrap(cell, 1, **wrap)) for column in found]
+        least = [widths[at] if at in right else size for at, size in enumerate(least)]
+        if sum(least) <= room:
+            while sum(widths) > room:  # from the widest of those that can be narrower
+                widths[max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))] -= 1
+            for at, size in enumerate(widths):
+                found[at] = ["\n".join(_wrap(cell, size, **wrap)) for cell in found[at]]
+            heads, *lines = map(list, zip(*found, strict=True))
+            rule = [["-" * size for size in widths]] if tablefmt == "simple" else []
+            return tabulate([heads, *rule, *lines], tablefmt="plain", disable_numparse=True, colalign=colalign or None)
+    return _blocks(rows, headers, width)
+
+
+def _wrap(text: str, width: int, **how: Any) -> list[str]:
+    return textwrap.wrap(text, max(1, width), **how) or [""]  # a column may be empty
+
+
+def _widest(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+def _blocks(rows: Sequence[Sequence[object]], headers: Sequence[str], width: int) -> str:
     gap = max(map(len, headers[1:])) + 4
     blocks = []
     for first, *others in rows:
         block = [str(first)]
         for name, text in zip(headers[1:], others, strict=True):
-            begin, *more = textwrap.wrap(str(text), width - gap, **_WORDS) or [""]
+            begin, *more = _wrap(str(text), width - gap, **_WORDS)
             block += [f"  {name:{gap - 2}}{begin}", *(" " * gap + line for line in more)]
         blocks.append("\n".join(block))
     return "\n\n".join(blocks)

@@ -80,6 +80,16 @@ def sampling_of(options: RowOptions) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in said.items())
 
 
+def asked_of(options: RowOptions) -> str:
+    """How a row beside sampled ones is to be answered, with its seed, in words.
+
+    >>> asked_of(RowOptions(4)), asked_of(RowOptions(4, temperature=0.7, seed=5))
+    ('greedy', 'temperature 0.7, seed 5')
+    """
+    seed = "" if options.seed is None else f", seed {options.seed}"
+    return f"{sampling_of(options)}{seed}" if options.temperature else "greedy"
+
+
 _EXPECTED = {
     "temperature": "0 (greedy) or a number from 1e-6 to 1e6",
     "top_k": "a whole number from 0 (no cut) to 2**31 - 1",

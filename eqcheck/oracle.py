@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -20,18 +21,24 @@ from eqcheck.contract import PADDING_SIDES, Decoder
 from eqcheck.errors import OutputError, Unsupported, UsageError, Violation
 from eqcheck.harness import Run, cut
 from eqcheck.harness import run as run_case
+from eqcheck.plain import describe, listed
 from eqcheck.requirements import refused
 from eqcheck.statements import Statement, state
-from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows, describe, listed
+from eqcheck.ties import Referee, coarse
+from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows
 
 if TYPE_CHECKING:
     from eqcheck.watch import Watch
+
+_Ids: TypeAlias = tuple[int, ...]
 
 
 class Oracle:
     """Truth from the target alone: one row at a time, no padding, no cache, greedy.
 
     ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
+    Of a target below float32 a token may be a near-tie, which rounding decides: the oracle warns, and judges by margin
+    (`eqcheck.ties`). ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
 
         >>> from eqcheck.hashlm import HashLM, HashConfig
         >>> oracle = Oracle(HashLM(HashConfig(seed=1)))
@@ -53,12 +60,26 @@ class Oracle:
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.vocab_size = int(text.vocab_size)
+        self._referee = Referee(target) if coarse(target) else None
+        if self._referee:
+            warnings.warn(
+                f"target: computes in {str(target.dtype).removeprefix('torch.')}, so near-ties are possible, and a "
+                "wrong token that scores almost like the right one is taken for one; in float64 every token is judged",
+                stacklevel=2,
+            )
 
-    def truth(self, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int] = ()) -> list[int]:
+    def truth(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> list[int]:
         """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
         (checked,) = self._prompts([prompt])
         length = len(checked) + _limit(max_new_tokens)
-        return self._extend(list(checked), length, self._eos(eos_token_ids))[len(checked) :]
+        return self._extend(list(checked), length, self._eos(eos_token_ids, eos_token_id))[len(checked) :]
 
     def check(
         self,
@@ -68,6 +89,7 @@ class Oracle:
         max_new_tokens: int,
         eos_token_ids: Sequence[int] = (),
         pad_token_id: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
     ) -> Verdict:
         """Compare ``outputs`` (new tokens only, one list per prompt, in the order of ``prompts``) with the truth.
 
@@ -76,18 +98,16 @@ class Oracle:
         too late, are named. Raises `OutputError` for malformed prompts or outputs, `UsageError` for a target whose
         logits are NaN where they count.
         """
-        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
-        rows = tuple(
-            RowVerdict(i, self._expected(prompt, row, limit, eos), row)
-            for i, (prompt, row) in enumerate(zip(checked, observed, strict=True))
-        )
+        judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, strict=True)]
+        rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
-            return Verdict("equivalent", rows)
-        whole = prompt_returned(checked, wrong, [limit] * len(checked), pad_token_id)
-        return Verdict("violation", rows, _from_tokens(checked, rows, wrong, eos, pad_token_id, whole))
+            return Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows)
+        whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
+        return Verdict("violation", rows, _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole))
 
     def watch(
         self,
@@ -98,6 +118,7 @@ class Oracle:
         pad_token_id: int | None = None,
         padding_side: str = "left",
         draft: Any = None,
+        eos_token_id: int | Sequence[int] | None = None,
     ) -> AbstractContextManager[Watch]:
         """Watch the target, and a ``draft``, while your own code decodes ``prompts`` with it, and read what it saw.
 
@@ -124,16 +145,28 @@ class Oracle:
         """
         from eqcheck.watch import WatchedCase, family_like, watching
 
-        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids)
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         if padding_side not in PADDING_SIDES:
             raise UsageError(f"padding_side: expected one of {PADDING_SIDES}, got {padding_side!r}")
         pad = -1 if pad_token_id is None else pad_token_id
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
         return watching(self, case, draft)
 
-    def _expected(
-        self, prompt: tuple[int, ...], observed: tuple[int, ...], limit: int, eos: tuple[int, ...]
-    ) -> tuple[int, ...]:
+    def _row(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> tuple[_Ids, int]:
+        """The true row, which goes on behind near-ties as the observed one does, and how many there are."""
+        expected, ties = self._expected(prompt, observed, limit, eos), 0
+        while self._referee:
+            pairs = enumerate(zip(expected, observed, strict=False))
+            index = next((i for i, (right, got) in pairs if right != got), None)
+            if index is None or not self._referee.ties((*prompt, *expected[:index]), observed[index]):
+                break
+            kept, ties = observed[: index + 1], ties + 1
+            ended = kept[-1] in eos or len(kept) == limit
+            rest = () if ended else self._expected(prompt + kept, observed[len(kept) :], limit - len(kept), eos)
+            expected = kept + rest
+        return expected, ties
+
+    def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
         """The true row. One forward over prompt and output answers as far as the output is right."""
         sequence = list(prompt + observed[:limit])
         predicted = self._argmax(sequence)
@@ -163,15 +196,21 @@ class Oracle:
         finite = logits[0].amax(-1).isfinite()  # a NaN makes the greatest one NaN
         return [int(token) if fine else None for token, fine in zip(logits[0].argmax(-1), finite, strict=True)]
 
-    def _eos(self, eos_token_ids: Any) -> tuple[int, ...]:
+    def _eos(self, eos_token_ids: Any, eos_token_id: Any = None) -> tuple[int, ...]:
+        name, wanted = "eos_token_ids", "a sequence of token ids"
+        if eos_token_id is not None:
+            if not isinstance(eos_token_ids, tuple | list) or eos_token_ids:
+                raise UsageError("eos_token_ids, eos_token_id: expected one of the two, got both")
+            name, wanted = "eos_token_id", "a token id, or a sequence of them"
+            eos_token_ids = eos_token_id if isinstance(eos_token_id, Sequence | Set) else (eos_token_id,)
         if not isinstance(eos_token_ids, Sequence | Set) or isinstance(eos_token_ids, str):
             hint = f"; use ({eos_token_ids},)" if isinstance(eos_token_ids, int) else ""
             got = eos_token_ids if hint else listed(eos_token_ids)
-            raise OutputError(f"eos_token_ids: expected a sequence of token ids, got {got}{hint}")
+            raise OutputError(f"{name}: expected {wanted}, got {got}{hint}")
         try:
             return check_rows([list(eos_token_ids)], 1, self.vocab_size)[0]
         except OutputError as error:
-            raise OutputError(str(error).replace("outputs[0]", "eos_token_ids", 1)) from None
+            raise OutputError(str(error).replace("outputs[0]", name, 1)) from None
 
     def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
         if not isinstance(prompts, list | tuple):
@@ -209,6 +248,7 @@ def _from_tokens(
     prompts: tuple[tuple[int, ...], ...],
     rows: tuple[RowVerdict, ...],
     wrong: list[RowVerdict],
+    limit: int,
     eos: tuple[int, ...],
     pad: int | None,
     whole: tuple[RowVerdict, Statement] | None,
@@ -224,14 +264,8 @@ def _from_tokens(
     verdict, kind = next((one for one in named if one[1] is None), named[0])
     if whole:
         verdict, kind = whole[0], ("prompt-in-output", whole[1])
-    component, (name, statement) = (
-        ("bookkeeping", kind)
-        if kind
-        else (
-            "unattributed",
-            ("unattributed", state("outputs-alone")),
-        )
-    )
+    component = "bookkeeping" if kind else "unattributed"
+    name, statement = kind or ("unattributed", state("outputs-alone"))
     index = verdict.first
     assert index is not None
     return Explanation(
@@ -248,7 +282,7 @@ def _from_tokens(
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
         basis="judged by the tokens alone",
-        given=Given(prompts[verdict.row], pad, eos),
+        given=Given(prompts[verdict.row], pad, eos, limit=limit),
     )
 
 
@@ -281,6 +315,7 @@ def assert_equivalent(decoder: Decoder, case: Case) -> None:
     >>> from eqcheck import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
     """
+    __tracebackhide__ = True  # pytest would print this source, of which nobody learns anything
     declined = refused(case, decoder.requires)
     if not declined:
         verdict = _judged(decoder, case)
@@ -303,6 +338,7 @@ def _judged(decoder: Decoder, case: Case) -> Verdict:
 
 
 def _pass_over(declined: str) -> None:
+    __tracebackhide__ = True
     if "hypothesis" in sys.modules:
         from hypothesis import currently_in_test_context, reject
 

@@ -37,9 +37,8 @@ class Outcome:
     handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
-    ``seconds`` is what decoding and judging took, ``history`` what the decoder had decoded before, ``opinion`` the
-    explanation after a second look, which the first failing case of an audit gets at once, ``story`` what befell the
-    row, which comes with a second look where calls are seen; two outcomes that differ in these alone are equal.
+    ``seconds`` is what decoding and judging took, ``history`` what the decoder decoded before, ``story`` what befell
+    the row, which comes with a second look where calls are seen; two outcomes that differ in these alone are equal.
     """
 
     case: Any
@@ -60,7 +59,6 @@ class Outcome:
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
     history: History | None = field(default=None, compare=False, repr=False)
-    opinion: Explanation | None = field(default=None, compare=False, repr=False)
     story: Story | None = field(default=None, compare=False, repr=False)
 
     @property

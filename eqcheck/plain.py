@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 from unicodedata import category
 
@@ -15,7 +16,13 @@ def printable(text: str) -> str:
     """
     if text.isprintable():  # as nearly all are
         return text
-    return "".join(c if c == "\n" or c.isprintable() or category(c) == "Zs" else "?" for c in text.expandtabs(4))
+    return "\n".join(map(_plain, text.expandtabs(4).split("\n")))
+
+
+def _plain(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or category(c) == "Zs" else "?" for c in line)
 
 
 def one_line(text: str, most: int = 500) -> str:
@@ -75,3 +82,19 @@ def fenced(text: str) -> list[str]:
 def _longer(text: str, least: int) -> str:
     runs = (len(run) for run in re.findall("`+", text))
     return "`" * max(least, 1 + max(runs, default=0))
+
+
+def listed(value: Any) -> str:
+    """`describe`, and how a tensor, an array or a generator becomes a list."""
+    if hasattr(value, "tolist"):
+        return f"{describe(value)}; call .tolist() on it"
+    return f"a {type(value).__name__}; call list(...) on it" if isinstance(value, Iterator) else describe(value)
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: its type, and its shape and device or its beginning."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        where = f" on {value.device}" if hasattr(value, "detach") else ""
+        return f"a {type(value).__name__} of shape {list(value.shape)}{where}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,6 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--eqcheck-known", metavar="FILE", help="a TOML file of faults that are known: expected failures until a day"
+    )
+    group.addoption(
+        "--eqcheck-known-strict",
+        action="store_true",
+        help="fail where an entry of --eqcheck-known is past its day or does not show any more; on where CI is set",
     )
 
 
@@ -109,9 +115,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
-    """Where no decoder declares a known fault, there is none to look for."""
-    needless = name == _STILL_SHOWS and not any(decoder.known for decoder in _decoders(collector.config))
-    return [] if needless else None
+    """Where no decoder has a known fault, there is none to look for."""
+    return [] if name == _STILL_SHOWS and not _known_faults(collector.config) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -119,9 +124,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     decoders = _decoders(metafunc.config)
     if decoders and metafunc.definition.name == _STILL_SHOWS:
-        declared = [(decoder, known) for decoder in decoders for known in decoder.known]
-        both, ids = ("decoder", "known_fault"), [f"{decoder.name}-{known}" for decoder, known in declared]
-        values = [(decoder.spec, known) for decoder, known in declared]
+        faults = _known_faults(metafunc.config)
+        both, ids = ("decoder", "known_fault"), [f"{decoder.name}-{known}" for decoder, known in faults]
+        values = [(decoder.spec, known) for decoder, known in faults]
         metafunc.parametrize(both, values, indirect=["decoder"], ids=ids, scope="session")
     elif decoders:
         specs, names = [decoder.spec for decoder in decoders], [decoder.name for decoder in decoders]
@@ -139,6 +144,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
         return (yield)
     except Unsupported as declined:
         pytest.skip(str(declined))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """An ``assert`` of a verdict that fails is told its explanation, of which pytest's own message has one line."""
+    report = yield
+    known = sys.modules.get("eqcheck.verdict")
+    if known and call.excinfo and call.excinfo.errisinstance(AssertionError):
+        message, frame = str(call.excinfo.value), call.excinfo.traceback[-1].frame
+        verdicts = [one for one in frame.f_locals.values() if isinstance(one, known.Verdict)]
+        for told in dict.fromkeys(str(one) for one in verdicts if not one and repr(one) in message):
+            report.sections.append(("eqcheck: the verdict", told))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -199,17 +217,18 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
 def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
     from eqcheck.errors import UsageError
-    from eqcheck.family import base_of
+    from eqcheck.family import asked_by, claimed_by
     from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
 
     for family in families_of(target):
         check(family)
         for decoder in decoders:
-            if base_of(family) not in decoder.families:
+            if not claimed_by(decoder.families, family):
                 raise UsageError(
                     f"--eqcheck-target {target}: {decoder.name} claims the families {', '.join(decoder.families)}, and "
-                    f"{target} is like {base_of(family)}; take another target, or audit it with --target {target}"
+                    f"{target} asks for {' and '.join(asked_by(family))}; take another target, "
+                    f"or audit it with --target {target}"
                 )
 
 
@@ -233,11 +252,26 @@ def _listed(config: pytest.Config, decoder: str) -> dict[str, str]:
 def _past(config: pytest.Config) -> list[str]:
     """What ``--eqcheck-known`` lists in vain, as lines."""
     entries, today = _entries(config)
-    return [
-        f"listed as known, {entry.fingerprint} ({entry.link}): its last day, {entry.until}, is past"
-        for entry in entries
-        if entry.until < today
-    ]
+    return list(filter(None, (entry.outdated(today) for entry in entries)))
+
+
+def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:
+    """Decoders with the faults whose showing is a test: declared ones, and where it is strict those that are listed."""
+    from eqcheck.known import in_ci
+
+    entries = _entries(config)[0] if config.getoption("--eqcheck-known-strict") or in_ci() else ()
+    found = []
+    for decoder in _decoders(config):
+        listed = [entry.fingerprint for entry in entries if entry.of(decoder.name)]
+        found += [(decoder, fault) for fault in dict.fromkeys((*decoder.known, *listed))]
+    return found
+
+
+def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None) -> str:
+    """Why an entry of ``--eqcheck-known`` fails; empty where it stands, or there is none. See `Known.outdated`."""
+    entries, today = _entries(config)
+    own = [entry for entry in entries if entry.of(decoder) and entry.fingerprint == fault]
+    return next(filter(None, (entry.outdated(today, cases) for entry in own)), "")
 
 
 def _entries(config: pytest.Config) -> tuple[tuple[Known, ...], date]:

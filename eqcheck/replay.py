@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
+import sys
 from contextlib import redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
+from pprint import pformat
 
-from eqcheck import callview, registry
-from eqcheck.campaign.casefile import StoredViolation, code_of, command, read_case, write_whole
+from eqcheck import __version__, callview, registry
+from eqcheck.architectures import is_class
+from eqcheck.campaign.casefile import StoredViolation, command, read_case, target_of, write_whole
 from eqcheck.campaign.lane import lane_named
+from eqcheck.case import Case
 from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.findings import Options
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.narrow import WHOLE, columns
-from eqcheck.outcome import Outcome
+from eqcheck.outcome import HANG, Outcome
 from eqcheck.plain import printable
 from eqcheck.report.html.trace import trace_page
+from eqcheck.requirements import refused
 from eqcheck.story import DrawnDecode
 from eqcheck.text import render
 
@@ -32,23 +41,15 @@ def replay(
 ) -> int:
     """Run the case of a file with the adapter it names, or another one; returns the exit code.
 
-    ``target`` has to name the model class of the case where that is code of the user's.
+    ``target`` has to name the model of the case where that is a class or a folder of the user's.
     ``calls``: print every call of the models first; ``html``: write them to this file as a page.
     """
     stored = read_case(path)
     if html is not None:
         _check_page(html)
-    spec = adapter or stored.adapter
-    if spec is None:
-        raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
-    if not adapter and registry.names_code(spec):
-        flags = [flag for flag, given in (("--isolate", isolate), ("-v", calls)) if given]
-        options = [*flags, *(["--python", python] if python else []), *(["--html", str(html)] if html else [])]
-        raise UsageError(
-            f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
-            f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
-        )
-    _check_target(path, stored, spec, target)
+    flags = [flag for flag, given in (("--isolate", isolate), ("-v", calls)) if given]
+    options = [*flags, *(["--python", python] if python else []), *(["--html", str(html)] if html else [])]
+    spec = _named(path, stored, adapter, target, options)
     try:
         decoder = registry.load(spec)
     except UsageError:
@@ -58,28 +59,120 @@ def replay(
     isolate = isolate or stored.isolated
     asked = Options(case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
     lane = lane_named(stored.case.lane)(decoder, asked)
-    outcome, shown = lane.again(stored.case, calls or html is not None)
-    if outcome.declined:
-        print(printable(f"DECLINED: {decoder.name}: {outcome.declined}; nothing was tested"))
+    declined = refused(stored.case, decoder.requires)
+    if not declined:
+        outcome, shown = lane.again(stored.case, calls or html is not None)
+        declined = outcome.declined
+    if declined:
+        print(printable(f"DECLINED: {decoder.name}: {declined}; nothing was tested"))
         return NOTHING
     name = f"{decoder.name} {lane.result.version}".strip()
     said = StringIO()
     with redirect_stdout(said):
         code = _tell(name, stored, outcome, WHOLE)  # for the page
-    _show(shown, calls, html, (name, stored.case.id, said.getvalue()))
-    _tell(name, stored, outcome, columns())
-    if code == VIOLATION and not lane.result.claims(stored.case):
-        print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
+    if html is not None and isinstance(shown, DrawnDecode):  # first: whoever reads the rest may have seen enough
+        _write(html, trace_page(name, stored.case.id, said.getvalue(), shown))
+    try:
+        _show(shown, calls, html)
+        _tell(name, stored, outcome, columns())
+        if code == VIOLATION and not lane.result.claims(stored.case):
+            print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails again when it ends
     return code
 
 
-def _check_target(path: Path, stored: StoredViolation, spec: str, target: str) -> None:
-    """`UsageError` where the target of a case is code that the user did not name."""
-    own = code_of(stored.case)
-    if target != own:
-        expected = (
-            f"got code to run, {own!r}; if you trust it, type" if own else "its target is no class of yours; type"
+def as_test(path: Path, adapter: str | None = None) -> str:
+    """The case of a file as a test to paste: it fails as long as the decoder has the fault.
+
+    Nothing is decoded, so the file may name code, too: the test then says in a comment that it imports that code.
+    Raises `UsageError` for a case that no short test can hold.
+    """
+    stored = read_case(path)
+    spec = _spec(path, stored, _absolute(adapter) if adapter else None)
+    case, fingerprint = stored.case, stored.fingerprint or ""
+    why = _NO_TEST.get(case.lane, "")
+    if (stored.isolated and fingerprint.startswith("crash/")) or fingerprint == HANG:
+        why = "the decoder hangs, or failed in a process of its own, and pytest would end with it"
+    if why or not isinstance(case, Case):
+        raise UsageError(
+            f"case file {path}: no test can be printed: {why}; keep the file and run {command(path, spec)}"
         )
+    name = re.sub(r"\W+", "_", f"test_{fingerprint or 'case'}_{case.id}")
+    before = f"It was {fingerprint}" if fingerprint else "It is checked"
+    about = json.dumps(f"{before} on this case, by eqcheck {__version__}.")  # a file's text must not become code
+    own = [named for named in (spec if registry.names_code(spec) else "", target_of(case)) if named]
+    warning = "".join(
+        f"    # The case file names this code, which the test imports: {json.dumps(one)}\n" for one in own
+    )
+    checked = f"    eqcheck.assert_equivalent(eqcheck.load({json.dumps(spec)}), case)\n"
+    if len(checked) > 120:  # a long path has a line of its own
+        checked = f"    decoder = eqcheck.load({json.dumps(spec)})\n    eqcheck.assert_equivalent(decoder, case)\n"
+    return (
+        f"import eqcheck\n\n\ndef {name}() -> None:\n    {about}\n{'' if adapter else warning}"
+        f"    case = {_literal(case, 4)}\n{checked}"
+    )
+
+
+_NO_TEST = {
+    "checkpoint": "an engine loads a checkpoint and is run by a Python or a server of its own",
+    "checkpoint-sampling": "an engine loads a checkpoint, and sampled tokens have a law and no one right output",
+    "sampling": "sampled tokens have a law and no one right output; it takes many draws to tell",
+}
+
+
+def _literal(case: Case, indent: int) -> str:
+    """A case as source: what is not as usual, a line for each field."""
+    lines = []
+    for one in fields(case):
+        if (value := getattr(case, one.name)) == one.default:
+            continue
+        if one.name == "before":
+            earlier = "".join(f"{' ' * (indent + 8)}{_literal(each, indent + 8)},\n" for each in value)
+            text = f"(\n{earlier}{' ' * (indent + 4)})"
+        else:
+            text = pformat(value, width=max(40, 112 - indent - len(one.name)), compact=True)
+            text = text.replace("\n", f"\n{' ' * (indent + 5 + len(one.name))}")
+        lines.append(f"{' ' * (indent + 4)}{one.name}={text},\n")
+    return f"eqcheck.Case(\n{''.join(lines)}{' ' * indent})"
+
+
+def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str, options: list[str]) -> str:
+    """The adapter to run; `UsageError` where a file alone names it and it is code, or code is the target."""
+    spec = _spec(path, stored, adapter)
+    if not adapter and registry.names_code(spec):
+        raise UsageError(
+            f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
+            f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
+        )
+    _check_target(path, stored, spec, target)
+    return spec
+
+
+def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:
+    """The adapter of a case, as given or as its file names it; `UsageError` where there is none."""
+    if (spec := adapter or stored.adapter) is None:
+        raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
+    return spec
+
+
+def _absolute(spec: str) -> str:
+    """An adapter whose file is named by its whole path, so that it is found from any folder.
+
+    >>> _absolute("eqspec"), _absolute("package.module:attr"), _absolute("/work/mine.py:attr")
+    ('eqspec', 'package.module:attr', '/work/mine.py:attr')
+    """
+    file = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec)
+    return f"{Path(file[1]).resolve()}{file[2]}" if file and registry.names_code(spec) else spec
+
+
+def _check_target(path: Path, stored: StoredViolation, spec: str, target: str) -> None:
+    """`UsageError` where the target of a case is code to run, or a folder to read, that the user did not name."""
+    own = target_of(stored.case)
+    if target != own:
+        got = f"code to run, {own!r}" if is_class(own) else f"a folder to read, {own!r}"
+        expected = f"got {got}; if you trust it, type" if own else "its target is no model of yours; type"
         raise UsageError(f"case file {path}: target: {expected}: {command(path, spec, own)}")
 
 
@@ -95,8 +188,15 @@ def _check_page(html: Path) -> None:
         raise UsageError(f"--html {html}: {error.strerror}; {usual}") from error
 
 
-def _show(shown: DrawnDecode | str, calls: bool, html: Path | None, about: tuple[str, str, str]) -> None:
-    """Print every call, or why there is none; and write them as a page."""
+def _write(html: Path, page: str) -> None:
+    try:
+        write_whole(html, page)
+    except OSError as error:
+        raise UsageError(f"--html {html}: {error.strerror}; nothing was written") from error
+
+
+def _show(shown: DrawnDecode | str, calls: bool, html: Path | None) -> None:
+    """Print every call, or why there is none, and where the page is."""
     if isinstance(shown, str):
         print(f"{shown}\n" if shown else "", end="")
         return
@@ -104,10 +204,6 @@ def _show(shown: DrawnDecode | str, calls: bool, html: Path | None, about: tuple
         callview.show(shown)
         print()
     if html is not None:
-        try:
-            write_whole(html, trace_page(*about, shown))
-        except OSError as error:
-            raise UsageError(f"--html {html}: {error.strerror}; nothing was written") from error
         print(printable(f"Every call is shown in {html}\n"))
 
 

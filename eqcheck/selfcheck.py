@@ -35,6 +35,7 @@ from eqcheck.memorycheck import MemoryResult, memory_checks
 from eqcheck.oracle import judge
 from eqcheck.sampledcheck import SampledResult, named_as_planted, sampled_checks
 from eqcheck.verdict import Explanation
+from eqcheck.workers.serve import end_with_parent
 
 MOST_CASES = 400  # a fault not caught by then is missed
 JUDGED = 6  # cases of each fault whose attribution is scored
@@ -211,7 +212,7 @@ def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
     if jobs == 1:
         yield from (one() for one in work)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         yield from pool.map(_call, work)
 
 

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from eqcheck.verdict import many
+from eqcheck.verdict import Explanation, many
 
 # Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
 STATEMENTS = {
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",
     "ends-early": "{emitted} of {expected_tokens} tokens were emitted, all of them right",
+    "sampled-ends-early": "{emitted} of {expected_tokens} tokens were emitted, and the last is no EOS",
+    "nothing-emitted": "none of {expected_tokens:token} was emitted",
+    # what else there is to say of a row that ends early
+    "eos-answered": "the target had answered its EOS, id {missing}, in call {answered_in}; it was not emitted",
+    "next-answered": "the target had answered the missing id {missing} in call {answered_in}; it was not emitted",
+    "eos-of-others": "{eos_rows:row} emitted an EOS in this round",
+    "limit-of-others": "{limit_rows:row} reached the limit in this round",
+    "nobody-ended": "no other row emitted an EOS or reached the limit in this round",
+    "all-right": "all draft tokens of {full_rows:row} were the target's own in this round",
+    "eos-drafted": "an EOS was among the rejected draft tokens of {drafted_rows:row} in this round",
+    "eos-in-prompt": "the row's prompt holds an EOS at position {eos_position}",
+    "pad-last": "the row's last token is the pad id",
+    "as-many-pads": "as many ids of its right row are the pad id as are missing",
+    "little-room": "the row is {room:token} short of its limit, where a block has up to K + 1 = {block}",
+    "calls-end": "the target is not called after this round",
     "pads-behind": "the row goes on with {pads:pad} after its end",
     "goes-on": "the row goes on with {tokens:token} after its EOS",
     "too-long": "the row has {tokens:token} where the limit is {limit}",
     "of-another-row": "the row holds exactly what row {other_row} should hold",
+    "short-start": "the output begins {tokens:id} too early, with the end of its prompt",
+    "as-many-special": "as many ids of the prompt equal {special}",
     # where a wrong token comes from
     "unverified": "the emitted token is the draft's proposal, and the target was never fed it to verify it",
     "models-exchanged": "the emitted token is the draft's proposal, and the target was never fed it to verify it; the "
     "draft was fed the target's answer there instead, as if the two models were exchanged",
     "rejected": "the emitted token is the draft token that the target rejected",
+    "refused-beside": "the target was fed the emitted token behind this query, like a draft token, and answered "
+    "another",
     "rejected-unqueried": "the emitted token is the draft token though the target was not asked in the right context",
     "rejected-again": "the emitted token is the draft token that the target rejected, and new token {before} again",
     "rejected-unqueried-again": "the emitted token is the draft token though the target was not asked in the right "
@@ -46,12 +66,18 @@ STATEMENTS = {
     "behind-pad": "the emitted token is what the target answered in the column of a pad",
     "elsewhere": "the emitted token is the target's answer behind position {position}",
     "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
+    "slots-of-another": "of the slots that were there in call {last_call} it sees those that are right for row "
+    "{other_row}, which held batch row {held_row} up to that call",
+    "due-to-another": "{due} is the position due to row {other_row}, which held batch row {held_row} up to call "
+    "{last_call}",
     "counts-nodes": "it counts nodes, not depth: in call {call} the positions of batch row {batch_row} only "
     "number the nodes of the tree",
     "other-node": "the target's answer there is in column {right_column} of batch row {batch_row} of call {call}; the "
     "emitted token is its answer in column {column}, at another node of the tree",
     "missing-node": "call {call} was not fed any node for position {position}; its answer in column {column} of batch "
     "row {batch_row} is taken for the one behind that position, as if the node were there and accepted",
+    "unfinished": "the prompt was not yet fed whole: when call {call} answered, positions 0..{last} of 0..{end} had "
+    "been fed; the emitted token is its answer behind position {position}",
     "neither": "the emitted token is neither the draft token nor the target's prediction there",
     # why no cause is named
     "unread-answer": "call {right_call} answered rightly for this token; what was emitted was answered in column "
@@ -83,6 +109,14 @@ class _Number(int):
         return many(self, noun) if noun else str(int(self))
 
 
+class _Numbers(str):
+    """Several, as "1 2"; ``{rows:row}`` is "row 1" or "rows 1 and 2"."""
+
+    def __format__(self, noun: str) -> str:
+        *begin, last = self.split() if noun else [str(self)]
+        return f"{noun}s {', '.join(begin)} and {last}" if begin else f"{noun} {last}" if noun else last
+
+
 class Statement(NamedTuple):
     """A statement in words, and the facts in it; its name is the fact ``statement``."""
 
@@ -99,5 +133,49 @@ def state(name: str, **facts: int | str) -> Statement:
     >>> state("lost", tokens=2)
     Statement(detail='the row goes on after 2 missing tokens', facts={'statement': 'lost', 'tokens': 2})
     """
-    shown = {key: _Number(value) if isinstance(value, int) else value for key, value in facts.items()}
+    shown = {key: _Number(value) if isinstance(value, int) else _Numbers(value) for key, value in facts.items()}
     return Statement(STATEMENTS[name].format(**shown), {"statement": name, **facts})
+
+
+def together(first: Statement, *others: Statement) -> Statement:
+    """Several statements as one, whose name is that of the first; the names of the others are the fact ``also``.
+
+    >>> both = together(state("lost", tokens=2), state("eos-of-others", eos_rows="1 3"))
+    >>> both.detail, both.facts["also"]
+    ('the row goes on after 2 missing tokens; rows 1 and 3 emitted an EOS in this round', 'eos-of-others')
+    """
+    also = " ".join(str(one.facts["statement"]) for one in others)
+    facts = {key: value for one in (*others, first) for key, value in one.facts.items()}
+    return Statement("; ".join(one.detail for one in (first, *others)), {**facts, **({"also": also} if also else {})})
+
+
+def said(facts: Mapping[str, int | str]) -> list[str]:
+    """The clauses of several statements that were put `together`, made from their facts; none for a single one.
+
+    >>> said(together(state("lost", tokens=2), state("calls-end")).facts)
+    ['the row goes on after 2 missing tokens', 'the target is not called after this round']
+    """
+    if "also" not in facts:
+        return []
+    told = {key: value for key, value in facts.items() if key not in ("statement", "also")}
+    return [state(name, **told).detail for name in (str(facts["statement"]), *str(facts["also"]).split())]
+
+
+def ends_early(emitted: int, limit: int) -> Statement:
+    """The statement on a sampled row that ends before its limit and without an EOS.
+
+    >>> ends_early(3, 4).detail
+    '3 of 4 tokens were emitted, and the last is no EOS'
+    """
+    if not emitted:
+        return state("nothing-emitted", expected_tokens=limit)
+    return state("sampled-ends-early", emitted=emitted, expected_tokens=limit)
+
+
+def nothing_expected(e: Explanation) -> bool:
+    """Whether the row is drawn by chance: then no token of it is the right one, and only how it ends may be wrong.
+
+    >>> nothing_expected(Explanation("bookkeeping", "over-length", 0, 1, observed=7, observed_row=(5, 7)))
+    True
+    """
+    return not e.expected_row and e.expected is None

@@ -13,7 +13,7 @@ class DrawnSlot:
     """One slot of a row's cache in a call.
 
     ``holds`` says in words what is stored, from the view of the row: ``position 3``, ``rejected draft at position 3``,
-    ``accepted draft at position 3`` (the target agreed with it, behind the row's end), ``row 1, position 3``, ``row 1,
+    ``cut draft at position 3`` (the target agreed with it, behind the row's end), ``row 1, position 3``, ``row 1,
     rejected draft at position 3``, ``pad``, ``filler`` (fills up like a pad, with another id), ``unknown``, ``never
     written``, ``what no model wrote``, ``an entry of the draft``. Where the copies in K and V, layers and heads
     disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the one that it carries, ``origin``
@@ -150,7 +150,7 @@ class Story:
 
     Where every context was right, ``call`` is the one that answered for the first wrong token. ``at`` is the number of
     the batch row of ``call`` that is concerned, and ``column`` that of its query. There are no rounds where rows are
-    asked the same, and nobody sees whose they are.
+    asked the same, and nobody sees whose they are. ``batch`` are the rounds of every row, of the first of many.
     """
 
     row: int
@@ -158,6 +158,7 @@ class Story:
     call: DrawnCall | None = None
     at: int | None = None
     column: int | None = None
+    batch: tuple[tuple[DrawnRound, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def cases(
     so they fall inside accepted blocks, on corrections, on bonus tokens, first, and at the limit; now and then one
     occurs in a prompt. The pad id is one that never occurs, or an EOS, or of a prompt, or an emitted one, or the first
     or the last id, or one that the target cannot emit. The first and the last id are fed and emitted on purpose.
-    ``requires`` names preconditions (`eqcheck.contract.REQUIREMENTS`) that every case meets; `UsageError` for one
+    ``requires`` names preconditions (as in `eqcheck.decoder`) that every case meets; `UsageError` for one
     that does not exist.
 
         >>> from hypothesis import find

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tabulate import tabulate
-
 from eqcheck.kinds import KINDS
-from eqcheck.narrow import WHOLE, wrapped
-from eqcheck.verdict import Deviation, Explanation, Search, Slot, many
+from eqcheck.narrow import WHOLE, table, wrapped
+from eqcheck.statements import nothing_expected, said
+from eqcheck.verdict import Deviation, Explanation, Given, Search, Slot, many
 
 
 def render(explanation: Explanation, width: int = WHOLE) -> str:
@@ -27,7 +26,7 @@ def render(explanation: Explanation, width: int = WHOLE) -> str:
         return wrapped("\n".join([head, *_sampled(explanation)]), width)
     lines = [head, *_let(explanation)]
     if explanation.component == "unattributed" and explanation.query and explanation.repair:
-        lines += [f"  Two opinions: {explanation.detail}.", "  What reading saw, and repair does not bear out:"]
+        lines += [f"  Two opinions: {explanation.detail}.", "  What was read, which the others do not bear out:"]
     lines += [*_then(explanation), *_however(explanation)]
     lines += _witnesses(explanation)
     if explanation.slots:
@@ -49,7 +48,9 @@ def argument(e: Explanation) -> list[tuple[str, list[str]]]:
     if e.row is None or e.token_index is None:
         return [("", clauses)]
     found: list[tuple[str, list[str]]] = []
-    for line in _row(e) if e.component == "sampling" else [*_row(e), *_then(e), *_however(e)]:
+    beside = _indented(_beside(e))
+    reasons = [] if e.component == "sampling" else [*_then(e), *_however(e)]
+    for line in [*_row(e), *beside, *reasons]:
         begin = re.match(r" {2}(?:(Let|Then|However),? +)?(?! )", line)
         if begin:
             found.append((begin[1] or "", [line[begin.end() :]]))
@@ -65,7 +66,7 @@ def _witnesses(e: Explanation) -> list[str]:
     lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}."] if e.repair else []
     same, other, none = e.permuted
     if tried := same + other + none:
-        right = f"; {none} are right" if none else ""
+        right = f"; {none} {'is' if none == 1 else 'are'} right" if none else ""
         lines.append(f"  Other ids: {same} of {tried} cases with other ids show the same{right}.")
     return lines
 
@@ -77,15 +78,14 @@ def _sampled(e: Explanation) -> list[str]:
         emitted = (
             f"It emits ids {ids(e.expected_row, e.token_index)}, and then ids {ids(e.observed_row, e.token_index)}."
         )
-    return [*_row(e), *_indented([emitted]), *(f"  {sentence(clause)}" for clause in e.detail.split("; "))]
+    return [*_row(e), *_indented([emitted, *_beside(e)]), *(f"  {sentence(clause)}" for clause in e.detail.split("; "))]
 
 
 def _let(e: Explanation) -> list[str]:
-    lines = [
-        f"It is expected to emit ids {ids(e.expected_row, e.token_index)}.",
-        f"It is observed to emit ids {ids(e.observed_row, e.token_index)}.",
-    ]
-    return [*_row(e), *_indented([*lines, *_others(e)])]
+    expected, emitted = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
+    lines = [f"It is expected to emit ids {expected}.", f"It is observed to emit ids {emitted}."]
+    lines = [f"It emits ids {emitted}."] if nothing_expected(e) else lines
+    return [*_row(e), *_indented([*lines, *_beside(e), *_others(e)])]
 
 
 def _others(e: Explanation) -> list[str]:
@@ -101,12 +101,38 @@ def _row(e: Explanation) -> list[str]:
     given = e.given
     if given is None:
         return [f"  Let   row {e.row} be the one at fault."]
-    known = [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
-    if given.eos_token_ids is not None:
-        eos = " ".join(map(str, given.eos_token_ids))
-        known.append(f"EOS id {eos}" if len(given.eos_token_ids) == 1 else f"EOS ids {eos}" if eos else "no EOS id")
+    own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else None
+    known = _asked(own or given)
+    known += [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
+    known += [] if given.eos_token_ids is None else [_eos(given.eos_token_ids)]
     known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
     return [f"  Let   row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."]
+
+
+def _beside(e: Explanation) -> list[str]:
+    """What the other rows of the case were asked with."""
+    if e.given is None:
+        return []
+    lines, beside = [], [(number, one) for number, one in enumerate(e.given.rows) if number != e.row]
+    for number, one in beside[:_BESIDE]:
+        own_eos = [_eos(one.eos_token_ids)] if one.eos_token_ids not in (None, e.given.eos_token_ids) else []
+        lines.append(f"Row {number} has the prompt ids {', '.join([ids(one.prompt), *_asked(one), *own_eos])}.")
+    more = len(beside) - _BESIDE
+    return [*lines, *([f"The case has {many(more, 'more row')}."] if more > 0 else [])]
+
+
+def _asked(row: Given) -> list[str]:
+    accepted = []
+    if row.accepts is not None:
+        by_round = " ".join(map(str, row.accepts[:_LONG]))
+        accepted = [f"accepts {by_round} by round" if any(row.accepts) else "accepts none"]
+    limit = [] if row.limit is None else [f"limit {row.limit}"]
+    return [*limit, *([row.sampling] if row.sampling else []), *accepted]
+
+
+def _eos(ids: tuple[int, ...] | None) -> str:
+    shown = " ".join(map(str, ids or ()))
+    return f"EOS id{'s' * (len(ids) > 1)} {shown}" if ids else "no EOS id"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -115,6 +141,8 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 def _then(e: Explanation) -> list[str]:
     where = f" (round {e.round} of the row)" if e.round else ""
+    if e.query is None and nothing_expected(e):
+        return []
     if e.query is None:
         basis = e.detail if e.component == "unattributed" else e.basis or "judged by the tokens alone"
         first = f"  Then  new token {e.token_index} is the first that differs{where}"
@@ -122,24 +150,28 @@ def _then(e: Explanation) -> list[str]:
     q = e.query
     row = e.deviations[0].row if e.deviations else e.row
     seen = f"positions {q.sees_from}..{q.logical_position}, each once"
+    by_reading = "By that reading this" if e.component == "unattributed" else "This"
     return [
         f"  Then  call {q.call}{where} feeds {_id(q.token, e)} in column {q.column} of batch row {q.call_row}.",
-        f"        This query stands for position {q.logical_position} of row {row}.",
+        f"        {by_reading} query stands for position {q.logical_position} of row {row}.",
         f"        It should see {seen if q.logical_position else 'position 0 alone'}.",
     ]
 
 
 def _however(e: Explanation) -> list[str]:
+    drawn = nothing_expected(e)
     if e.query is None:
         clauses = [_difference(e)]
-        clauses += [e.detail] if e.detail and e.component != "unattributed" else []
+        clauses += said(e.facts) or ([e.detail] if e.detail and (drawn or e.component != "unattributed") else [])
         clauses += searched(e.search) if e.search else []
     else:
-        clauses = [say(d) for d in e.deviations[:3]]
+        doubt = "by that reading " if e.component == "unattributed" else ""
+        clauses = [doubt + say(d) for d in e.deviations[:3]]
         if len(e.deviations) > 3:
             clauses.append(f"the query shows this {many(len(e.deviations) - 3, 'time')} more")
+        clauses += [e.detail] if e.detail and e.component != "unattributed" else []
         even = e.expected == e.observed  # a wrong context that led to the right token
-        clauses.append(f"even so, new token {e.token_index} is right" if even else _difference(e))
+        clauses.append(f"even so, new token {e.token_index} is right" if even and not drawn else _difference(e))
     return [f"  However, {clauses[0]}.", *(f"           {sentence(clause)}" for clause in clauses[1:])]
 
 
@@ -198,8 +230,11 @@ def _difference(e: Explanation) -> str:
     """The first difference of the row as a clause."""
     right = _id(e.expected, e)
     if e.observed is None:
-        return f"the row ends before new token {e.token_index}, where {right} is right"
+        known = "" if nothing_expected(e) else f", where {right} is right"
+        return f"the row ends before new token {e.token_index}{known}"
     wrong = f"new token {e.token_index} is {_id(e.observed, e, observed=True)}"
+    if nothing_expected(e) and e.kind not in _ENDS:
+        return f"{wrong}, which was drawn"
     return f"{wrong} where {right} is right" if e.expected is not None else f"{wrong} where the row should have ended"
 
 
@@ -230,7 +265,7 @@ def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
     kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
     kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept)
-    kept = re.sub(r"^(rejected|accepted) draft", r"the \1 draft", kept)
+    kept = re.sub(r"^(rejected|cut) draft", r"the \1 draft", kept)
     return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
 
 
@@ -259,27 +294,10 @@ def _picture(e: Explanation, width: int) -> list[str]:
         shown = "-" if blank else _id(slot.token, e).removeprefix("id ")
         rows.append([index, slot.holds, shown, held, position, seen, right, "<--" if wrong else ""])
     headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
-    table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
-    lines = ["  " + line.rstrip() for line in table.splitlines()]
-    if max(map(len, lines)) > width:
-        lines = ["  The slots that it could see:", *(f"  - {_slot_in_words(slot, e)}" for slot in e.slots)]
+    short = ["slot", "holds", "id", "at", "right", "seen", "right", ""]
+    drawn = table([[*row, *[""] * (8 - len(row))] for row in rows], headers, width - 2, short, tablefmt="plain")
+    lines = ["  " + line.rstrip() for line in drawn.splitlines()]
     return lines + ([f"  {shifted(e)}"] if shifted(e) else [])
-
-
-def _slot_in_words(slot: Slot, e: Explanation) -> str:
-    """A line of the picture for a narrow terminal."""
-    where = "in no slot" if slot.index is None else f"slot {slot.index}"
-    said = f"{where}: {slot.holds}"
-    if slot.holds != "blank":
-        said += f", {_id(slot.token, e)}"
-    if slot.position is not None and slot.holds != "blank":
-        right = slot.expected_position
-        said += f", carries {slot.position}" + (
-            f" where {right} is right" if right not in (None, slot.position) else ""
-        )
-    seen, should = ("seen" if one else "hidden" for one in (slot.visible, slot.expected_visible))
-    wrong = slot.torn or seen != should or (slot.visible and slot.position != slot.expected_position)
-    return f"{said}, {seen}{'' if seen == should else f', should be {should}'}{'   <--' if wrong else ''}"
 
 
 def shifted(e: Explanation) -> str:
@@ -316,7 +334,8 @@ def ids(row: tuple[int, ...], mark: int | None = None) -> str:
     return f"{' '.join(words)} ({len(row)} ids)"
 
 
-_LONG, _END, _ROWS = 24, 6, 12
+_LONG, _END, _ROWS, _BESIDE = 24, 6, 12, 5
+_ENDS = ("past-eos", "over-length", "pad-in-output")  # what stands behind the end of a row
 
 
 def _id(token: int | None, e: Explanation, observed: bool = False) -> str:

@@ -8,12 +8,12 @@ equivalent < tie < inconclusive < violation        (verdicts merge to the highes
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from eqcheck.errors import OutputError
-from eqcheck.plain import one_line
+from eqcheck.plain import listed, one_line
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -33,7 +33,7 @@ class Slot:
     """One column of a row's cache at the query that went wrong, observed beside expected.
 
     ``holds`` says what is stored: ``position 3`` (the row's token at logical position 3), ``rejected draft at position
-    3`` (``accepted draft`` where the target agreed with it, behind the row's end), ``pad``, ``blank``, ``row 1,
+    3`` (``cut draft`` where the target agreed with it, behind the row's end), ``pad``, ``blank``, ``row 1,
     position 3``, ``draft model``, ``unknown``. ``token`` is its id, ``position`` the one that it carries.
     ``expected_position`` is None for a slot that should be hidden. A token that should be there and is in no slot of
     the row has ``index`` and ``position`` None. ``torn``: its copies in K and V, heads and layers disagree; ``token``
@@ -59,7 +59,8 @@ class Deviation:
 
     ``token`` is the id and ``token_position`` the logical position concerned; ``origin`` says what a surplus entry
     holds, where an absent one is, or where a position comes from; ``expected`` and ``observed`` are positions, for
-    position faults. What ``origin`` says is in fields, too: the row and logical position ``of`` a surplus entry, the
+    position faults; where entries are misaligned in a row of several requests, how many it should see of its own and
+    sees. What ``origin`` says is in fields, too: the row and logical position ``of`` a surplus entry, the
     batch row that an absent one is ``held_by``, the ``shift`` in slots of a row that was moved.
     """
 
@@ -104,12 +105,16 @@ class Query:
 
 @dataclass(frozen=True)
 class Given:
-    """What a wrong row was asked with; None for what is not known."""
+    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; ``sampling`` in words."""
 
     prompt: tuple[int, ...]
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] | None = None
     num_draft_tokens: int | None = None
+    limit: int | None = None
+    accepts: tuple[int, ...] | None = None
+    sampling: str = ""
+    rows: tuple[Given, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,11 +245,12 @@ class RowVerdict:
         return self.first / len(self.expected) if self.expected else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
-    """The oracle's answer for one batch; truthy when every row is exactly what the target emits alone.
+    """The oracle's answer for one batch; truthy when every row is what the target emits alone, near-ties included.
 
-    ``status`` is one of `VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why.
+    ``status`` is one of `VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why. ``str()`` of it is
+    the explanation.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -257,7 +263,19 @@ class Verdict:
     declined: str = ""
 
     def __bool__(self) -> bool:
-        return self.status == "equivalent"
+        return self.status in ("equivalent", "tie")
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def __repr__(self) -> str:
+        """The verdict in one short line: pytest writes it after a failed ``assert``, and cuts longer ones."""
+        e = self.explanation
+        if e is None:
+            return f"<{self.status}>"
+        right, got = ("the row's end" if token is None else token for token in (e.expected, e.observed))
+        at = f": row {e.row}, new token {e.token_index}: expected {right}, got {got}"
+        return one_line(f"<{self.status}: {e.fingerprint}{'' if e.row is None else at}>", 200)
 
     @property
     def exact_match(self) -> float:
@@ -276,7 +294,8 @@ class Verdict:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
-            return f"equivalent: {len(self.rows)} rows, every token as the target alone emits it"
+            but = "; near-ties, which rounding decides, are passed over" if self.status == "tie" else ""
+            return f"equivalent: {many(len(self.rows), 'row')}, every token as the target alone emits it{but}"
         return render(self.explanation)
 
 
@@ -328,19 +347,3 @@ def many(count: int, what: str) -> str:
     ('1 token', '2 tokens')
     """
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def listed(value: Any) -> str:
-    """`describe`, and how a tensor, an array or a generator becomes a list."""
-    if hasattr(value, "tolist"):
-        return f"{describe(value)}; call .tolist() on it"
-    return f"a {type(value).__name__}; call list(...) on it" if isinstance(value, Iterator) else describe(value)
-
-
-def describe(value: Any) -> str:
-    """A value in an error message: its type, and its shape and device or its beginning."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        where = f" on {value.device}" if hasattr(value, "detach") else ""
-        return f"a {type(value).__name__} of shape {list(value.shape)}{where}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

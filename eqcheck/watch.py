@@ -18,7 +18,7 @@ from eqcheck.harness import Run, Truth, cut
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
 from eqcheck.trace import DRAFT, TARGET, Trace
-from eqcheck.verdict import RowVerdict, Verdict, check_rows
+from eqcheck.verdict import Given, RowVerdict, Verdict, check_rows
 
 if TYPE_CHECKING:
     from eqcheck.oracle import Oracle
@@ -40,6 +40,10 @@ class WatchedCase:
     num_draft_tokens: int | None = None
     cache_state: str = "empty"
     tree: tuple[()] = ()
+
+    def given(self, row: int) -> Given:
+        """What a row was asked with."""
+        return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
 
 
 def family_like(model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -135,6 +136,60 @@ class VerifiesInTwoCalls(PerRow):
                 says += self.feed(i, second).argmax(-1).tolist()
             predicted.append(says)
         return predicted
+
+
+class Twice:
+    """A model that makes a call twice where ``again`` says so; the first one has a copy of the cache."""
+
+    def __init__(self, model: Any, again: Callable[[Any], bool]) -> None:
+        self.model, self.again = model, again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, **given: Any) -> Any:
+        if self.again(given.get("past_key_values")):
+            self.model(**copy.deepcopy(given))
+        return self.model(**given)
+
+
+def twice(engine: type[RoundEngine], again: Callable[[Any], bool] = lambda cache: True) -> type[RoundEngine]:
+    """An engine that makes each call of the target twice, or those of which ``again`` says so by their cache."""
+
+    class Doubled(engine):  # type: ignore[valid-type,misc]
+        def __init__(self, target: Any, draft: Any, request: Request) -> None:
+            super().__init__(Twice(target, again), draft, request)
+
+    return Doubled
+
+
+def prefills(cache: Any) -> bool:
+    """Whether a call begins with an empty cache."""
+    return cache is not None and not cache.get_seq_length()
+
+
+def verifies(cache: Any) -> bool:
+    """Whether a call goes on with what is in a cache."""
+    return not prefills(cache)
+
+
+class RoundsTwice(Uncached):
+    """Drafts and verifies in vain before it does so in earnest."""
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        self.verify(super().propose(budget))
+        return super().propose(budget)
+
+
+class NewestFirst(PerRow):
+    """Asks for the newest token alone before it asks for the draft tokens, too."""
+
+    def verify(self, drafts: Rows) -> Rows:
+        for i in self.active:
+            kept = copy.deepcopy(self.caches[i]), self.lengths[i]
+            self.feed(i, self.rows[i][self.lengths[i] :])
+            self.caches[i], self.lengths[i] = kept
+        return super().verify(drafts)
 
 
 class TwoCandidates(Uncached):
@@ -391,6 +446,10 @@ RIGHT: list[type[RoundEngine]] = [
     FeedsTwoAgain,
     RowAfterRow,
     BeyondLimit,
+    *[twice(engine) for engine in (Uncached, Realigned, PerRow, RolledBack)],
+    *[twice(engine, again) for engine in (Realigned, PerRow) for again in (prefills, verifies)],
+    RoundsTwice,
+    NewestFirst,
     *[adapting(engine) for engine in (Continuous, Holes, PerRow, OneWidth)],
     *[adapting(engine, contrary=True) for engine in (Continuous, CatchesUp, FeedsTwoAgain, RolledBack)],
     adapting(OneWidthDraftedTogether, contrary=True),

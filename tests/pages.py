@@ -38,7 +38,8 @@ def a_story(text: str = "", rows: int = 1, slots: int = 15) -> Story:
         DrawnRound(1, 2, (104, 62), 1, f"correction{text}", 9, (104, 9)),
         DrawnRound(2, 3, (73,), 1, f"bonus{text}", 7, (73, 7)),
     )
-    return Story(0, rounds, call, 0, 0)
+    leaves = (DrawnRound(1, 2, (5, 6), 0, f"correction{text}", 3, (3,)),)
+    return Story(0, rounds, call, 0, 0, (rounds, leaves))
 
 
 def told(name: str, story: Story | None = None) -> Report:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from as_data import to_dict
+from clock import TRANSPARENT, Clock
 
 from eqcheck import registry
 from eqcheck.campaign.events import CaseDone, Event, Finished, Started
@@ -148,11 +149,6 @@ def asleep(target: Any, draft: Any, request: Request) -> Rows:
     return []
 
 
-def slow(target: Any, draft: Any, request: Request) -> Rows:
-    time.sleep(0.1)
-    return one_row(target, draft, request)
-
-
 @pytest.mark.parametrize("generate", [endless, endless_and_deaf, asleep])
 def test_decoders_that_do_not_end_are_given_up_after_three(generate: Generate) -> None:
     timeout = 0.2 if generate is asleep else 60.0
@@ -213,13 +209,22 @@ def test_cases_that_depended_on_something_else_would_differ(monkeypatch: pytest.
     assert drawn_afresh() != drawn_afresh()
 
 
-def test_budget_ends_the_audit() -> None:
+def test_budget_ends_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().put(monkeypatch, TRANSPARENT)
+
+    def slow(target: Any, draft: Any, request: Request) -> Rows:
+        clock.now += 0.125
+        return one_row(target, draft, request)
+
     for cases in (None, 5000):
         result = audit(made(slow), Options(cases=cases, budget=2.0))
-        assert 0 < len(result.outcomes) <= 20
+        assert len(result.outcomes) == 16
         assert result.verdict == "equivalent"
     assert len(audit(made(slow), Options(cases=5, budget=600.0)).outcomes) == 5
-    nothing = audit(made(slow), Options(cases=None, budget=1e-9))
+    nothing = audit(made(slow), Options(cases=None, budget=0.0625))
+    assert len(nothing.outcomes) == 1
+    monkeypatch.undo()
+    nothing = audit(made(one_row), Options(cases=None, budget=1e-9))
     assert (nothing.outcomes, nothing.verdict) == ([], "inconclusive")
 
 
@@ -328,6 +333,6 @@ def test_decoder_without_spec_runs_in_one_process_and_reports_progress() -> None
     assert len(result.outcomes) == CHUNK + 10
     done = [event.done for event in events if isinstance(event, CaseDone)]
     assert done == list(range(1, CHUNK + 11))
-    assert events[0] == Started("mine", "transparent", CHUNK + 10)
+    assert events[0] == Started("mine", "transparent", CHUNK + 10, ("rotary", "learned"))
     assert events[-2] == CaseDone("mine", CHUNK + 10, CHUNK + 10, 0)
     assert isinstance(events[-1], Finished)

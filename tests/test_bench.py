@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import time
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from clock import Clock as SetClock
 from tiny import noisy, tiny
 
 from eqcheck import cli, registry
+from eqcheck.bench import measure
 from eqcheck.bench import run as bench_run
 from eqcheck.bench.arrivals import latencies
 from eqcheck.bench.measure import Clock, Timed
@@ -163,8 +165,9 @@ def test_shares_are_of_one_whole(workload: Workload) -> None:
     assert "forward" not in vars(workload.pair.target)
 
 
-def test_latency_counts_from_arrival(workload: Workload) -> None:
+def test_latency_counts_from_arrival(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that come one by one are done one by one: nobody waits for the next to come."""
+    SetClock().put(monkeypatch, ["bench.arrivals"])
     prompts = [one._replace(max_new_tokens=3) for one in workload.prompts[:5]]
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=8)
@@ -173,7 +176,9 @@ def test_latency_counts_from_arrival(workload: Workload) -> None:
         assert sorted(seconds)[2] < 0.3, "a second lies between two arrivals"
 
 
-def test_latency_counts_the_wait_for_a_place(workload: Workload) -> None:
+def test_latency_counts_the_wait_for_a_place(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SetClock().put(monkeypatch, ["bench.arrivals"])
+    clock.charge(monkeypatch, type(workload.pair.target), "forward", 0.01)
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
         seconds, outputs = latencies(engine, workload.prompts, rate=200.0)
@@ -211,13 +216,9 @@ def test_rows_sampled_at_the_lowest_temperature_have_the_rounds_of_greedy_ones(
 
 def test_a_slow_sampler_has_a_low_ratio(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = __import__("importlib").import_module("eqcheck.reference_impls.serving.sampling")
-    law = sampling.law
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.02)
-        return law(*args, **kwargs)
-
-    monkeypatch.setattr(sampling, "law", slow)
+    clock = SetClock().charge(monkeypatch, sampling, "law", 0.02)
+    clock.charge(monkeypatch, type(workload.pair.target), "forward", 0.01)
+    monkeypatch.setattr(measure, "_now", ContextVar("now", default=clock.perf_counter))
     for first in (False, True):
         way = WAYS["temperature alone"]
         ratio = cost(workload, workload.prompts, lambda: timed("ragged", workload, None), way, sampled_first=first)

@@ -260,8 +260,34 @@ def wrong_law(name: str, p: Floats, q: Floats, raw: Floats, other: Floats) -> Fl
         "first-row-options": normal(p**0.6),
         "first-argmax": one_hot(p),
         "first-raw": raw,
+        "residual-of-before": normal(np.maximum(p - np.concatenate([q[:1], q[:-1]]), 0)),
     }
+    if name.startswith("threshold"):
+        taken = q * (p / q >= float(name.removeprefix("threshold-")))
+        return np.asarray(taken + (1 - taken.sum(-1, keepdims=True)) * found["residual"])
     return found[name]
+
+
+def kept_coins(rng: np.random.Generator, p: Floats, q: Floats, kept: bool) -> Ints:
+    """Tokens, each picked by a number below p/q of the token before, or by a fresh one."""
+    tokens, bound = [], 1.0
+    for t in range(len(p)):
+        tokens.append(int(draw(p[t : t + 1], rng.random(1) * bound)[0]))
+        bound = min(1.0, p[t, tokens[-1]] / q[t, tokens[-1]]) if kept else 1.0
+    return np.array(tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in ALTERNATIVES if name.startswith("coin-kept")])
+def test_a_bet_on_a_kept_coin_earns_where_one_is_kept(name: str) -> None:
+    rng = np.random.default_rng(5)
+    earned = [0.0, 0.0]
+    for _ in range(30):
+        p, q, raw = contexts(rng, 100)
+        for kept in (False, True):
+            row = SampledRow(kept_coins(rng, p, q, kept), p, q, raw, np.zeros(100, bool))
+            earned[kept] += float(bets(row)[:, ALTERNATIVES.index(name)].sum())
+    assert earned[0] < np.log(1e3)
+    assert earned[1] > np.log(1e6)
 
 
 def gain(name: str, law: Callable[[Floats, Floats, Floats, Floats], Floats], rows: int = 12, n: int = 200) -> float:
@@ -279,7 +305,7 @@ def gain(name: str, law: Callable[[Floats, Floats, Floats, Floats], Floats], row
     return total
 
 
-@pytest.mark.parametrize("name", [name for name in ALTERNATIVES if not name.startswith("pit")])
+@pytest.mark.parametrize("name", [name for name in ALTERNATIVES if not name.startswith(("pit", "coin"))])
 def test_a_law_earns_where_it_is_followed_and_not_where_it_is_not(name: str) -> None:
     base = name.split(":")[0]
     rows, n = (400, 3) if base in ("first-argmax", "first-raw") else (20, 200)
@@ -341,7 +367,30 @@ def pair_gain(name: str, noise: str, lag: int = 0) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", PAIRS)
+def shared_coins(name: str, shared: bool, cases: int = 300) -> float:
+    """What a pair bet earns where three rows accept their draft tokens by one coin at each place, or by their own."""
+    rng, total, n = np.random.default_rng(7), 0.0, 3
+    for _ in range(cases):
+        rows: list[SampledRow] = []
+        coins = rng.random(n)
+        for _ in range(3):
+            p, q, raw = contexts(rng, n)
+            drafts, index = draw(q, rng.random(n)), np.arange(n)
+            accepted = (coins if shared else rng.random(n)) < p[index, drafts] / q[index, drafts]
+            left = normal(np.maximum(p - q, 0))
+            row = SampledRow(np.where(accepted, drafts, draw(left, rng.random(n))), p, q, raw, np.zeros(n, bool))
+            total += float(pair_bets(row, rows)[:, PAIRS.index(name)].sum())
+            rows.append(row)
+    return total
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if name.startswith("shared-coin")])
+def test_a_bet_on_coins_earns_where_rows_share_them(name: str) -> None:
+    assert shared_coins(name, True) > np.log(1e6)
+    assert shared_coins(name, False) < np.log(1e3)
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("shared-coin")])
 def test_a_pair_bet_earns_where_noise_is_shared(name: str) -> None:
     kinds = {
         "twin-equal": "race",

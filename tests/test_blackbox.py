@@ -79,10 +79,10 @@ def test_a_worker_survives_many_cases_and_what_the_decoder_prints(engine: Decode
 
 
 def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_replaced(engine: Decoder) -> None:
-    with worker_of(engine, sys.executable, timeout=1.0) as worker:
+    with worker_of(engine, sys.executable, timeout=600.0) as worker:
         found = {}
         for token in (2, 3, 4, 5):
-            answer = worker.try_case(_asking(token))
+            answer = worker.try_case(_asking(token), 1.0 if token == 3 else None)
             assert answer.outputs is None
             assert answer.explanation is not None
             found[token] = answer.explanation.fingerprint
@@ -97,12 +97,12 @@ def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_repla
 
 
 def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None:
-    with worker_of(engine, sys.executable, timeout=1.0) as worker:
+    with worker_of(engine, sys.executable, timeout=600.0) as worker:
         worker.try_case(_asking(8))
         assert worker._process is not None
         group = worker._process.pid
         assert _alive(group)
-        worker.try_case(_asking(7))
+        worker.try_case(_asking(7), 1.0)
     assert not _alive(group)
 
 
@@ -122,7 +122,7 @@ def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path
         group = int(parent.stdout.readline())
         assert _alive(group)
         parent.kill()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 600
     while _alive(group) and time.monotonic() < end:
         time.sleep(0.05)
     assert not _alive(group)

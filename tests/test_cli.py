@@ -289,7 +289,7 @@ def test_interrupt_leaves_a_report(work: Path) -> None:
             assert running.stderr is not None
             next(line for line in running.stderr if "of 100000 cases" in line)
             running.send_signal(signal.SIGINT)
-            printed, errors = running.communicate(timeout=60)
+            printed, errors = running.communicate(timeout=600)
         finally:
             running.kill()
     assert running.returncode == 2, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from eqcheck.catalogue import known_good
 from eqcheck.contract import Request, decoder
 from eqcheck.findings import Options
 from eqcheck.lanes.transparent import lane
-from eqcheck.lanes.transparent.conditions import conditions, only
+from eqcheck.lanes.transparent.conditions import Places, conditions, lying, only
 
 Rows = list[list[int]]
 right = known_good()["one_row"]
@@ -43,6 +44,35 @@ def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
     assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
     assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails
     assert only([RIGHT] * 30, []) == only([], [LEFT] * 30) == []
+
+
+def places(*cases: Case) -> Places:
+    return Counter(place for case in cases for place in case.axes.items())
+
+
+def test_what_crashes_hide_is_said() -> None:
+    shows, spared = places(*[RIGHT] * 12), places(*[RIGHT] * 8)
+    assert lying(shows, spared) == []
+    hidden = places(*[LEFT] * 180)
+    assert lying(shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
+    both = places(*[LEFT] * 90, *[RIGHT] * 90)
+    assert lying(places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
+        "3 of 25 cases that do not fail otherwise, under no condition that is sure; 180 cases crash, which may hide one"
+    ]
+    sure = "right padding only: 12 of 20 cases; left padding: 0 of 20; not counted are 180 cases of another failure"
+    assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
+
+
+def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
+    def broken(target: Any, draft: Any, request: Request) -> Rows:
+        if request.padding_side == "left":
+            raise RuntimeError("no left padding here")
+        rows: Rows = right(target, draft, request)
+        return [row[:-1] for row in rows]
+
+    known = decoder(name="mine", padding_sides=("left", "right"))(broken)
+    found = {one.fingerprint: one.only for one in audit(known, Options(cases=60)).findings}
+    assert any(one.startswith("not known for left padding, where ") for one in found["bookkeeping/premature-stop"])
 
 
 def test_ranges_are_put_together() -> None:

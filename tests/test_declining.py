@@ -296,7 +296,8 @@ def test_what_is_required_is_drawn_and_said(name: str, tmp_path: Path) -> None:
     report = to_dict(result, tmp_path)
     assert report["requires"] == [name]
     assert any(name in warning and REQUIREMENTS[name] in warning for warning in result.warnings)
-    assert audit(made(strict), Options(cases=30)).verdict == "violation"
+    if name not in ("one-temperature", "one-sampling"):  # greedy rows are alike; `tests/test_requirements.py` samples
+        assert audit(made(strict), Options(cases=30)).verdict == "violation"
 
 
 def test_a_precondition_that_does_not_exist() -> None:
@@ -351,7 +352,8 @@ def test_laws_test_nothing_where_all_is_declined(pytester: pytest.Pytester) -> N
 
 
 def test_laws_fail_all_the_same(pytester: pytest.Pytester) -> None:
-    laws(pytester, "alone_and_wrong").assert_outcomes(failed=8, passed=1, skipped=5)
+    # One fault fails once: the laws that fail by it, too, say so and are skipped.
+    laws(pytester, "alone_and_wrong").assert_outcomes(failed=1, passed=1, skipped=12)
 
 
 def test_a_users_own_test_is_skipped(pytester: pytest.Pytester) -> None:

@@ -67,10 +67,13 @@ def test_what_is_fetched_is_seen(text: str) -> None:
     assert not fetched('<a href="https://example.org/">a link</a> <script src="assets/a.js">')
 
 
-def test_every_kind_is_on_the_page_of_kinds(site: Path) -> None:
-    page = (site / "kinds.html").read_text(encoding="utf-8")
+def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
+    table = (site / "kinds.html").read_text(encoding="utf-8")
     for kind in FINGERPRINTS:
-        assert f'id="{kind.replace("/", "-")}"' in page
+        name = kind.replace("/", "-")
+        assert f'href="kinds/{name}.html" id="{name}"' in table or f'id="{name}" href="kinds/{name}.html"' in table
+        page = (site / "kinds" / f"{name}.html").read_text(encoding="utf-8")
+        assert f"eqcheck explain {kind}" in page
         for cause in EXPLAINED[kind].causes:
             assert all(f'href="{url}"' in page for url in cause.urls)
 

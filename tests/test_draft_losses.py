@@ -61,7 +61,7 @@ def drawn(families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty
 
 
 def adds_up(losses: Counter[str], before: str = "") -> bool:
-    why = sum(losses[before + name] for name in (*LOSSES, *OTHERS, "wrong-context?"))
+    why = sum(losses[before + name] for name in (*LOSSES, *OTHERS, "wrong-context?", "lost-bonus?"))
     return losses[before + "rounds"] == losses[before + "ideal"] + why - losses[before + "spared"]
 
 

@@ -46,7 +46,7 @@ def test_what_is_excluded_is_seen() -> None:
 def test_a_few_tokens_exclude_nothing() -> None:
     found = audit(0, cases=1)[1].excluded()
     assert [one for one in found if one.size is None and one.law == "drawn-again"]
-    assert all("exclude no" in one.sentence for one in found if one.size is None)
+    assert all("would have shown no" in one.sentence for one in found if one.size is None)
     assert len({one.law for one in found}) * 2 == len(found) == 20
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from as_data import shown, write
+from clock import TRANSPARENT, Clock
 
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import read_case
@@ -95,12 +96,12 @@ def test_a_claimed_violation_is_minimised_within_the_claim() -> None:
 
 def test_hangs_beyond_the_claim_do_not_end_the_audit() -> None:
     def sleeping(target: Any, draft: Any, request: Request) -> Rows:
-        if target.config.family == "learned":
-            time.sleep(60)
+        while target.config.family == "learned":
+            target(input_ids=torch.tensor([[1]]), use_cache=False)  # until it has been called too often
         return right(target, draft, request)
 
     mine = made(sleeping, families=("rotary",))
-    result = audit(mine, Options(cases=30, families=("rotary", "learned"), case_timeout=0.5))
+    result = audit(mine, Options(cases=30, families=("rotary", "learned")))
     assert [outcome.fingerprint for outcome in result.outcomes if outcome.case.family == "learned"] == [
         "crash/hang"
     ] * 3
@@ -231,18 +232,19 @@ def test_case_files_of_earlier_audits_are_removed(tmp_path: Path) -> None:
     assert list((tmp_path / "cases").iterdir()) == [own]
 
 
-def test_minimising_takes_at_most_the_budget_again() -> None:
+def test_minimising_takes_at_most_the_budget_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().put(monkeypatch, TRANSPARENT)
+
     def slow(target: Any, draft: Any, request: Request) -> Rows:
-        time.sleep(0.05)
+        clock.now += 0.05
         if len(request.prompts) > 2:
             raise KeyError
         if len(request.prompts) > 1:
             raise IndexError
         return right(target, draft, request)
 
-    start = time.monotonic()
     result = audit(made(slow), Options(cases=None, budget=2.0))
-    assert time.monotonic() - start < 3 * 2.0 + 2 * RERUNS * 0.2
+    assert clock.now < 3 * 2.0 + 2 * RERUNS * 0.2
     assert {violation.fingerprint for violation in result.violations} == {
         "crash/exception:KeyError",
         "crash/exception:IndexError",
@@ -253,8 +255,10 @@ def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) ->
     result = audit(made(short), Options(cases=5, budget=600.0))
     assert result.violations[0].minimised
 
+    clock = Clock().put(monkeypatch, TRANSPARENT)
+
     def slowly(outcome: Outcome, *_: object) -> Outcome:
-        time.sleep(0.6)
+        clock.now += 0.6
         return outcome
 
     monkeypatch.setattr("eqcheck.lanes.transparent.lane.confirms", slowly)

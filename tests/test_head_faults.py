@@ -15,8 +15,10 @@ from eqcheck.case import Case
 from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
 from eqcheck.harness import run
 from eqcheck.kinds import KINDS
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.selfcheck import check_head, check_known_good
+from eqcheck.trace import TARGET
 
 PARTLY = Case(  # rows that accept different numbers, and neither none nor all
     prompts=((3, 1, 4, 1), (5, 9), (2, 6, 5)),
@@ -45,12 +47,32 @@ def test_a_planted_fault_is_named(number: int) -> None:
 
 def test_every_kind_is_planted_and_a_third_is_held_back() -> None:
     kinds = {name for name, kind in KINDS.items() if kind.component == "draft"} - {"desync", "lost-bonus"}
-    assert {fault.kind for fault in HEAD_FAULTS} == kinds
+    assert {fault.kind for fault in HEAD_FAULTS if fault.component == "draft"} == kinds
     assert all(
         issubclass(HEAD_BUILDS[fault.id.partition(".")[2]].engine, fault.patch.__mro__[1]) for fault in HEAD_FAULTS
     )
     switches = {fault.id.partition(".")[0]: fault.held_back for fault in HEAD_FAULTS}
     assert 0.3 < sum(switches.values()) / len(switches) < 0.5
+
+
+@pytest.mark.parametrize("name", HEAD_BUILDS)
+def test_tokens_that_agree_behind_a_rejected_one_show_as_often_as_with_a_draft_model(name: str) -> None:
+    decoder = next(fault for fault in HEAD_FAULTS if fault.id == f"T15-counts-matches.{name}").decoder()
+    source = Source(1, ("rotary",), ("left",), ("empty",))
+    wrong = [case for case in source.chunk(0, 50) if not judge(run(decoder.function, case))]
+    assert len(wrong) >= 10, (
+        "a head that is wrong once has to agree again with what the target answers behind that token"
+    )
+
+
+@pytest.mark.parametrize("name", HEAD_BUILDS)
+def test_a_head_agrees_again_behind_its_wrong_token(name: str) -> None:
+    case = Case(prompts=((3, 1, 4),), max_new_tokens=8, num_draft_tokens=3, accepts=((0, 1, 3),))
+    done = run(HEAD_BUILDS[name].decoder(name).function, case)
+    assert judge(done)
+    blocks = [call for call in done.trace.made(TARGET) if call.tokens.shape[1] == 4]
+    agrees = [(call.tokens[0, 1:] == call.predictions[0, :-1]).tolist() for call in blocks]
+    assert agrees[0] == [True, False, True]
 
 
 def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +158,7 @@ def test_a_hostile_file_is_refused_in_one_line(
     work: Path, capsys: Printed, content: Any, what: tuple[str, ...]
 ) -> None:
     path = written(work / "case.json", content)
-    start = time.monotonic()
     assert eqcheck("replay", str(path)) == 4
-    assert time.monotonic() - start < 5
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

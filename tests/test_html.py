@@ -11,12 +11,14 @@ import pytest
 from jinja2 import Environment
 from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
-from eqcheck.findings import Evidence
+from eqcheck.findings import Evidence, OtherCase
+from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.report import html
 from eqcheck.report.html import page, to_html
 from eqcheck.report.html.drawing import Column, cell, columns, committed, drafts
-from eqcheck.report.html.finding import readable, tokens
-from eqcheck.story import DrawnQuery, DrawnSlot
+from eqcheck.report.html.finding import readable, timeline, tokens
+from eqcheck.report.html.trace import trace_page
+from eqcheck.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 from eqcheck.verdict import Explanation
 
 
@@ -119,11 +121,11 @@ def test_the_page_tells_what_the_report_says() -> None:
     text = to_html(told("showcase/bsp", a_story()))
     report = told("showcase/bsp")
     for said in (
-        "265 of 300 cases fail. Found: 2 causes.",
+        "263 of 300 cases fail. Found: 2 causes.",
         "position/query-position",
         "A query carries a position other than its logical one.",
         "eqcheck replay",
-        "4 of 4 cases with other ids show the same.",
+        "6 of 6 cases with other ids show the same.",
         "Right position restores the output.",
         "rows of one target call accepted different counts",
         "transformers",
@@ -140,8 +142,9 @@ def test_what_was_never_exercised_and_what_is_vacuous_is_said_loudly() -> None:
     text = to_html(loud)
     assert "<b>VACUOUS</b> no case was seen" in " ".join(text.split())
     assert text.count('class="never"') > 20
-    assert 'class="never"' not in to_html(report)
-    assert "<b>VACUOUS</b>" not in to_html(report)
+    full = replace(report, coverage={**dict.fromkeys(COUNTERS, 1), **report.coverage})
+    assert 'class="never"' not in to_html(full)
+    assert "<b>VACUOUS</b>" not in to_html(full)
 
 
 def test_a_violation_without_a_cause_is_not_called_a_cause() -> None:
@@ -203,3 +206,71 @@ def test_several_reports_are_one_page_with_anchors_of_their_own() -> None:
     ids = re.findall(r'\sid="([^"]*)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]*)"', text)) <= set(ids)
+
+
+def other(n: int, text: str = "") -> OtherCase:
+    case = {"prompts": [[n, 2]], "family": f"x{text}"}
+    return OtherCase(case, f"mask/window - case {n}{text}", n, 3, 7, None)
+
+
+def test_the_rounds_of_all_rows_are_a_table_over_calls() -> None:
+    """Row 0 accepts one of two drafts and then one of one; row 1 accepts none and has left when call 3 is made."""
+    text = " ".join(to_html(told("showcase/bsp", a_story())).split())
+    (found, *_) = re.findall(r'<table class="timeline">.*?</table>', text)
+    assert (
+        "<caption>Draft tokens that each row accepted, of those drafted, in each call of the target.</caption>" in found
+    )
+    cells = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr.*?</tr>", found)]
+    assert cells == [
+        ["call", "2", "call", "3"],
+        ["row", "0", "1", "of", "2", "1", "of", "1"],
+        ["row", "1", "0", "of", "2", "left"],
+    ]
+    assert found.count('<i class="accepted">') == 2
+    assert found.count('<i class="rejected">') == 3
+    alone = replace(a_story(), batch=a_story().batch[:1])
+    assert '<table class="timeline">' not in to_html(told("showcase/bsp", alone))
+
+
+def test_the_page_of_a_replay_has_them_too() -> None:
+    batch = a_story().batch
+    for story in (None, a_story()):
+        text = trace_page("mine", "case", "FAILS", DrawnDecode((), 0, batch, ((1,), (2,)), ((1,), (2,)), story))
+        assert text.count('<table class="timeline">') == 1
+    assert '<table class="timeline">' not in trace_page("m", "c", "", DrawnDecode((), 0, batch[:1], ((1,),), ((1,),)))
+
+
+def test_a_row_that_comes_late_waits_and_many_calls_are_cut() -> None:
+    rounds = [DrawnRound(n, n, (5,), 1, "bonus", 6, (5, 6)) for n in range(1, 61)]
+    found = timeline([rounds, rounds[2:4]])
+    assert found.rows[1][:5] == ("waits", "waits", rounds[2], rounds[3], "left")
+    assert (len(found.calls), found.left_out) == (40, 20)
+
+
+def test_other_failing_cases_of_a_cause_can_be_walked() -> None:
+    report = told("showcase/bsp")
+    violations = tuple(replace(one, others=(other(1), other(2))) for one in report.violations)
+    text = to_html(replace(report, violations=violations))
+    assert text.count("data-other aria-label=") == 2 * len(violations)
+    assert "2 other failing cases of this cause" in text
+    assert "Case 2 of 2: row 2, new token 3, expected 7, got the row&#39;s end" in text
+    assert "mask/window - case 2" in text
+    hostile = [
+        to_html(replace(report, violations=(replace(report.violations[0], others=(other(1, more),)),)))
+        for more in (HOSTILE, "harmless")
+    ]
+    assert elements(hostile[0]) == elements(hostile[1])
+    many = tuple(replace(one, others=tuple(other(n, "A" * 3000) for n in range(4))) for one in violations)
+    assert len(to_html(replace(report, violations=many)).encode()) < 300_000
+
+
+def test_the_top_has_the_date_and_the_command_and_what_was_exercised_is_folded() -> None:
+    report = replace(told("showcase/bsp"), written="2026-11-23 10:00 UTC", command="eqcheck audit bsp --cases 300")
+    text = to_html(report)
+    top = text[text.index('<p class="brand">') : text.index("<h1>")]
+    assert "<time>2026-11-23 10:00 UTC</time>" in top
+    assert "<code>eqcheck audit bsp --cases 300</code>" in top
+    assert re.search(
+        r'<details class="fold"><summary>How many of 300 cases exercised each thing, the least first', text
+    )
+    assert "<time>" not in to_html(replace(report, written=""))

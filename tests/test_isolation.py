@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -64,8 +65,9 @@ def deaf():
 
 @broken("has_children")
 def has_children():
-    if os.fork() == 0:
-        open("child", "w").write(str(os.getpid()))
+    child = os.fork()
+    if child:
+        open("child", "w").write(str(child))
     time.sleep(1000)
 
 @broken("lists")
@@ -141,11 +143,11 @@ WHAT = {
 @pytest.mark.parametrize("name", WHAT)
 def test_what_is_reported_and_that_the_next_case_is_run(work: Path, name: str) -> None:
     fingerprint, detail = WHAT[name]
-    patient = fingerprint.endswith("MemoryLimit")
-    with worker(work, name, timeout=30.0 if patient else 1.0) as isolated:
+    hangs = fingerprint == "crash/hang"
+    with worker(work, name, timeout=600.0) as isolated:
         for _ in range(2):
             assert isolated.try_case(ONE).status == "equivalent"
-            failed = isolated.try_case(TWO)
+            failed = isolated.try_case(TWO, 1.0 if hangs else None)
             assert (failed.status, failed.fingerprint) == ("violation", fingerprint)
             assert failed.explanation is not None
             assert detail in failed.explanation.detail
@@ -170,7 +172,7 @@ def children_of(pid: int) -> Iterator[int]:
             yield from children_of(int(stat.parent.name))
 
 
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
+def gone(pids: list[int], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -178,19 +180,24 @@ def gone(pids: list[int], seconds: float = 10.0) -> bool:
 
 
 def test_a_worker_is_killed_with_its_children(work: Path) -> None:
-    with worker(work, "has_children") as isolated:
+    with worker(work, "has_children", timeout=10.0) as isolated:
         assert isolated.try_case(TWO).fingerprint == "crash/hang"
     assert gone([int((work / "child").read_text())])
 
 
 def test_a_fresh_worker_is_cheap(work: Path) -> None:
+    """It is forked from a process that has imported torch, and is not this one."""
+    parents = set()
     with worker(work, "exits") as isolated:
-        isolated.try_case(ONE)
-        start = time.monotonic()
-        for _ in range(10):
-            isolated.try_case(TWO)
+        for _ in range(2):
             isolated.try_case(ONE)
-        assert (time.monotonic() - start) / 10 < 1.0
+            assert isolated._process is not None
+            stat = Path(f"/proc/{isolated._process.pid}/stat").read_text()
+            parents.add(int(stat.rpartition(")")[2].split()[1]))
+            isolated.try_case(TWO)
+    (server,) = parents - {os.getpid()}
+    assert len(parents) == 1
+    assert "libtorch" in Path(f"/proc/{server}/maps").read_text()
 
 
 def test_open_and_close_of_an_isolated_decoder(work: Path) -> None:
@@ -231,7 +238,7 @@ def test_no_process_outlives_its_audit(work: Path, ending: signal.Signals, jobs:
     command = [sys.executable, "-m", "eqcheck.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 600
             while len(list(children_of(running.pid))) < 2 + int(jobs) and time.monotonic() < end:
                 time.sleep(0.5)
             time.sleep(1.0)
@@ -240,7 +247,12 @@ def test_no_process_outlives_its_audit(work: Path, ending: signal.Signals, jobs:
             running.send_signal(ending)
             time.sleep(0.5)
             running.send_signal(ending)  # the first Ctrl-C waits for the case
-            running.communicate(timeout=60)
+            for _ in range(10):
+                try:
+                    running.communicate(timeout=60)
+                    break
+                except subprocess.TimeoutExpired:  # the two came as one
+                    running.send_signal(ending)
         finally:
             running.kill()
     assert gone(below)

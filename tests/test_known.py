@@ -15,9 +15,10 @@ from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
-from eqcheck.known import Known, load, unheard
+from eqcheck.known import Known, in_ci, load, unheard
 from eqcheck.outcome import Outcome
 from eqcheck.report.build import report_of
+from eqcheck.report.checks import checks
 from eqcheck.tally import Alike, Tally
 from eqcheck.verdict import Explanation
 
@@ -166,6 +167,54 @@ def test_what_no_longer_occurs_is_told_and_fails_nothing() -> None:
         "listed as known, bookkeeping/past-eos (https://example.org/1): did not occur in 1 case; if it is gone, take "
         "the entry out"
     ]
+
+
+def test_what_did_not_occur_may_be_hidden_by_other_failures() -> None:
+    other = listed(audit("mask/window"))
+    assert (
+        "did not occur in 1 case, and 1 of them fails otherwise, which may hide it; if it is gone" in other.warnings[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cases", "today", "code"),
+    [
+        ((PAST_EOS,), 300, TODAY, 0),
+        ((PAST_EOS,), 1, date(2027, 1, 1), 1),
+        ((), 299, TODAY, 0),  # too few to say that it is gone
+        ((), 300, TODAY, 1),
+        ((), 300, date(2027, 1, 1), 1),
+    ],
+)
+def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
+    kinds: tuple[str, ...], cases: int, today: date, code: int, tmp_path: Path
+) -> None:
+    results = []
+    for strict in (True, False):
+        result = audit(*kinds)
+        result.counted = Tally(alike=Counter({Alike(True, "rotary", "equivalent", ""): cases - len(result.outcomes)}))
+        result.list_known([Known(PAST_EOS, "https://example.org/1", date(2026, 12, 31), "eqspec")], today, strict)
+        results.append(result)
+    strictly, loosely = results
+    assert strictly.warnings == loosely.warnings
+    assert exit_code([strictly], False) == code
+    assert exit_code([loosely], False) == int(bool(kinds) and today > TODAY)
+    assert bool(strictly.outdated) == bool(code)
+    assert checks(report_of(strictly, tmp_path), False)[0].status == ("failed" if code else "passed")
+
+
+def test_an_entry_that_is_gone_and_past_is_told_as_both() -> None:
+    both = listed(audit(), date(2027, 1, 1))
+    assert both.warnings == [
+        "listed as known, bookkeeping/past-eos (https://example.org/1): did not occur in 0 cases, and its last day, "
+        "2026-12-31, is past: take the entry out"
+    ]
+
+
+def test_ci_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, strict in (("", False), ("false", False), ("0", False), ("true", True), ("1", True)):
+        monkeypatch.setenv("CI", value)
+        assert in_ci() == strict
 
 
 def test_a_report_says_until_when_a_violation_is_known(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,11 @@ from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS
+from eqcheck.catalogue.engines.batched import Holes, Realigned
+from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.harness import run
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.oracle import judge
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +193,40 @@ def test_every_weight_has_its_reason_and_its_row() -> None:
     for name, weight in WEIGHTS._asdict().items():
         assert weight
         assert re.search(rf"\b{name}={weight},  # \w+", source)
+
+
+class Staying(RoundEngine):
+    """Rows that have ended are fed on until the others are done, and never move."""
+
+    def finished(self, i: int, drafts: Sequence[int]) -> bool:
+        return False
+
+    def admit(self) -> bool:
+        ended = [set(self.cut(i)) & {*self.eos} or len(self.rows[i]) >= self.limit(i) for i in self.active]
+        return not all(ended)
+
+    def budget(self, i: int) -> int:
+        return self.request.num_draft_tokens
+
+    def append(self, i: int, block: Sequence[int]) -> None:
+        self.rows[i] += block
+
+    def cut(self, i: int) -> list[int]:
+        """The new tokens of a row, up to its limit."""
+        return self.rows[i][self.starts[i] : self.limit(i)]
+
+    def outputs(self) -> list[list[int]]:
+        ends = [next((n for n, t in enumerate(self.cut(i), 1) if t in self.eos), None) for i in self.active]
+        return [self.cut(i)[:end] for i, end in zip(self.active, ends, strict=True)]
+
+
+@pytest.mark.parametrize("engine", [Holes, Realigned])
+def test_a_row_that_goes_on_after_its_end_is_taken_for_no_other(engine: type[RoundEngine]) -> None:
+    """It is the row whose entries it holds, though ids that it is fed stand in other rows, too."""
+    stays = type("Stays", (Staying, engine), {})
+    for case in Source(1, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 12):
+        done = run(lambda target, draft, request: stays(target, draft, request).decode(), case)
+        assert judge(done)
+        labels = labels_of(done, done.trace)
+        moved = {write for write, one in labels.of.items() if one.what == "token" and one.request != write[1]}
+        assert all(labels.of[write].exact for write in moved), "a row with the same context counts as either"

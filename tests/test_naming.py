@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from eqcheck.kinds import KINDS
 from eqcheck.lanes.sampling import explain
+from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.outcome import Outcome
 from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.naming import MANY, NAMED, Named, borne_out, named
-from eqcheck.sampling.rounds import MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
+from eqcheck.sampling.rounds import AROUND, MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.sampling.suspects import BESIDE, VARIANTS, right_samplers, wrong_samplers
+from eqcheck.sampling.wealth import Wealth
 
 V, TOKENS = 10, 700
 RIGHT = (REJECTION, "", "", "")
@@ -59,8 +65,11 @@ def read(draw: Draw, bonus: Callable[[Floats], Floats] = lambda p: p, seed: int 
     of_q: dict[str, Floats] = {"": q, **dict.fromkeys(VARIANTS, q)}
     beside = {name: rng.dirichlet(np.ones(V), len(p)) for name in BESIDE}
     no = np.zeros(len(p), bool)
-    before, behind = np.roll(p, 1, axis=0), np.roll(p, -1, axis=0)
-    return Read(role, ~no, token, drafted, 1 * (role == "bonus"), no, of_p, of_q, before, behind, beside)
+    around = {name: np.roll(p, 1 + place, axis=0) for place, name in enumerate(AROUND)}
+    spent = np.where(role == "bonus", rng.random(len(p)), 1.0)
+    return Read(
+        role, ~no, token, drafted, 1 * (role == "bonus"), no, of_p, of_q, around, beside, spent, np.ones(len(p))
+    )
 
 
 def best(law: Floats) -> Floats:
@@ -97,12 +106,66 @@ def test_nothing_is_said_of_a_right_sampler(draw: Draw, seed: int) -> None:
 def test_a_wrong_bonus_is_named() -> None:
     found = named([read(rejection, bonus=lambda p: p**2)])
     assert found is not None
-    assert (found.kind, found.words) == ("bonus-law", "a bonus is drawn at 0.5 times the temperature")
-    column = read(rejection)
-    column.token[TOKENS:] = [pick(np.random.default_rng(i), law) for i, law in enumerate(column.before[TOKENS:])]
-    found = named([column])
+    assert (found.kind, found.words) == ("bonus-law", "a bonus is drawn at 0.51 times the temperature")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("before", "bonus-column"),
+        ("first-column", "bonus-column"),
+        ("round-before", "stale-bonus"),
+        ("round-before-end", "stale-bonus"),
+    ],
+)
+def test_a_bonus_of_another_place_is_named(name: str, kind: str) -> None:
+    elsewhere = read(rejection)
+    laws = elsewhere.around[name][TOKENS:]
+    elsewhere.token[TOKENS:] = [pick(np.random.default_rng(i), law) for i, law in enumerate(laws)]
+    found = named([elsewhere])
     assert found is not None
-    assert found.kind == "bonus-column"
+    assert found.kind == kind
+
+
+def test_a_number_that_accepted_a_draft_token_and_picks_the_bonus_is_named() -> None:
+    one, rng = read(rejection), np.random.default_rng(5)
+    for i in range(TOKENS, len(one.token)):
+        one.token[i] = (one.p[""][i].cumsum() <= rng.random() * one.spent[i]).sum()
+    found = named([one])
+    assert found is not None
+    assert (found.kind, found.words) == (
+        "reused-noise",
+        "the random number that accepted the last draft token picks the bonus",
+    )
+
+
+@pytest.mark.parametrize(
+    ("least", "count", "told"),
+    [(0.5, TOKENS, "0.(48|52)"), (0.5, 200, "0.48 to 0.52"), (0.33, TOKENS, "0.33")],
+)
+def test_a_threshold_in_place_of_a_coin_is_named(least: float, count: int, told: str) -> None:
+    found = named([read(partial(rejection, accept=lambda ratio: float(ratio >= least)), count=count)])
+    assert found is not None
+    assert found.kind == "threshold-acceptance"
+    words = f"a draft token is accepted where its ratio exceeds about {told}: no random number decides"
+    assert re.fullmatch(words, found.words)
+
+
+def test_words_with_a_number_have_no_other() -> None:
+    for sampler in wrong_samplers():
+        assert len(re.findall(r"\d+(?:\.\d+)?", sampler.words)) <= 1, sampler.words
+        assert not re.search(r"\de[-+]", sampler.words)
+
+
+@pytest.mark.parametrize("words", ["", "corrections are the target's likeliest"])
+def test_the_meaning_of_a_kind_is_not_said_twice(words: str) -> None:
+    """The heading has it."""
+    wealth = Wealth()
+    wealth.log_supremum = 30.0
+    seen = explained(Outcome(None, "equivalent"), wealth, Named("residual", words, 20.0)).explanation
+    assert seen is not None
+    assert seen.detail.startswith(f"{words}; the evidence" if words else "the evidence")
+    assert KINDS["residual"].meaning not in seen.detail
 
 
 def test_what_no_sampler_of_the_list_does_has_no_name() -> None:
@@ -120,6 +183,50 @@ def test_what_no_sampler_of_the_list_does_has_no_name() -> None:
     found = named([read(odd)])
     assert found is not None
     assert found.kind == "stray-law"
+
+
+def strange(p: Floats, q: Floats) -> Floats:
+    """A law that no known error of corrections makes."""
+    return np.asarray(np.linspace(1.0, 0.0, V) ** 2 * np.maximum(p - q, 0.02))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_corrections_alone_that_follow_no_known_law_are_named(again: bool) -> None:
+    """They may draw the refused draft token again, which then looks accepted too often."""
+
+    def draw(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
+        d = pick(rng, q)
+        if rng.random() < p[d] / q[d]:
+            return "accepted", d, d
+        law = strange(p, q)
+        law[d] *= again
+        token = pick(rng, law)
+        return ("accepted" if token == d else "corrected"), token, d
+
+    found = named([read(draw)])
+    assert found is not None
+    assert (found.kind, found.words) == (
+        "residual",
+        "corrections are drawn neither from the residual nor by an error that has a name",
+    )
+
+
+@pytest.mark.parametrize("accept", [lambda ratio: 0.4 * ratio**2, lambda ratio: 0.8])
+def test_corrections_are_not_named_alone_where_acceptance_is_wrong_as_well(accept: Callable[[float], float]) -> None:
+    found = named([read(partial(rejection, accept=accept, left=strange))])
+    assert found is not None
+    assert found.kind == "stray-law"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_that_races_with_the_noise_of_the_target_is_no_wrong_correction(seed: int) -> None:
+    def coupled(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
+        times = rng.exponential(size=V)
+        d, token = int((times / q).argmin()), int((times / p).argmin())
+        return ("accepted" if token == d else "corrected"), token, d
+
+    found = named([read(coupled, seed=seed)])
+    assert found is None or found.kind == "stray-law"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -149,7 +256,7 @@ def test_the_words_say_no_more_than_the_kind_where_two_are_alike() -> None:
     assert alike is not None
     assert (told.kind, alike.kind) == ("target-option", "target-option")
     assert "without the row's temperature" in told.words
-    assert "without" not in alike.words
+    assert alike.words == ""
 
 
 @pytest.mark.parametrize("often", [False, True])
@@ -188,7 +295,7 @@ def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
     one.role[:n], one.token[:n], one.draft[:n] = zip(*drawn, strict=True)
     one.token[n:] = [pick(rng, law) for law in short[n:]]
     laws = {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""], "top-p-tighter": tighter(cut)}
-    told = Read(**{**vars(one), "p": laws, "behind": cut, "before": cut})
+    told = Read(**{**vars(one), "p": laws, "around": dict.fromkeys(one.around, cut)})
     found = named([told])
     if everywhere:
         assert found is not None
@@ -223,13 +330,12 @@ def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_
 
 
 def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain, "reads", lambda outcome: [])
     law, no = np.array([[0.0, 1.0]]), np.zeros(1, bool)
     for kind, within in (("under-acceptance", True), ("residual", False)):
         monkeypatch.setattr(explain, "named", lambda reads, kind=kind: Named(kind, "", 20.0))
         for token in (0, 1):
             row = SampledRow(np.array([token]), law, law, law, no)
-            found = explain.cause([SimpleNamespace(sampled={0: row})], [("draft:0.1", 0.0)])  # type: ignore[list-item]
+            found = explain.cause([SimpleNamespace(sampled={0: row})], [("draft:0.1", 0.0)], [])  # type: ignore[list-item]
             assert (found is None) == (within and token == 0)
 
 
@@ -270,8 +376,16 @@ def test_noise_that_is_used_again_has_the_law_that_it_makes() -> None:
     one = read(rejection, count=1)
     law = {"": p[None], **dict.fromkeys(VARIANTS, p[None])}
     drafts = {"": q[None], **dict.fromkeys(VARIANTS, q[None])}
-    told = {**vars(one), "p": law, "q": drafts, "beside": {}, "draft": np.array([d]), "token": np.array([0])}
-    told |= {"role": one.role[:1], "before": p[None], "behind": p[None], "first": one.first[:1]}
+    told = {
+        **vars(one),
+        "p": law,
+        "q": drafts,
+        "beside": {name: np.zeros((1, 4)) for name in BESIDE},
+        "draft": np.array([d]),
+        "token": np.array([0]),
+    }
+    told |= {"role": one.role[:1], "around": dict.fromkeys(AROUND, p[None]), "first": one.first[:1]}
+    told |= {"spent": np.ones(1), "lowest": np.ones(1)}
     found = dict(corrections(Read(**{**told, "column": np.array([0]), "drafted": np.array([True])})))
     for rule, counts in (("coin", coined), ("race", raced)):
         assert found[REJECTION, "", "", rule][0] == pytest.approx(counts[d] / counts[d].sum(), abs=0.02)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
+from collections import Counter
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -277,7 +281,7 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
         ((3, 1), (7, 8), (3, 1), None),  # nothing of the truth is there
         ((3, 1), (7, 8), (3, 1, 7, 9), None),
         ((3, 1), (7, 8), (3, 1, 7, 8, 9), None),
-        ((3, 1), (7, 8), (1, 7, 8), None),
+        ((3, 1), (7, 8), (1, 7, 8), "the output begins 1 id too early"),
         ((3,), (7, 8), (3, 7), None),  # the last token of the prompt may have been emitted again
         ((3, 1), (3, 1, 7), (3, 1, 3, 1, 7), None),  # the row repeats its prompt by itself
         ((3, 1), (3, 1, 7), (3, 1, 3), None),
@@ -375,6 +379,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_ids": None}, "eos_token_ids: expected a sequence of token ids, got NoneType None"),
     ({"eos_token_ids": (1, 2.5)}, "eos_token_ids[1]: expected a token id (int), got float 2.5"),
     ({"eos_token_ids": ("a",)}, "eos_token_ids[0]: expected a token id (int), got str 'a'"),
+    ({"eos_token_id": "x"}, "eos_token_id: expected a token id, or a sequence of them, got str 'x'"),
+    ({"eos_token_id": 2.5}, "eos_token_id[0]: expected a token id (int), got float 2.5"),
+    ({"eos_token_id": 67}, "eos_token_id[0]: expected a token in 0..66, got 67"),
     ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),
     ({"max_new_tokens": 2.0}, "max_new_tokens: expected an integer of at least 1, got 2.0"),
 ]
@@ -397,6 +404,9 @@ def test_malformed_input_is_refused(given: dict[str, Any], message: str) -> None
         ),
         ({"prompt": [67]}, "expected a token in 0..66, got 67"),
         ({"eos_token_ids": 5}, "eos_token_ids: expected a sequence of token ids, got 5; use (5,)"),
+        ({"eos_token_id": "x"}, "eos_token_id: expected a token id, or a sequence of them, got str 'x'"),
+        ({"eos_token_id": 2.5}, "eos_token_id[0]: expected a token id (int), got float 2.5"),
+        ({"eos_token_id": 67}, "eos_token_id[0]: expected a token in 0..66, got 67"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected an integer of at least 1, got 0"),
     ],
     ids=str,
@@ -473,3 +483,74 @@ def test_logits_that_do_not_count_may_be_anything(kind: str) -> None:
         _Clouded(target, float("-inf"), slice(None), slice(never, never + 1)),
     ):
         assert Oracle(clouded).check(PROMPTS, right(kind), max_new_tokens=LIMIT)
+
+
+def test_the_public_names_are_listed_and_no_model_is_imported() -> None:
+    code = "import eqcheck, sys; assert set(eqcheck.__all__) <= set(dir(eqcheck)); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_verdict_is_its_explanation() -> None:
+    right = [list(row) for row in truth("rotary")]
+    verdict = oracle_of("rotary").check(PROMPTS, [right[0], right[1], right[2][:4]], max_new_tokens=LIMIT)
+    assert str(verdict) == verdict.explain()
+    assert f", limit {LIMIT}, " in str(verdict)
+    assert repr(verdict) == "<violation: bookkeeping/premature-stop: row 2, new token 4: expected " + (
+        f"{right[2][4]}, got the row's end>"
+    )
+    assert repr(oracle_of("rotary").check(PROMPTS, right, max_new_tokens=LIMIT)) == "<equivalent>"
+
+
+@pytest.mark.parametrize("given", [7, (7,), [7]])
+def test_the_eos_is_taken_by_the_name_that_transformers_gives_it(given: Any) -> None:
+    oracle, eos = oracle_of("rotary"), truth("rotary")[0][3]
+    given = eos if given == 7 else type(given)([eos])
+    rows = [list(row) for row in truth("rotary", (eos,))]
+    assert oracle.truth(PROMPTS[0], max_new_tokens=LIMIT, eos_token_id=given) == rows[0]
+    assert oracle.check(PROMPTS, rows, max_new_tokens=LIMIT, eos_token_id=given)
+    with pytest.raises(UsageError, match="eos_token_ids, eos_token_id: expected one of the two, got both"):
+        oracle.check(PROMPTS, rows, max_new_tokens=LIMIT, eos_token_id=given, eos_token_ids=(eos,))
+
+
+def coarse(dtype: torch.dtype) -> tuple[Any, Oracle]:
+    """A tiny Llama in a dtype below float32, and its oracle, which warns."""
+    torch.manual_seed(2)
+    sizes: dict[str, Any] = {"vocab_size": 128, "tie_word_embeddings": False, "initializer_range": 0.1}
+    config = LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, **sizes)
+    model: Any = LlamaForCausalLM(config).to(dtype).eval()
+    with pytest.warns(UserWarning, match=r"computes in b?float16, so near-ties are possible"):
+        return model, Oracle(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_below_float32_a_token_is_judged_by_margin(dtype: torch.dtype) -> None:
+    """Left-padded batches of the model itself are right, and rounding decides some tokens; a mask that shows pads, rows
+    exchanged and tokens that score far below the best are wrong."""
+    model, oracle = coarse(dtype)
+    seen: Counter[str] = Counter()
+    random, limit = Random(1), 12
+    for _ in range(12):
+        prompts = [[random.randrange(1, 128) for _ in range(random.randint(1, 12))] for _ in range(4)]
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+
+        def decoded(mask: torch.Tensor, ids: torch.Tensor = ids, longest: int = longest) -> Rows:
+            settings = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+            rows: Rows = model.generate(ids, attention_mask=mask, **settings)[:, longest:].tolist()
+            return rows
+
+        right = decoded((ids > 0).long())
+        verdict = oracle.check(prompts, right, max_new_tokens=limit)
+        assert verdict, str(verdict)
+        seen[verdict.status] += 1
+        if any(oracle.truth(prompt, max_new_tokens=limit) != row for prompt, row in zip(prompts, right, strict=True)):
+            assert verdict.status == "tie"
+        worst = model(input_ids=torch.tensor([prompts[0]])).logits[0, -1].argmin()
+        exchanged, low = [right[1], right[0], *right[2:]], [[int(worst), *right[0][1:]], *right[1:]]
+        for name, rows in (("pads", decoded(torch.ones_like(ids))), ("exchanged", exchanged), ("low", low)):
+            if rows != right:
+                seen[f"{name} {oracle.check(prompts, rows, max_new_tokens=limit).status}"] += 1
+    assert seen["exchanged violation"] == seen["low violation"] == 12, seen
+    assert seen["pads violation"] >= 10, seen
+    if dtype is torch.bfloat16:
+        assert seen["tie"], seen

@@ -227,8 +227,8 @@ def test_two_adapters_in_one_run_of_pytest(two: list[str], tmp_path: Path) -> No
         path.write_text(path.read_text().replace("transformers.DynamicCache.update = refuse", "pass"))
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rN", *two, "--eqcheck-cases=3"]
     done = subprocess.run([*words, "-k", "solo or mates"], capture_output=True, text=True, check=False)
-    assert "2 failed, 2 passed" in done.stdout, done.stdout
-    assert done.stdout.count("bookkeeping/premature-stop - ") == 2
+    assert "1 failed, 2 passed, 3 skipped" in done.stdout, done.stdout  # one fault fails once
+    assert "bookkeeping/premature-stop - " in done.stdout
 
 
 def test_an_adapter_that_ends_the_process_that_loads_it(

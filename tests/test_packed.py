@@ -12,14 +12,17 @@ from packed_trees import ForkedPacked
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.pooled import Pooled
 from eqcheck.catalogue.faults import trees
+from eqcheck.catalogue.faults.masks import RestOfBlockHidden
+from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
 from eqcheck.contract import Decoder, decoder
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 
-MASK, CACHE = "mask/other-row-visible", "cache/wrong-row"
+MASK, CACHE = "mask/other-row-visible", "cache/misaligned"
 
 
 class CausalOfTheRow(Packed):
@@ -66,6 +69,21 @@ class EntriesExchanged(Packed):
             layer.keys, layer.values = layer.keys[:, :, order], layer.values[:, :, order]
 
 
+class StaleTables(Pooled):
+    """When requests leave, the tables of the first ones are read."""
+
+    def read(self) -> list[int]:
+        firsts = zip(range(len(self.active)), self.active, strict=True)
+        return [slot for n, i in firsts for slot in (self.tables[n] + [0] * self.lengths[i])[: self.lengths[i]]]
+
+
+class PreviousHidden(Packed):
+    """Within the block a token does not see the one before it."""
+
+    def sees(self, i: int, at: int, row: int, position: int) -> bool:
+        return super().sees(i, at, row, position) and not self.lengths[i] <= position == at - 1
+
+
 def packed(engine: type[Packed]) -> Decoder:
     return decoder(name="packed")(lambda target, draft, request: engine(target, draft, request).decode())
 
@@ -108,6 +126,41 @@ def test_a_row_that_holds_several_requests_is_a_batch(rows: tuple[tuple[int, ...
     done = run(packed(Packed).function, Case(rows))
     assert judge(done)
     assert ("batched_call" in exercised(done)) == counts
+
+
+HIDDEN = "mask/token-hidden"
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        (type("RestHidden", (RestOfBlockHidden.InOneRow, Packed), {}), HIDDEN),
+        (PreviousHidden, HIDDEN),
+        (MovedInAnotherOrder, "cache/misaligned"),
+        (TablesInAnotherOrder, "cache/misaligned"),
+        (ReadOneSlotOn, "cache/misaligned"),
+        (Pooled, ""),
+    ],
+)
+def test_tokens_are_told_by_what_wrote_them_whatever_their_ids(engine: type[Packed], cause: str) -> None:
+    """Where ids coincide, too, one thing is said that is true of all of these cases."""
+    generate = packed(engine)
+    found = [
+        judge(run(generate, case)) for case in Source(1, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 12)
+    ]
+    named = Counter(one.explanation.fingerprint for one in found if one.explanation)
+    assert set(named) == ({cause} if cause else set())
+    assert not cause or named[cause] > 4
+
+
+def test_what_a_stale_table_shows_is_not_given_to_the_row_whose_entries_they_are() -> None:
+    found = [
+        judge(run(packed(StaleTables), case)).explanation
+        for case in Source(1, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 12)
+    ]
+    named = Counter(one.fingerprint for one in found if one)
+    assert named["cache/misaligned"] > 4
+    assert not {name for name in named if name.startswith(("cache", "mask"))} - {"cache/misaligned"}
 
 
 class NeighbourSeen(ForkedPacked):

@@ -12,6 +12,7 @@ import pytest
 import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck import pytest_plugin
 from eqcheck.campaign.casefile import read_case
+from eqcheck.findings import Options
 from eqcheck.replay import replay
 
 pytest_plugins = ["pytester"]
@@ -92,6 +93,23 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+ORACLE = """
+import eqcheck
+from eqcheck.hashlm import HashConfig, HashLM
+
+oracle = eqcheck.Oracle(HashLM(HashConfig(seed=1)).eval())
+right = oracle.truth([3, 1, 4], max_new_tokens=3)
+
+def test_at_once():
+    assert oracle.check([[3, 1, 4]], [right[:2]], max_new_tokens=3)
+
+def test_by_name():
+    verdict = oracle.check([[3, 1, 4]], [right[:2]], max_new_tokens=3)
+    assert verdict
+
+def test_right():
+    assert oracle.check([[3, 1, 4]], [right], max_new_tokens=3)
+"""
 LISTED = """[[violation]]
 fingerprint = "bookkeeping/premature-stop"
 link = "https://example.org/7"
@@ -100,12 +118,12 @@ until = {}
 
 
 class Brief:
-    """A plugin that has decoders sample for a few seconds only."""
+    """A plugin that has decoders sample a few cases only, however long they take."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         for item in items:
             if hasattr(item.module, "SECONDS"):
-                item.module.SECONDS = 3.0
+                item.module.Options = lambda budget, cases, **asked: Options(cases=round(budget), **asked)
 
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
@@ -140,7 +158,7 @@ def test_the_laws_run_from_an_empty_directory(pytester: pytest.Pytester) -> None
 
 EXPLAINED = [
     "bookkeeping/premature-stop - the row ends too early",
-    "*Let   row 0 have the prompt ids 10, pad id *, K = 1.",
+    "*Let   row 0 have the prompt ids 10, limit 1, *, pad id *, K = 1.",
     "*It is expected to emit ids *",
     "*Then  new token 0 is the first that differs*",
     "*However, the row ends before *",
@@ -205,12 +223,13 @@ def test_where_the_corpus_cannot_be_written_the_case_lies_elsewhere(pytester: py
 
 @pytest.mark.usefixtures("engines")
 def test_what_a_decoder_raises_is_shown_with_its_own_frames_alone(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "--adapter=engines/mine.py:raises", "-k", "solo or limit")
+    result = run(pytester, "--adapter=engines/mine.py:raises", "-k", "solo or limit", "-rs")
     result.stdout.fnmatch_lines(
         ["crash/exception:KeyError - the decoder raised", '  File "*mine.py", line *, in raises']
     )
+    result.assert_outcomes(failed=1, skipped=1, deselected=LAWS + SAMPLED - 2)
     result.stdout.fnmatch_lines(
-        ["crash/exception:KeyError*", "  Explained where test_solo_equivalence fails.", "*Reproduce: *"]
+        ["SKIPPED *: same fault as test_solo_equivalence, which explains it (crash/exception:KeyError in 3 of * cases)"]
     )
     files = [line for line in result.outlines if line.startswith("  File ")]
     assert len(files) == 1
@@ -241,8 +260,49 @@ def test_a_listed_fault_is_an_expected_failure_until_its_last_day(pytester: pyte
     (pytester.path / "known.toml").write_text(LISTED.format("2020-12-31"))
     result = run(pytester, *words, "--collect-only")
     result.stdout.fnmatch_lines(["eqcheck: listed as known, *: its last day, 2020-12-31, is past"])
+    result = run(pytester, *words[:-3], "-k", "solo")
+    result.assert_outcomes(failed=1)
     config = pytester.parseconfig(*words[:3])
     assert pytest_plugin._listed(config, "short") == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "until", "said"),
+    [
+        ("short", "2999-12-31", ""),
+        ("short", "2020-12-31", "fails again, for its last day, 2020-12-31, is past"),
+        ("good", "2999-12-31", "did not occur in * cases; if it is gone, take the entry out"),
+        ("good", "2020-12-31", "did not occur in * cases, and its last day, 2020-12-31, is past: take the entry out"),
+    ],
+)
+@pytest.mark.usefixtures("engines")
+def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
+    engine: str, until: str, said: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "known.toml").write_text(LISTED.format(until))
+    words = [f"--adapter=engines/mine.py:{engine}", "--eqcheck-cases=20", "--eqcheck-known=known.toml", "-k", "known"]
+    run(pytester, *words).assert_outcomes(deselected=LAWS + SAMPLED)  # there is no such test
+    result = run(pytester, *words, "--eqcheck-known-strict")
+    result.assert_outcomes(**{"failed" if said else "passed": 1, "deselected": LAWS + SAMPLED})
+    if said:
+        result.stdout.fnmatch_lines([f"listed as known, bookkeeping/premature-stop (https://example.org/7): {said}"])
+        monkeypatch.setenv("CI", "true")
+        run(pytester, *words).assert_outcomes(failed=1, deselected=LAWS + SAMPLED)
+
+
+def test_an_assert_of_a_verdict_tells_its_explanation(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(test_mine=ORACLE)
+    result = run(pytester, "--adapter=eqspec", str(path))
+    result.assert_outcomes(failed=2, passed=1)
+    for _ in range(2):
+        result.stdout.fnmatch_lines(
+            [
+                "E *assert <violation: bookkeeping/premature-stop: row 0, new token 2: expected *, got the row's end>*",
+                "*eqcheck: the verdict*",
+                "bookkeeping/premature-stop - the row ends too early",
+            ]
+        )
+    assert result.stdout.str().count("eqcheck: the verdict") == 2
 
 
 def test_a_wrong_list_of_known_faults_is_a_usage_error(pytester: pytest.Pytester) -> None:

@@ -265,3 +265,19 @@ def test_decorator_keeps_what_it_is_told() -> None:
     assert made.named("a:b").spec == "a:b"
     assert decoder(name="partial")(functools.partial(empty)).name == "partial"
     assert made(None, None, Request([[1], [2]], 1, 1, (), 0, "left")) == [[], []]
+
+
+@pytest.mark.parametrize("code", ["import hidden_engine", "def later():\n    from hidden_engine.core import run"])
+def test_a_file_that_hides_the_package_it_imports(tmp_path: Path, code: str) -> None:
+    (tmp_path / "hidden_engine.py").write_text(code)
+    with pytest.raises(UsageError, match=r"it imports 'hidden_engine' and gets itself.*hidden_engine_adapter\.py"):
+        registry.load(str(tmp_path / "hidden_engine.py"))
+
+
+def test_a_file_named_as_what_is_imported_already(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import torch\nimport eqcheck\n@eqcheck.decoder()\ndef mine(*_):\n    return torch.ones(1)\n"
+    )
+    import torch
+
+    assert isinstance(registry.load(str(tmp_path / "torch.py")).function(None, None, None), torch.Tensor)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clock import CHECKPOINT, Clock
 
 from eqcheck import registry
 from eqcheck.campaign.casefile import read_case
@@ -37,6 +38,7 @@ from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
 from eqcheck.outcome import Outcome
 from eqcheck.report.build import write
 from eqcheck.sampling.wealth import Wealth
+from eqcheck.text import render
 
 TAKES = ("temperature", "top-k", "top-p", "min-p", "seeds", "ngram")
 
@@ -175,6 +177,16 @@ def test_how_a_sampled_row_ends_is_judged_for_certain() -> None:
     assert kind([good[0], [4, 9, 9]]) == "bookkeeping/past-eos"
     assert kind([[1] * 21, good[1]]) == "bookkeeping/over-length"
     assert kind([[1] * 20]) == "crash/invalid-output:outputs"
+    for outputs, told in (
+        ([good[0], [4]], "the row ends before new token 1."),
+        ([good[0], [4, 9, 9]], "new token 2 is id 9 (EOS) where the row should have ended."),
+        ([[1] * 21, good[1]], "new token 20 is id 1 where the row should have ended."),
+    ):
+        explanation = judged(judge, "float64", case, {"outputs": outputs}).explanation
+        assert explanation is not None
+        text = render(explanation)
+        assert told in text
+        assert not re.search("expected|None|right|and then", text)
 
 
 def test_a_token_without_probability_needs_no_evidence() -> None:
@@ -209,6 +221,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
     monkeypatch.setattr("eqcheck.lanes.checkpoint.sampled.lane.NAMING_LEAST", 900)
     monkeypatch.setattr("eqcheck.lanes.checkpoint.sampled.lane.INVESTIGATING_S", 6.0)
+    Clock().put(monkeypatch, CHECKPOINT).charge(monkeypatch, Local, "try_case", 0.02)
 
 
 @pytest.mark.usefixtures("short")

@@ -93,6 +93,12 @@ def test_rows_that_depend_on_each_other_have_each_the_right_law(fault: SampledFa
     assert any(off(fault.scheme, example, (0, 1)) > 1e-3 for example in PAIRS)
 
 
+@pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "greedy"], ids=lambda one: one.id)
+def test_greedy_rows_that_are_drawn_leave_the_law_of_sampled_ones(fault: SampledFault) -> None:
+    assert off(fault.scheme, "third", (1,)) < EXACT
+    assert off(fault.scheme, "third", (0,)) > 0.1
+
+
 @pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "seeds"], ids=lambda one: one.id)
 def test_faults_of_seeds_leave_the_law_as_it_is(fault: SampledFault) -> None:
     assert max(off(fault.scheme, example) for example in ("alone", "second", "twins with seeds")) < EXACT

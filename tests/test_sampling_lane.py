@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,12 +21,18 @@ from eqcheck.findings import Audit, Options
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
+from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import try_case
-from eqcheck.lanes.sampling.lane import TOKENS, SamplingLane
+from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import trials
 from eqcheck.law import law
+from eqcheck.outcome import Outcome
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import sampled, to_markdown
+from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.wealth import Wealth
+from eqcheck.text import render
+from eqcheck.verdict import Explanation
 
 Laws = torch.Tensor
 TAKES = ("temperature", "top-k", "top-p", "min-p")
@@ -130,6 +140,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "residual-unused": ("residual", {"correction": lambda self, p, q, column: self.pick(p[column])}),
     "column-behind": ("correction-column", {"correction": lambda self, p, q, column: self.pick(p[column + 1])}),
+    "half": ("threshold-acceptance", {"accepts": lambda self, p, q, token: bool(p[token] >= 0.5 * q[token])}),
     "greedy-draft": ("draft-law", {"propose": lambda self, q: int(q.argmax())}),
     "hot": (
         "target-option",
@@ -215,6 +226,48 @@ def test_a_row_that_ends_too_early_is_bookkeeping() -> None:
     assert finding.fingerprint == "bookkeeping/premature-stop"
 
 
+ENDS: dict[str, tuple[Callable[[list[int]], list[int]], tuple[int, ...], list[str]]] = {
+    "premature-stop": (lambda row: row[:3], (), ["the row ends before new token 3", "3 of 4 tokens were emitted"]),
+    "over-length": (lambda row: [*row, 7], (), ["new token 4 is id 7 where the row should have ended"]),
+    "past-eos": (lambda row: [9, 9], (9,), ["new token 1 is id 9 (EOS) where the row should have ended"]),
+    "pad-in-output": (lambda row: [*row, 0], (), ["new token 4 is id 0 (pad id) where the row should have ended"]),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_nothing_is_said_to_be_expected_of_a_sampled_row_that_ends_wrongly(kind: str) -> None:
+    change, eos, told = ENDS[kind]
+
+    def ends(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        return [change(row) for row in Sampler()(target, draft, request)]
+
+    outcome = try_case(ends, SampledCase(((3, 1),), (RowOptions(4, eos, temperature=1.0),)), None)
+    assert outcome.fingerprint == f"bookkeeping/{kind}"
+    assert outcome.explanation is not None
+    text = render(outcome.explanation)
+    assert "It emits ids" in text
+    assert all(one in text for one in told), text
+    for never in ("expected", "right", "None", "differs"):
+        assert never not in text
+    assert outcome.explanation.expected_row == ()
+
+
+def test_a_wrong_context_of_a_sampled_row_makes_no_token_right() -> None:
+    def shifted(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        def late(input_ids: torch.Tensor, use_cache: bool) -> Any:
+            given = {"position_ids": torch.arange(input_ids.shape[1])[None] * 2, "use_cache": use_cache}
+            return target(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **given)
+
+        return Sampler()(late, draft, request)
+
+    outcome = try_case(shifted, SampledCase(((3, 1),), (RowOptions(4, temperature=1.0),)), None)
+    assert outcome.explanation is not None
+    text = render(outcome.explanation)
+    assert "where position 1 is right" in text
+    assert re.search(r"New token \d is id \d+, which was drawn\.", text)
+    assert not re.search("expected to emit|even so|where id", text)
+
+
 def seeded(self: Sampler, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
     if row.seed is not None:
         torch.manual_seed(row.seed % 2**63)
@@ -228,6 +281,51 @@ def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
     assert ignored.fingerprint == "sampling/seed-ignored"
     (depends,) = audited(registered("depends", row=seeded, seeds="speculation"), 16).violations
     assert depends.fingerprint == "sampling/batch-dependent:speculation"
+
+
+def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
+    """A row whose seed counts from its place; each row is drawn with a generator of its own."""
+
+    def placed(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        rows = [replace(row, seed=(row.seed or 0) + place) for place, row in enumerate(request.rows)]
+        alone = zip(request.prompts, rows, strict=True)
+        return [seeded(Sampler(), target, draft, prompt, row, request.num_draft_tokens) for prompt, row in alone]
+
+    options = [RowOptions(5, temperature=1.0, top_k=8, seed=90 + n) for n in range(4)]
+    case = SampledCase(((3, 1), (5,), (7, 7), (2,)), tuple(options), promise="mates")
+    lane = SamplingLane(registered("placed", seeds="mates"), Options(cases=1))
+    lane.running = cast(Any, SimpleNamespace(try_case=lambda case: try_case(placed, case, None)))
+    outcome = lane.running.try_case(case)
+    assert outcome.fingerprint == "sampling/batch-dependent:mates"
+    (finding,) = lane.look(outcome, [outcome], 1, True) or []
+    assert finding.fingerprint == outcome.fingerprint
+    assert len(finding.case.prompts) == 2
+    text = render(finding.explanation)
+    for number, (prompt, row) in enumerate(zip(finding.case.prompts, finding.case.rows, strict=True)):
+        asked = f"limit {row.max_new_tokens}, temperature 1, top-k 8, seed {row.seed}"
+        begin = "have" if number == finding.explanation.row else "has"
+        assert f"ow {number} {begin} the prompt ids {' '.join(map(str, prompt))}, {asked}" in text
+
+
+def test_a_wrong_law_takes_the_place_of_what_it_explains_and_says_so() -> None:
+    """A promise is exact: no law that is wrong explains that it is broken."""
+    lane = SamplingLane(registered("both", seeds="mates"), Options(cases=1))
+    outcome = try_case(Sampler(), SampledCase(((3, 1),), (RowOptions(4, temperature=1.0),)), None)
+    lane.result.outcomes.append(outcome)
+    lane.gathered.wealth.log_supremum = 20.0
+    for kind in ("seed-ignored", "batch-dependent", "shared-noise", "unattributed", "impossible-token", "greedy-drawn"):
+        component = kind if kind == "unattributed" else "sampling"
+        told = replace(outcome, status="violation", explanation=Explanation(component, kind, detail="so"))
+        lane.result.findings.append(replace(lane.unsettled(told), count=2))
+    lane.conclude()
+    kinds = [one.explanation.kind for one in lane.result.findings]
+    assert kinds == ["greedy-drawn", "impossible-token", "seed-ignored", "batch-dependent"]
+    assert "evidence" in lane.result.findings[1].explanation.facts
+    assert [warning for warning in lane.result.warnings if "no finding of" in warning] == [
+        f"2 cases of {fingerprint}: a law that is wrong explains this, so it is no finding of its own; audit again "
+        "when the law is mended"
+        for fingerprint in ("sampling/shared-noise", "unattributed/unattributed")
+    ]
 
 
 def test_seeds_are_repeated_where_no_row_is_without_one() -> None:
@@ -256,9 +354,75 @@ def test_what_is_in_doubt_goes_on_as_long_as_was_asked_for(budget: float | None,
 
 
 def test_few_tokens_have_no_name() -> None:
-    found = audited(registered("hasty", accepts=lambda self, p, q, token: True), 8).violations
-    (finding,) = (one for one in found if one.explanation.component == "sampling")
+    lane = SamplingLane(registered("hasty", accepts=lambda self, p, q, token: True), Options(cases=1))
+    Campaign(lane, lambda event: None).run()
+    assert 0 < lane.gathered.wealth.tokens < TO_NAME
+    assert lane.cause(lane.gathered) is None
+
+
+def test_a_law_without_a_name_has_hints_that_say_something() -> None:
+    flat, rng = np.full((60, 8), 1 / 8), np.random.default_rng(0)
+    sharp = np.tile(np.array([0.9, *[0.1 / 7] * 7]), (60, 1))
+    wealth = Wealth()
+    for regime, law_of, tokens in (("near", sharp, rng.integers(0, 8, 60)), ("std", flat, rng.integers(0, 8, 60))):
+        row = SampledRow(tokens, law_of, None, law_of, np.zeros(60, bool))
+        wealth.add([row], regime)
+    assert wealth.best()[0][0].startswith("uniform")
+    outcome = Outcome(next(SampledCases(1, ("rotary",), ("left",), TAKES).cases()), "equivalent")
+    explanation = explained(outcome, wealth, None).explanation
+    assert explanation is not None
+    assert "vocabulary" not in explanation.detail
+    assert "it shows only where the draft is close to the target, K = 1" in explanation.detail
+
+
+def test_clear_evidence_ends_the_audit_soon_and_with_a_name() -> None:
+    result = audited(registered("hasty", accepts=lambda self, p, q, token: True), 120)
+    assert result.evidence is not None
+    assert result.evidence.tokens < 1500
+    assert [one.fingerprint for one in result.violations if one.explanation.component == "sampling"] == [
+        "sampling/over-acceptance"
+    ]
+
+
+@pytest.mark.parametrize("takes", [TAKES, ("temperature", "top-p")])
+def test_the_first_case_has_rows_that_one_token_alone_may_follow(takes: tuple[str, ...]) -> None:
+    for seed in range(5):
+        case = next(SampledCases(seed, ("rotary",), ("left",), takes).cases())
+        rows = decode(Sampler(), case).rows
+        pinned = [number for number, row in rows.items() if (row.p.max(-1) == 1).all()]
+        assert 1 <= len(pinned) < len(rows)
+        assert all(not row.impossible for row in rows.values())
+
+
+def test_a_forgotten_option_shows_in_a_row_of_one_token_without_statistics() -> None:
+    def cold(self: Sampler, scores: Laws, row: RowOptions) -> Laws:
+        return law(scores.double(), replace(row, temperature=max(row.temperature, 0.9), top_k=0, top_p=1.0, min_p=0.0))[
+            0
+        ]
+
+    result = audited(registered("forgetful", draft_law=cold, target_law=cold), 1)
+    (finding,) = result.violations
+    read, case = finding.explanation, finding.case
     assert finding.fingerprint == "sampling/impossible-token"
+    assert read.row is not None
+    assert (len(case.rows), read.row) == (1, 0)
+    assert case.max_new_tokens == 1
+    assert read.expected not in (None, read.observed)
+    assert "leave id" in read.detail
+    assert try_case(registered("again", draft_law=cold, target_law=cold), case, None).failed
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_greedy_row_that_is_drawn_is_said_to_be(beside: bool) -> None:
+    class Drawn(Sampler):
+        def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
+            drawn = not beside or any(row.temperature for row in request.rows)
+            rows = tuple(replace(row, temperature=row.temperature or 1.0 * drawn) for row in request.rows)
+            return super().__call__(target, draft, replace(request, rows=rows))
+
+    (finding,) = audited(registered("drawn", Drawn), 12).violations
+    assert finding.fingerprint == "sampling/greedy-drawn"
+    assert ("beside a sampled row" if beside else "alone") in finding.explanation.detail
 
 
 def test_a_decoder_that_uses_up_random_numbers_does_not_change_other_cases() -> None:

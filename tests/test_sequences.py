@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +25,13 @@ from eqcheck.contract import decoder
 from eqcheck.errors import CaseError, Violation
 from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
-from eqcheck.lanes.transparent.sequences import Fresh, shrunk
+from eqcheck.lanes.transparent.lane import TransparentLane
+from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, shrunk
 from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
+from eqcheck.outcome import Outcome
 from eqcheck.text import render
+from eqcheck.verdict import Explanation
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"
@@ -260,6 +265,34 @@ def test_what_is_random_stays_inconclusive(work: Path, name: str) -> None:
     result = audited(name)
     assert (result.verdict, result.violations) == ("inconclusive", [])
     assert any(warning.startswith("INCONCLUSIVE") and "deterministic" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("emitted", "told"),
+    [
+        ([1], ""),
+        ([1, 2], "alone the request fails each time, but not in the same way: the decoder is not repeatable"),
+        ([1, 2, 0], "neither the request alone nor after those before it fails time and again"),
+    ],
+)
+def test_a_request_that_fails_each_time_in_another_way_is_told_as_such(emitted: list[int], told: str) -> None:
+    """0 is right; each try emits the next of the ids, in turn."""
+    case, turn = Case(prompts=((5,),), max_new_tokens=1), cycle(emitted)
+
+    def try_case(case: Case, timeout: float | None = None) -> Outcome:
+        token = next(turn)
+        wrong = Explanation("bookkeeping", "wrong-correction", 0, 0, expected=0, observed=token) if token else None
+        return Outcome(case, "violation" if token else "equivalent", outputs=((token,),), explanation=wrong)
+
+    fresh: Any = SimpleNamespace(try_case=try_case, same=SimpleNamespace(try_case=try_case))
+    lane = TransparentLane(decoder(name="mine")(lambda *_: []), Options())
+    lane.sequences = SequenceSearch(fresh, lambda: None, lane.source.claims)
+    outcome = try_case(case)
+    found = lane.sequences.examine(outcome, None, 1.0)
+    assert (found is None) == bool(told)
+    warning = lane._in_doubt(lane.unsettled(outcome))
+    assert not told or (told in warning and "so it does not count as a violation" in warning)
+    assert ("fails each time" in warning) == ("each time" in told)
 
 
 @pytest.mark.parametrize("name", ["wrong", "wrong_first"])

@@ -149,7 +149,7 @@ def test_all_of_it_is_measured_and_every_output_verified(tmp_path: Path, monkeyp
         assert math.prod(row["factors"].values()) == pytest.approx(row["speed_up"], rel=0.001)
         assert 1 <= row["acceptance"]["tokens"] <= 5
     assert [row["share"] for row in found["budgets"]] == [1.0, 0.6, 0.35]
-    assert all(0 < row["throughput_kept"] < 3 for row in found["budgets"])
+    assert all(row["throughput_kept"] > 0 for row in found["budgets"])
     assert {path.name for path in out.iterdir()} >= {"law.json", "law.md"}
 
 

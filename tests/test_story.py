@@ -118,7 +118,7 @@ def test_a_draft_that_was_accepted_and_cut_away_is_not_called_rejected(name: str
     assert re.findall(r'class="token (accepted|cut|rejected)"', shown)[-4:] == fates
     call = next(call for call in decode.calls if call.number == last.call)
     assert [query.stands_for for query in call.rows[0].queries[-1:]] == (
-        ["position 6"] if ended_by == "EOS" else ["accepted draft at position 7"]
+        ["position 6"] if ended_by == "EOS" else ["cut draft at position 7"]
     )
     assert "over-accepted" not in shown
     rejected = Counter(one.fate(number) for one in decode.rounds[1] for number in range(len(one.drafted)))["rejected"]
@@ -154,7 +154,8 @@ def test_where_something_else_is_returned_than_was_fed_no_right_token_is_marked_
     assert "first-wrong" not in shown
     assert "not known: something else was returned than was fed" in shown
     wrong = decode_of(run(eqcheck.load("bsp"), CASE))
-    assert "first-wrong" in trace_page("bsp", "", "FAILS", wrong).split("<table")[1], "of what was committed, it is"
+    rounds_of_rows = trace_page("bsp", "", "FAILS", wrong).split('aria-label="Rounds of the row"', 1)[1]
+    assert "first-wrong" in rounds_of_rows.split("</table>")[0], "of what was committed, it is"
 
 
 def failing(fault: Fault, most: int) -> Iterator[tuple[Run, Explanation]]:
@@ -237,7 +238,7 @@ def test_what_is_not_known_is_not_drawn() -> None:
     assert {what: known for what, known in kinds if not what.startswith("position")} == {
         "pad": False,
         "rejected draft": False,
-        "accepted draft": False,
+        "cut draft": False,
     }
     twins = Case(prompts=((5, 7), (5, 7)), max_new_tokens=4, num_draft_tokens=2)
     same = run(known_good()["one_row"], twins)

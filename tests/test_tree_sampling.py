@@ -12,6 +12,8 @@ from test_sampling_lane import audited
 
 import eqcheck
 from eqcheck.contract import RowOptions
+from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.lanes.sampling.judge import try_case
 from eqcheck.trees import Nodes
 
 Tree: Any = importlib.import_module("eqcheck.reference_impls.tree").Tree
@@ -117,3 +119,22 @@ def test_an_audit_passes_what_is_right_and_sees_what_is_not() -> None:
     assert right.evidence.greatest < 100
     wrong = audited(decoder_of(planted(SameLaw)), 80)
     assert {one.explanation.component for one in wrong.violations} == {"sampling"}
+
+
+@pytest.mark.parametrize("entropy", [1000004, 1000034, 1000035])
+def test_a_branch_that_another_row_of_the_same_prompt_emitted_makes_no_row_of_two_requests(entropy: int) -> None:
+    sampled, greedy_row, only = (
+        RowOptions(20, temperature=1.0),
+        RowOptions(20),
+        RowOptions(20, temperature=1.0, top_k=1),
+    )
+    case = SampledCase(
+        ((59,), (47, 18), (14, 11, 9), (59,)),
+        (sampled, greedy_row, only, sampled),
+        num_draft_tokens=4,
+        pad_token_id=52,
+        family="window",
+        mix=0.09375,
+        entropy=entropy,
+    )
+    assert try_case(eqcheck.load("tree").function, case, None).status == "equivalent"

@@ -115,4 +115,4 @@ def test_unattributed_shows_both_opinions() -> None:
     )
     text = render(read)
     assert f"Two opinions: {detail}." in text
-    assert text.index("Two opinions") < text.index("repair does not bear out") < text.index("However")
+    assert text.index("Two opinions") < text.index("which the others do not bear out") < text.index("However")

@@ -16,7 +16,7 @@ from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
 from eqcheck.harness import Run, run
-from eqcheck.lanes.transparent.ids import variants
+from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge
@@ -52,6 +52,7 @@ def test_every_row_of_the_table(component: str, tied: bool, does: str, shown: st
 def test_hiding_a_stale_entry_is_as_good_as_removing_it() -> None:
     only_mask = Opinion((("mask",),), ())
     assert bearing(Explanation("cache", "stale-entry"), only_mask) == "confirms"
+    assert bearing(Explanation("cache", "misaligned"), only_mask) == "confirms", "a mask that is moved as they were"
     assert bearing(Explanation("cache", "missing-entry"), only_mask) == "contradicts"
 
 
@@ -149,7 +150,7 @@ def test_a_case_that_rests_on_a_coincidence_gives_way_to_one_with_other_ids() ->
     case = Case(prompts=((5, 7), (9,)))
     unproved = Explanation("unattributed", "unattributed", permuted=(0, 4, 0))
     repeated, swapped = Explanation("bookkeeping", "repeated-token"), Explanation("bookkeeping", "row-swap")
-    others = variants(case)
+    others = (*variants(case)[3:], redrawn(case, 6))  # those in which ids are equal elsewhere
     most = Says({case: unproved, **dict.fromkeys(others[:3], repeated), others[3]: swapped})
     found = confirmed(most.try_case(case), most)
     assert (found.fingerprint, found.case) == ("bookkeeping/repeated-token", others[0])
@@ -158,3 +159,13 @@ def test_a_case_that_rests_on_a_coincidence_gives_way_to_one_with_other_ids() ->
     tried = replace(unproved, permuted=(4, 0, 0))  # the ids are not to blame
     same = Says({case: tried, **dict.fromkeys(others, repeated)})
     assert confirmed(same.try_case(case), same).fingerprint == "unattributed/unattributed"
+
+
+def test_a_mask_of_another_row_is_told_as_the_kind_of_a_slot_where_it_has_few() -> None:
+    of_another = mechanism(Explanation("mask", "of-another-row"))
+    for component, kind in (("mask", "token-hidden"), ("cache", "stale-entry"), ("mask", "pad-visible")):
+        assert witnesses.alike(of_another, mechanism(Explanation(component, kind)))
+    assert not witnesses.alike(of_another, mechanism(Explanation("cache", "missing-entry")))
+    assert not witnesses.alike(
+        mechanism(Explanation("mask", "token-hidden")), mechanism(Explanation("cache", "stale-entry"))
+    )

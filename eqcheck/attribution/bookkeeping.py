@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from eqcheck.statements import Statement, state
+from eqcheck.statements import Statement, state, together
 from eqcheck.verdict import RowVerdict
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Known:
     exchanged       whether the draft was fed what the target had predicted there
     for_another     a request and logical position behind which the target answered the emitted token around then
     behind_pad      whether it answered the token in the column of a pad of the row
+    beside          the tokens that it was fed behind this place in the first call that asked about it
+    ending          of a row that ends there: what else there is to say
     """
 
     drafted: set[int]
@@ -38,6 +40,8 @@ class Known:
     exchanged: bool
     for_another: tuple[int, int] | None
     behind_pad: bool
+    ending: tuple[Statement, ...] = ()
+    beside: frozenset[int] = frozenset()
 
 
 class Diagnosis(NamedTuple):
@@ -59,6 +63,8 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Diagnos
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
+    if end is not None and known.ending:
+        return Diagnosis(end[0], together(end[1], *known.ending))
     if end is not None:
         return Diagnosis(*end)
     token = observed[index]
@@ -104,6 +110,8 @@ def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: in
         return Diagnosis("pad-in-output", state("pad", index=index), False)
     if known.behind_pad:
         return Diagnosis("wrong-correction", state("behind-pad"), known.queried)
+    if token in known.beside and known.for_another is None:
+        return Diagnosis("over-accept", state("refused-beside"), known.queried)
     return Diagnosis("wrong-correction", _of_another("", verdict.row, known), False)
 
 
@@ -125,6 +133,8 @@ def ends(
     if len(observed) < len(expected) and expected[: len(observed)] == observed:
         if len(observed) == len(expected) - 1 and expected[-1] in eos:
             return "premature-stop", state("eos-missing")
+        if not observed:
+            return "premature-stop", state("nothing-emitted", expected_tokens=len(expected))
         return "premature-stop", state("ends-early", emitted=len(observed), expected_tokens=len(expected))
     if len(observed) > len(expected) and observed[: len(expected)] == expected:
         surplus = observed[len(expected) :]

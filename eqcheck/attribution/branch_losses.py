@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from eqcheck.attribution.branches import seen_in_block
-from eqcheck.attribution.parts import Part, parts
+from eqcheck.attribution.parts import Part, once, parts
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, ranked
 from eqcheck.trees import cut, depths, walk
@@ -20,7 +20,7 @@ def branch_losses(run: Run) -> Counter[str]:
     """The losses of a run, as counts that `eqcheck.attribution.rounds` describes."""
     proposals = Proposals(run)
     rounds: dict[int, list[Part]] = defaultdict(list)
-    for part in parts(run, proposals.right):
+    for part in once(parts(run, proposals.right), proposals.begun):
         if part.last + 1 >= part.known:
             rounds[part.request].append(part)
     ranks = ranked(run.case, run.truth)

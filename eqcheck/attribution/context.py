@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eqcheck.attribution.branches import as_wrong_path
+from eqcheck.attribution.handover import as_mask_of_another
 from eqcheck.attribution.labels import Labels
-from eqcheck.attribution.packed import not_kept_apart
-from eqcheck.attribution.record import NO_WRITE, Label, Write
-from eqcheck.attribution.torn import disagreement, emptied_slots, torn_slots
+from eqcheck.attribution.packed import not_kept_apart, read_elsewhere, writes
+from eqcheck.attribution.record import NEVER_FED, NO_WRITE, Label, Write
+from eqcheck.attribution.torn import disagreement, emptied_slots, never_written, torn_slots
 from eqcheck.family import Family
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, Ints, stored_digest
 from eqcheck.trace import DRAFT, TARGET, Call
@@ -40,10 +41,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Context:
-    """The deviations of one query, and the writes whose own queries explain the rest.
-
-    ``offset`` is what all positions of the row are shifted by, which some families forgive.
-    """
+    """The deviations of one query, the writes that explain the rest, and the ``offset`` of all positions."""
 
     deviations: tuple[Deviation, ...]
     follow: tuple[Write, ...]
@@ -84,6 +82,11 @@ class _Query:
         """Whether an entry is a token of the request that the query may see, but for a window."""
         return self.labels.same(entry.label, self.request) and entry.label.position <= self.at
 
+    def due(self, right: Mapping[int, Entry]) -> dict[int, Entry]:
+        """The entries that the query should see, by logical position: the ``right`` ones, else the first in the row."""
+        own = {one.label.position: one for one in reversed(self.entries) if self.is_own(one)}
+        return {at: entry for at, entry in own.items() if at >= self.low} | dict(right)
+
 
 def read(
     call: Call,
@@ -110,8 +113,12 @@ def read(
     own_block = {entry.slot for entry in seen if entry.write[0] == call.number}
     query = _Query(call, row, column, request, at, family.first_seen(at), family, labels, seen, own_block)
     surplus, right = _seen(query)
-    deviations = not_kept_apart(surplus + _unseen(query, right), call, row, column, request, labels)
-    deviations = _as_shift(query, deviations)
+    own = {entry.slot for entry in query.due(right).values()}
+    blank = {entry.slot for entry in seen if entry.label is _UNWRITTEN}
+    deviations = never_written(surplus + _unseen(query, right), blank)
+    deviations = read_elsewhere(deviations, call, row, column, own, labels)
+    deviations = not_kept_apart(deviations, call, row, column, request, labels)
+    deviations = as_mask_of_another(_as_shift(query, deviations), call, row, column, labels)
     offset = 0 if family.absolute else _common_offset(right, at, call.places[row, column])
     misplaced, follow = _misplaced(query, right, offset, stored[request])
     deviations += misplaced
@@ -136,9 +143,9 @@ def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
         elif own and position not in right:
             right[position] = entry
         else:
-            component, kind = _surplus(entry, query)
             origin = holds(entry.label, query.request)
             origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
+            component, kind = _surplus(entry, query)
             deviations.append(query.deviation(component, kind, entry, origin=origin, **_place(entry.label)))
     return deviations, right
 
@@ -155,17 +162,17 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
     for position in range(query.low, query.at + 1):
         if position in right:
             continue
-        where = hidden.get(position)
-        if where is None:
+        if (where := hidden.get(position)) is None:
             other = _elsewhere(query.call, query.row, query.request, position, query.labels)
-            origin = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
-            facts: dict[str, object] = {"token_position": position, "origin": origin, "held_by": other}
+            held = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
+            fed = query.labels.was_fed(query.request, position, query.call.number)
+            facts = {"token_position": position, "origin": held if fed else NEVER_FED, "held_by": other}
             deviations.append(query.deviation("cache", "missing-entry", None, **facts))
         else:  # a window that counts slots loses what is that far away in slots, a narrow one what is oldest
             full = (query.family.window or query.at + 2) == query.at + 1
             past = query.low or (full and query.call.visible[query.row, : query.column, where.slot].any())
-            older, newer = set(range(query.low, position)), set(range(position, query.at))
-            oldest = past and not right.keys() & older and right.keys() & newer
+            older, newer = range(query.low, position), range(position, query.at)
+            oldest = past and right.keys().isdisjoint(older) and not right.keys().isdisjoint(newer)
             far = oldest or (query.family.window and own_slot - where.slot >= query.family.window)
             kind = "window" if far else "token-hidden"
             deviations.append(query.deviation("mask", kind, where, token_position=position))
@@ -205,11 +212,9 @@ def _misplaced(
 
 def _slots(query: _Query, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
     """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
-    own = [entry for entry in query.entries if query.is_own(entry) and entry.label.position >= query.low]
-    due = {entry.label.position: entry for entry in reversed(own)} | right
+    due = query.due(right)
     slots = [_slot(entry, query, due, offset) for entry in query.entries]
-    absent = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
-    for position in absent:
+    for position in (d.token_position or 0 for d in deviations if d.kind == "missing-entry"):
         token = query.labels.sequence(query.request)[position]
         place = (False, query.request, position)
         slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
@@ -272,11 +277,9 @@ def _surplus(entry: Entry, query: _Query) -> tuple[str, str]:
 def _elsewhere(call: Call, row: int, request: int, position: int, labels: Labels) -> int | None:
     """The batch row that holds an absent token's entry instead; None if no row of the same cache does."""
     for other in range(call.kv[0].shape[1]):
-        for fields in call.kv[0][0, other, 0]:
-            label = labels.of.get((int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])), _UNKNOWN)
-            same = (label.request, label.position, label.what) == (request, position, "token")
-            if other != row and fields[MODEL] == TARGET and same:
-                return other
+        held = (labels.of.get(write, _UNKNOWN) for write in writes(call, other))
+        if other != row and any((one.request, one.position, one.what) == (request, position, "token") for one in held):
+            return other
     return None
 
 
@@ -319,7 +322,7 @@ def holds(label: Label, request: int) -> str:
     """What a slot holds, in words."""
     if label.what not in ("token", "draft"):
         return label.what
-    what = "" if label.what == "token" else "accepted draft at " if label.agreed else "rejected draft at "
+    what = "" if label.what == "token" else "cut draft at " if label.agreed else "rejected draft at "
     row = "" if label.request == request else f"row {label.request}, "
     return f"{row}{what}position {label.position}"
 

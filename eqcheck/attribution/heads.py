@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.attribution.parts import Part, parts, places
+from eqcheck.attribution.parts import Part, once, parts, places
 from eqcheck.attribution.rounds import Allowed
 from eqcheck.harness import Run
 from eqcheck.hashing import LAYERS, States
@@ -124,7 +124,7 @@ class _Reader:
             return found
         allowed = Allowed(self.run, k)
         before: dict[int, int] = {}
-        for part in self.parts:
+        for part in once(self.parts, self.asked):
             since = before.get(part.request, 0)
             before[part.request] = part.call.number
             start, known = allowed.starts[part.request], part.known - allowed.starts[part.request]
@@ -148,6 +148,10 @@ class _Reader:
         return +found
 
     # Which calls proposed what was verified:
+
+    def asked(self, request: int, since: int, until: int) -> int | None:
+        """The last call of a head between two calls, of whatever request; None for none."""
+        return max((call.number for call in self.run.trace.heads if since < call.number < until), default=None)
 
     def drafted(self, part: Part, since: int) -> tuple[list[list[Node]], Due | None]:
         """The calls that may have proposed a part's draft tokens, each in order, and what was due to them; or nothing.

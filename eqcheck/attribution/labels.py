@@ -16,10 +16,9 @@ import numpy as np
 
 from eqcheck.attribution.alignment import align
 from eqcheck.attribution.branches import Block, grows_trees
-from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments
-from eqcheck.attribution.record import Label, Record, Sequences, self_hidden
+from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments, writes
+from eqcheck.attribution.record import Label, Record, Sequences, overwritten, self_hidden
 from eqcheck.harness import Run
-from eqcheck.hashing import CALL, COLUMN, ROW
 from eqcheck.trace import DRAFT, Call, Trace
 
 
@@ -52,7 +51,7 @@ class Labels(Record):
         for row in range(len(call.tokens)):
             found = self._label_row(call, row, taken)
             taken.update(found)
-            self.packed |= len(found - {-1}) > 1
+            self.packed |= self._apart(found - {-1})
             for request in found - {-1} if not given else ():
                 if call.number not in self.rounds[request][-1:]:
                     self.rounds[request].append(call.number)
@@ -60,14 +59,20 @@ class Labels(Record):
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
-        places = [self._places.get(int(digest), []) for digest in call.digests[row]]
+        lost = overwritten(call, row)
+        places = [[] if gone else self._places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
         begun = beginnings(self, call, row)
         packed = self.packed or begins_anew(self, call, row, begun)
         cut = segments(self, call, row, places, begun) if packed else []
         if len(cut) > 1:
-            return {self._label_segment(call, row, columns, places, begun.get(columns[0])) for columns in cut}
+            held = {self._label_segment(call, row, columns, places, begun.get(columns[0])) for columns in cut}
+            self.packed |= len(held - {-1}) > 1
+            return held
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = align(self, call, row, taken)
+            if aligned and self._past_end(call, row, aligned[0]):
+                self.past.add((call.number, row))
+                aligned = None
             if aligned is None:
                 last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
                 proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
@@ -96,6 +101,24 @@ class Labels(Record):
             begin = end
         return found
 
+    def _past_end(self, call: Call, row: int, request: int) -> bool:
+        """Whether a row is taken for another request, by equal ids, while its own has ended and stays in the batch.
+
+        Its own is the one whose entries alone it holds, by their writes. The other has ended, too, or another row of
+        the call stands for it.
+        """
+        held = [label for label in self.held(call, row) if label.what == "token"]
+        owners = {label.request for label in held}
+        if len(owners) != 1 or request in owners:
+            return False
+        last = [len(one.prompt) + one.needed - 2 for one in self.requests]  # where the last token is asked for
+        if max(label.position for label in held) < last[owners.pop()]:
+            return False
+        if self._reached.get(request, -1) >= last[request]:
+            return True
+        others = np.delete(call.digests, row, 0).ravel().tolist()
+        return any(request == other for digest in others for other, _ in self._places.get(digest, ()))
+
     def _label_segment(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], begun: int | None
     ) -> int:
@@ -108,7 +131,7 @@ class Labels(Record):
             first = min(known, default=columns[0])
             start = known.get(first, int(call.positions[row, first])) - first
         else:
-            slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+            slots = writes(call, row)
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
             votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
             aligned = align(self, call, row, set(), columns, list(votes) or None)
@@ -133,6 +156,11 @@ class Labels(Record):
             if int(call.tokens[row, column]) != self.pad or self._goes_on(call, row, column, places):
                 found.append(column)
         return found
+
+    def _apart(self, found: set[int]) -> bool:
+        """Whether one of the requests found in a row does not begin as another: else it may be a branch of its tree."""
+        pairs = [(self.requests[one].prompt, self.requests[other].wholes) for one in found for other in found - {one}]
+        return any(all(whole[: len(prompt)] != prompt for whole in wholes) for prompt, wholes in pairs)
 
     def _goes_on(self, call: Call, row: int, column: int, places: list[list[tuple[int, int]]]) -> bool:
         """Whether what a pad may be taken for goes on, in the columns behind it, with a token that is no pad."""
@@ -200,6 +228,36 @@ class Labels(Record):
         begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
         self._begun[request] = max(self._begun.get(request, -1), begins)
 
+    def draws_drafts(self) -> bool:
+        """Whether a decoder feeds draft tokens that are not its draft's first choice: drawn ones, or second best.
+
+        Most ids behind its rows are then no proposal that is known, and see themselves as drafts do. Some are the
+        first choice of another query, by chance.
+        """
+        if not self.drafted or self.branches:
+            return False
+        shown = [w for w, one in self.of.items() if one.what == "filler" and one.request >= 0]
+        shown = [w for w in shown if not self_hidden(self.calls[w[0]], w[1])[w[2]]]
+        return len(shown) > sum(label.what == "draft" for label in self.of.values())
+
+    def standing_twice(self, row: int) -> set[tuple[int, int]]:
+        """The calls and batch rows that stand for another request as a second one does, where none stands for ``row``.
+
+        A row that was given another's entries for all that is its own cannot be told by what it sees. Batch rows are
+        taken to be in the order of the requests.
+        """
+        found = set()
+        for number, call in self.calls.items():
+            rows: dict[int, list[int]] = {}
+            for batch_row in range(len(call.tokens)):
+                labels = [self.of[number, batch_row, column] for column in range(call.tokens.shape[1])]
+                for request in {label.request for label in labels if label.exact}:
+                    rows.setdefault(request, []).append(batch_row)
+            if row not in rows and len(rows) == len(call.tokens) - 1:
+                both = [(request, pair) for request, pair in rows.items() if len(pair) == 2]
+                found |= {(number, max(pair) if row > request else min(pair)) for request, pair in both}
+        return found
+
     def _agreed(self, call: Call, row: int, column: int) -> bool:
         """Whether the target's answer in the column before is what a draft proposes, and none before it was refused."""
         before = self.of.get((call.number, row, column - 1))
@@ -258,4 +316,7 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     known = [Sequences(*row) for row in rows]
     most = inf if case.num_draft_tokens is None else case.num_draft_tokens
     branches = bool(case.tree) or (grows_trees(run) and not packs(run))
-    return Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)
+    labels = Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)
+    if labels.draws_drafts():
+        return Labels(trace, known, case.pad_token_id, case.padding_side, False, branches, most)
+    return labels

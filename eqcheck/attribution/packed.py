@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eqcheck.attribution.record import Record, Write, self_hidden
+from eqcheck.attribution.record import NEVER_FED, Record, Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW
 from eqcheck.trace import TARGET, Call
@@ -96,7 +96,8 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
         for number, request in enumerate(record.requests):
             at, prompt = positions[column], len(request.prompt)
             reached = {label.position for label in held if label.request == number}
-            if number in begun.values() or at != max(reached, default=-1) + 1 or (at and not record.packed):
+            goes_on = at == max(reached, default=-1) + 1 or (not reached and record.continues(number, at))
+            if number in begun.values() or not goes_on or (at and not record.packed):
                 continue
             rest = [whole[at : max(prompt, at + 1)] for whole in request.wholes]
             opened = not at and _opens(tokens, positions, column, request.prompt, record.pad)
@@ -111,9 +112,12 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
 
     A column belongs to the request whose digest it has, else to the one most of whose entries it sees, and else,
     where it sees none but those of its own call, to the segment that these belong to. Where a request has begun by its
-    text, a column that goes on seeing it belongs to it, whatever else it sees.
+    text, a column that goes on seeing it belongs to it, whatever else it sees. A column that sees only itself tells
+    nothing: it belongs to the segment before it, if it goes on there by its text or its position.
     """
-    slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+    slots = writes(call, row)
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    prompts = [request.prompt for request in record.requests]
     owners: list[int] = []
     edges: list[int] = []
     for column in range(call.tokens.shape[1]):
@@ -123,15 +127,21 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
         )
         exact = [request for request, _ in places[column]]
         own = [owners[at] for number, _, at in seen if number == call.number and at < column]
+        next_to = column > 0 and positions[column] == positions[column - 1] + 1
+        goes_on = False
+        if owners and owners[-1] >= 0 and not votes and not own:
+            at = positions[edges[-1]] + column - edges[-1]
+            begins = any(_begins(tokens, column, prompt) for n, prompt in enumerate(prompts) if n not in owners)
+            goes_on = record.is_at(owners[-1], at, tokens[column]) or (next_to and not begins)
         if column in begun:
             owner = begun[column]
+        elif goes_on or (edges and edges[-1] in begun and owners[-1] in {*votes, *own} and not exact):
+            owner = owners[-1]
         elif exact:
             owner = max(exact, key=lambda r: (votes[r], r == owners[-1] if owners else False))
-        elif edges and edges[-1] in begun and owners[-1] in {*votes, *own}:
-            owner = owners[-1]
         else:
             owner = max(votes, key=lambda r: votes[r], default=own[-1] if own else -1)
-        if not owners or column in begun or not own or owner != owners[-1]:
+        if not owners or column in begun or owner != owners[-1] or not (own or (next_to and owner >= 0)):
             edges.append(column)
         owners.append(owner)
     return [range(a, b) for a, b in zip(edges, [*edges[1:], len(owners)], strict=True)]
@@ -149,7 +159,7 @@ def not_kept_apart(
     kinds = {deviation.kind for deviation in deviations}
     if not record.packed or kinds & {"missing-entry", "torn-entry"}:
         return deviations
-    slots = [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+    slots = writes(call, row)
     held = [record.of.get(slot) for slot in slots]
     visible = np.flatnonzero(call.visible[row, column])
     cached = [label for slot, label in zip(slots, held, strict=True) if slot[0] != call.number and label]
@@ -182,6 +192,70 @@ def _in_order(call: int, slots: Sequence[Write], record: Record) -> bool:
     ends = Counter(request for request, _ in places)
     whole = sorted(places) == [(request, at) for request in sorted(ends) for at in range(ends[request])]
     return whole and len(places) == len(cached) and cached == sorted(cached)
+
+
+def read_elsewhere(
+    deviations: list[Deviation], call: Call, row: int, column: int, own: set[int], record: Record
+) -> list[Deviation]:
+    """One finding where a query sees as many slots as it should, and others than its ``own``.
+
+    Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
+    instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
+    A token that was never fed lies in no other place.
+    """
+    shown = set(np.flatnonzero(call.visible[row, column]).tolist())
+    absent = sum(deviation.kind == "missing-entry" for deviation in deviations)
+    if not record.packed or record.branches or shown <= own or len(shown) != len(own) + absent:
+        return deviations
+    if any(deviation.kind in ("torn-entry", "window") for deviation in deviations):
+        return deviations
+    if any(one.kind == "missing-entry" and one.origin == NEVER_FED for one in deviations):
+        return deviations
+    if _overwritten(record, call, row) if absent else _ordered(record, call, row):
+        return deviations
+    origin = "in an order, or in places, that are not those from which the call reads them"
+    counts = {"expected": len(own) + absent, "observed": len(shown & own)}
+    first = deviations[0]
+    return [Deviation("cache", "misaligned", call.number, column, first.row, origin=origin, **counts)]
+
+
+def _overwritten(record: Record, call: Call, row: int) -> bool:
+    """Whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their place.
+
+    All others hold what they held: so nothing was moved, and the slots are those of one memory.
+    """
+    now = writes(call, row)
+    earlier = (other for other in reversed(record.calls.values()) if other.number < call.number)
+    before = next((other for other in earlier if row < other.kv[0].shape[1] and other.kv[0].shape[3] == len(now)), None)
+    if before is None:
+        return False
+    pairs = [(a, b) for a, b in zip(writes(before, row), now, strict=True) if a != b and a in record.of]
+    others = [record.of[a].request != record.of[b].request for a, b in pairs if b in record.of]
+    return any(others) and all(b[0] > before.number for _, b in pairs)
+
+
+def writes(call: Call, row: int) -> list[Write]:
+    """Which query wrote each slot of a batch row."""
+    return [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
+
+
+def sees_twins(call: Call, row: int, column: int) -> bool:
+    """Whether a query sees two columns of its call at one position: no path of a tree has these both."""
+    slots = zip(writes(call, row), call.visible[row, column], strict=True)
+    own = [write[2] for write, shown in slots if shown and write[0] == call.number]
+    return len(set(call.positions[row, own].tolist())) < len(own)
+
+
+def _ordered(record: Record, call: Call, row: int) -> bool:
+    """Whether the slots of a row hold each position of its requests once, as written or as the call feeds requests."""
+    slots = writes(call, row)
+    held = [(slot, record.of[slot]) for slot in slots if slot in record.of and record.of[slot].what != "pad"]
+    fed = list(dict.fromkeys(record.of[call.number, row, at].request for at in range(call.tokens.shape[1])))
+    order, places = [slot for slot, _ in held], [(one.request, one.position) for _, one in held]
+    ends = Counter(request for request, _ in places)
+    if sorted(places) != [(request, at) for request in sorted(ends) for at in range(ends[request])]:
+        return False
+    return order == sorted(order) or places == [(r, at) for r in fed for at in range(ends[r])]
 
 
 def _fed_several(record: Record, call: int, row: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -134,6 +134,40 @@ def parts(run: Run, of: Places | None = None) -> Iterator[Part]:
         for request, part in found.items():
             known[request] = max(known[request], part.last + 2)
             yield part
+
+
+def once(
+    every: Iterable[Part], begun: Callable[[int, int, int], int | None], ends: Sequence[int] | None = None
+) -> list[Part]:
+    """The parts, each one time: of those that ask in one round for the same of a request, the last.
+
+    It is one round where nothing was drafted for the request in between, or where the draft began with as many of its
+    tokens as before: so says ``begun``, of a request between two calls. A right decoder may make each call twice, or
+    ask for the newest token before it asks for the draft tokens, too. Where the ``ends`` of the rows are given, what is
+    asked again without draft tokens behind an end stays: it may be a bonus that was dropped.
+    """
+    found: list[Part] = []
+    newest: dict[int, tuple[int, int, bool]] = {}  # by request: where its part is, with which tokens its draft began
+    for part in every:
+        at, given, drafted = newest.get(part.request, (-1, 0, False))
+        before = found[at] if at >= 0 else None
+        tokens = begun(part.request, before.call.number if before else 0, part.call.number)
+        if before and tokens in (None, given):
+            same = (part.last, part.refused) == (before.last, before.refused)
+            dropped = ends and tokens is None and not part.columns and part.known >= ends[part.request]
+            more = (
+                tokens is None
+                and drafted
+                and not before.proposed
+                and (part.proposed or part.refused)
+                and part.first <= before.last < part.end - 1
+            )
+            if (same and not dropped) or more:
+                found[at] = part._replace(known=before.known)
+                continue
+        newest[part.request] = len(found), given if tokens is None else tokens, tokens is not None
+        found.append(part)
+    return found
 
 
 class Served(NamedTuple):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import diagnose
-from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.context import FED_WITH, Context, displaced, read
+from eqcheck.attribution.handover import said_of_query
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources, Told
@@ -22,7 +22,7 @@ from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.kinds import KINDS
 from eqcheck.statements import NOTHING, Statement, state
-from eqcheck.verdict import Deviation, Explanation, Given, Query, RowVerdict
+from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
 
 _LAST = (10**9,)
 
@@ -49,10 +49,8 @@ class Reader:
         wrong = [verdict for verdict in verdicts if verdict.first is not None]
         if not wrong:
             return None
-        case = self.run.case
-        limits = [case.max_new_tokens] * len(case.prompts)
-        whole = prompt_returned(case.prompts, wrong, limits, case.pad_token_id)
-        if whole:
+        case, limits = self.run.case, [self.run.case.max_new_tokens] * len(verdicts)
+        if whole := prompt_returned(case.prompts, verdicts, limits, case.pad_token_id, case.eos_token_ids):
             first, statement = whole
             best = self._explanation("bookkeeping", "prompt-in-output", first, first.first or 0, statement, tied=True)
             return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
@@ -89,10 +87,10 @@ class Reader:
     def _diagnose(self, verdict: RowVerdict) -> tuple[tuple[int, ...], Explanation]:
         row, index = verdict.row, verdict.first
         assert index is not None
-        ends_early = index == len(verdict.observed)
-        runs_on = index == len(verdict.expected)
-        if ends_early or runs_on:
-            return self._bookkeeping(verdict, index, max(self.labels.rounds[row], default=0), "the row is right so far")
+        if index in (len(verdict.observed), len(verdict.expected)):
+            last = max(self.labels.rounds[row], default=0)  # a row may stay in the batch after its end
+            number = self.sources.answered(row, index) if index < len(verdict.expected) else last
+            return self._bookkeeping(verdict, index, number or last, "the row is right so far")
         position = len(self.run.case.prompts[row]) + index - 1
         queries = self.labels.queries(row, position)
         observed = verdict.observed[index]
@@ -105,15 +103,17 @@ class Reader:
         if not blamed and not (right and drafted):
             blamed = self._asked_loosely(row, position, observed, commit)
             loosely = bool(blamed)
+        if not blamed and (told := self.sources.unfinished(verdict, index)):
+            return self._told(verdict, index, told)
+        node = self.labels.branches and (right or not blamed)
+        if node and (told := self.sources.at_a_node(verdict, index, right, drafted, blamed)):
+            return self._told(verdict, index, told)
         repeated = index > 0 and observed == verdict.observed[index - 1] and not drafted
         if blamed or (wrong and not right and not repeated):
             key, found = self._context_fault(verdict, index, blamed or wrong)
             return key, replace(found, tied=bool(blamed) and not loosely)
         if self.run.trace.rounded and (answered := [w for w in right if self.sources.predicted(w) == observed]):
             return self._by_rounding(verdict, index, answered[-1])
-        told = self.sources.at_a_node(verdict, index, right, drafted) if self.labels.branches else None
-        if told is not None:
-            return self._told(verdict, index, told)
         if right:
             basis = f"the query that had to predict it saw exactly its row (call {right[-1][0]})"
             key, found = self._bookkeeping(verdict, index, right[-1][0], basis, queried=True)
@@ -180,8 +180,7 @@ class Reader:
 
     def _unread(self, row: int, position: int, observed: int, since: int, until: int) -> Write | None:
         """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
-        sources = self.sources
-        known = sources.known(row, position, since, True)
+        sources, known = self.sources, self.sources.known(row, position, since, True)
         uncut = self.run.truth.uncut[row][position + 1 - len(self.run.case.prompts[row]) :]
         if observed in known.drafted | known.after_rejected or observed in uncut[:3]:  # or up to two tokens were lost
             return None
@@ -192,15 +191,16 @@ class Reader:
     def _asked_loosely(self, row: int, position: int, observed: int, commit: int) -> list[Write]:
         """A query labelled otherwise, up to call ``commit``, that fed the right token and predicted what was emitted.
 
-        One that saw another row's cache, say, is taken for that row's. That both tokens agree by chance is unlikely:
-        one in the square of the vocabulary for each query.
+        One that saw another row's cache, say, is taken for that row's. Both tokens agree by chance once in the square
+        of the vocabulary.
         """
         token = self.labels.sequence(row)[position]
-        recognised = {write[:2] for write, label in self.labels.of.items() if label.exact}
+        twice = set() if self.labels.queries(row, position) else self.labels.standing_twice(row)
+        recognised = {write[:2] for write, label in self.labels.of.items() if label.exact} - twice
         found = [
             write
             for write, label in self.labels.of.items()
-            if not label.exact and write[0] <= commit and write[:2] not in recognised
+            if (not label.exact or write[:2] in twice) and write[0] <= commit and write[:2] not in recognised
             if int(self.labels.calls[write[0]].tokens[write[1:]]) == token and self.sources.predicted(write) == observed
         ]
         for write in found[:1]:
@@ -240,7 +240,7 @@ class Reader:
             root.kind,
             verdict,
             index,
-            said_of(root, write, self.labels),
+            said_of_query(root, write, self.labels),
             round=self.labels.round_of(verdict.row, write[0]),
             query=self._query(write),
             deviations=same_query,
@@ -337,7 +337,7 @@ class Reader:
             observed=token(verdict.observed),
             expected_row=verdict.expected,
             observed_row=verdict.observed,
-            given=Given(prompt, case.pad_token_id, case.eos_token_ids, case.num_draft_tokens),
+            given=case.given(verdict.row),
             drafted=tuple(sorted(self.sources.proposed(verdict.row, len(prompt) + index - 1))),
             detail=statement.detail,
             facts=statement.facts,

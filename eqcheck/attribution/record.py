@@ -6,11 +6,14 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
 from eqcheck.trace import TARGET, Call
 
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
+NEVER_FED = "no call was fed its id"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Sequences(NamedTuple):
 class Record:
     """The label of every write so far; ``rounds[request]`` are the calls in which it took part.
 
-    ``packed``: a row of a call was seen to hold several requests. ``branches``: the drafts of a row may be a tree.
+    ``packed``: a row of a call was seen to hold several requests. ``past``: the calls and batch rows in which a request
+    was fed that had ended. ``branches``: the drafts of a row may be a tree.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Record:
         self.requests = requests
         self.pad = pad
         self.packed = False
+        self.past: set[tuple[int, int]] = set()
         self._reached: dict[int, int] = {}
         self.committed: dict[int, int] = {}
         self._begun: dict[int, int] = {}
@@ -72,6 +77,10 @@ class Record:
     def sequence(self, request: int) -> tuple[int, ...]:
         """The request's prompt and true continuation."""
         return self.requests[request].prompt + self.requests[request].truth
+
+    def continues(self, request: int, position: int) -> bool:
+        """Whether a request may be fed next from this position on: behind what was fed, but for rejected tokens."""
+        return self.committed.get(request, -1) < position <= self._reached.get(request, -1) + 1
 
     def same(self, label: Label, request: int) -> bool:
         """Whether a labelled token is one of this request, or of another that begins with the same tokens."""
@@ -105,7 +114,7 @@ class Record:
 
         What is fed of a prompt before its last token belongs to the first round.
         """
-        numbers = {number for number in self.rounds[request] if number <= call}
+        numbers = {number for number in self.made_once(request) if number <= call}
         end = len(self.requests[request].prompt) - 1
         behind = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
         return max(len(numbers & behind), min(1, len(numbers)))
@@ -115,8 +124,26 @@ class Record:
 
         An engine with a cache for each row drafts for all of them before the first is verified.
         """
-        since = max((number for number in self.rounds.get(request, ()) if number < until), default=0)
+        numbers = (number for number in self.rounds.get(request, ()) if number < until)
+        since = max((number for number in numbers if not self.repeats(until, number)), default=0)
         return {token for number, tokens in self._proposed if since < number < until for token in tokens}
+
+    def repeats(self, number: int, earlier: int) -> bool:
+        """Whether a target call is the same as an earlier one, made again: an engine may make each call twice."""
+        if not (number in self.calls and earlier in self.calls):
+            return False
+        one, other = self.calls[number], self.calls[earlier]
+        return np.array_equal(one.tokens, other.tokens) and np.array_equal(one.positions, other.positions)
+
+    def was_fed(self, request: int, position: int, until: int) -> bool:
+        """Whether a target call up to this one was fed the id that a request has there, for whichever row or place."""
+        token = self.sequence(request)[position]
+        return any(bool((call.tokens == token).any()) for number, call in self.calls.items() if number <= until)
+
+    def made_once(self, request: int) -> list[int]:
+        """The calls in which a request took part, without those that were made again in a row."""
+        numbers = self.rounds[request]
+        return [n for at, n in enumerate(numbers) if not (at and self.repeats(n, numbers[at - 1]))]
 
     def held(self, call: Call, row: int) -> list[Label]:
         fields = call.kv[0][0, row, 0]
@@ -125,7 +152,10 @@ class Record:
 
     def _is(self, request: int, position: int, call: Call, row: int, column: int) -> bool:
         """Whether a column feeds the token that the request has there, in truth or in what was emitted."""
-        token = int(call.tokens[row, column])
+        return self.is_at(request, position, int(call.tokens[row, column]))
+
+    def is_at(self, request: int, position: int, token: int) -> bool:
+        """Whether a request has this token at this position, in truth or in what was emitted."""
         return any(0 <= position < len(whole) and whole[position] == token for whole in self.requests[request].wholes)
 
     def _is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
@@ -139,6 +169,19 @@ def self_hidden(call: Call, row: int) -> list[bool]:
     slot = {
         int(fields[COLUMN]): i
         for i, fields in enumerate(call.kv[0][0, row, 0])
-        if fields[CALL] == call.number and fields[MODEL] == call.role
+        if (fields[CALL], fields[ROW], fields[MODEL]) == (call.number, row, call.role)
     }
     return [c not in slot or not call.visible[row, c, slot[c]] for c in range(columns)]
+
+
+def overwritten(call: Call, row: int) -> list[bool]:
+    """Which columns see the entry of another batch row of the same call, and not their own.
+
+    Two rows were written to one place. With an equal id such a query has the digest of the other row's, by chance.
+    """
+    fields = call.kv[0][0, row, 0]
+    foreign = (fields[:, CALL] == call.number) & (fields[:, MODEL] == call.role) & (fields[:, ROW] != row)
+    if not foreign.any():
+        return [False] * call.tokens.shape[1]
+    shown = call.visible[row][:, foreign].any(axis=1).tolist()
+    return [hidden and other for hidden, other in zip(self_hidden(call, row), shown, strict=True)]

@@ -19,8 +19,7 @@ class Mark(NamedTuple):
     ``role`` is ``accepted``, ``corrected``, ``bonus`` (behind draft tokens that were all accepted) or ``plain`` (no
     draft token was verified in the call). ``call`` is the target's call that answered it, ``column`` how many draft
     tokens stand before it in that call's block. ``drafted``: the draft was asked for the token in its right context.
-    ``behind`` is the final digest of the target's query that was fed the refused draft token (0: there is none);
-    ``more``: other draft tokens stand behind it.
+    ``refused`` are the final digests of the target's queries that were fed draft tokens refused here, in order.
     """
 
     row: int
@@ -30,8 +29,7 @@ class Mark(NamedTuple):
     call: int
     column: int
     drafted: bool
-    behind: int = 0
-    more: bool = False
+    refused: tuple[int, ...] = ()
 
 
 def marks(run: Run, rows: set[int]) -> tuple[Mark, ...]:
@@ -52,11 +50,9 @@ def marks(run: Run, rows: set[int]) -> tuple[Mark, ...]:
                 found.append(Mark(row, position - start, "accepted", token, number, position - part.known, drafted))
         index = part.last + 1 - start
         if index < count:
-            refused, column = part.refused, part.accepted
+            fed, column = part.refused, part.accepted
             drafted = proposals.proposed(row, part.last, number)
-            role = "corrected" if refused else "bonus" if column else "plain"
-            behind = int(part.call.digests[part.call_row, part.columns[0]]) if refused else 0
-            found.append(
-                Mark(row, index, role, refused[0] if refused else -1, number, column, drafted, behind, len(refused) > 1)
-            )
+            role = "corrected" if fed else "bonus" if column else "plain"
+            refused = tuple(part.call.digests[part.call_row, list(part.columns)].tolist())
+            found.append(Mark(row, index, role, fed[0] if fed else -1, number, column, drafted, refused))
     return tuple(found)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from eqcheck.attribution.bookkeeping import Known
 from eqcheck.attribution.labels import Labels
+from eqcheck.attribution.packed import sees_twins
+from eqcheck.attribution.parts import parts
 from eqcheck.attribution.record import Write, self_hidden
 from eqcheck.harness import Run
 from eqcheck.statements import Statement, state
@@ -58,7 +60,87 @@ class Sources:
             exchanged=self._exchanged(row, position),
             for_another=self.for_another(row, observed, before + 1, after - 1),
             behind_pad=self.behind_pad(row, observed, before + 1, after - 1),
+            ending=self.ending(row, number) if rounds and index == len(emitted) else (),
+            beside=self._beside(row, position),
         )
+
+    def ending(self, row: int, number: int) -> tuple[Statement, ...]:
+        """What happened in the round of call ``number``, in which a row ended early, to this row and others."""
+        case, outputs, expected = self.run.case, self.run.outputs or (), self.run.truth.rows
+        eos, tokens, missing = set(case.eos_token_ids), outputs[row], expected[row][len(outputs[row])]
+        said = []
+        if answered := self.answered(row, len(tokens)):
+            name = "eos-answered" if missing in eos else "next-answered"
+            said.append(state(name, missing=missing, answered_in=answered))
+        here = [part for part in parts(self.run) if part.call.number in self._round(number)]
+        ended = {r for r, right in enumerate(expected) if r != row and outputs[r] == right and self._ends_in(r, number)}
+        drafted = {part.request: eos & set(part.refused) & self.labels.proposed(part.request, number) for part in here}
+        for name, rows, found in (
+            ("eos-of-others", "eos_rows", {r for r in ended if outputs[r][-1] in eos}),
+            ("limit-of-others", "limit_rows", {r for r in ended if outputs[r][-1] not in eos}),
+            ("all-right", "full_rows", {part.request for part in here if part.accepted and not part.columns}),
+            ("eos-drafted", "drafted_rows", {r for r, some in drafted.items() if some}),
+        ):
+            if found:
+                said.append(state(name, **{rows: " ".join(map(str, sorted(found)))}))
+        others = [one for r, one in enumerate(outputs) if r not in (row, *ended) and one != expected[r]]
+        if len(outputs) > 1 and not ended and not any(one and one[-1] in eos for one in others):
+            said.append(state("nobody-ended"))
+        prompt, room = case.prompts[row], case.max_new_tokens - len(tokens)
+        if in_prompt := eos & set(prompt):
+            said.append(state("eos-in-prompt", eos_position=min(map(prompt.index, in_prompt))))
+        if expected[row].count(case.pad_token_id) == len(expected[row]) - len(tokens):
+            said.append(state("as-many-pads"))
+        if tokens[-1:] == (case.pad_token_id,):
+            said.append(state("pad-last"))
+        if case.num_draft_tokens and room <= case.num_draft_tokens:
+            said.append(state("little-room", room=room, block=case.num_draft_tokens + 1))
+        if max(self.labels.calls) in self._round(number):
+            said.append(state("calls-end"))
+        return tuple(said)
+
+    def answered(self, row: int, index: int) -> int | None:
+        """The first call that answered for a new token of a row in exactly the right context."""
+        position = len(self.run.case.prompts[row]) + index - 1
+        return next((write[0] for write, label in self.labels.queries(row, position) if label.exact), None)
+
+    def _round(self, number: int) -> range:
+        """The target calls of a round: those around a call between which the draft was not asked."""
+        drafted = [call.number for call in self.run.trace.made(DRAFT)]
+        if not drafted:
+            return range(number, number + 1)
+        since = max((call for call in drafted if call < number), default=0)
+        return range(since + 1, min((call for call in drafted if call > number), default=max(self.labels.calls) + 1))
+
+    def _ends_in(self, row: int, number: int) -> bool:
+        """Whether the last token that a row is due was answered in the round of a call."""
+        return self.answered(row, len(self.run.truth.rows[row]) - 1) in self._round(number)
+
+    def unfinished(self, verdict: RowVerdict, index: int) -> Told | None:
+        """The query of a prompt that was not yet fed whole, which answered the emitted token; None where there is none.
+
+        It is one of the last columns fed, as many as a round asks for. Only a row's first token can be that answer:
+        those behind it follow an answer to the whole prompt.
+        """
+        if index:
+            return None
+        row, observed = verdict.row, verdict.observed[index]
+        end = len(self.run.case.prompts[row]) - 1
+        fed: dict[int, list[Write]] = {}
+        for write, label in self.labels.of.items():
+            if label.request == row and label.exact and write[0] > self.run.trace.given:
+                if label.position >= end:
+                    fed.pop(write[0], None)  # here it was whole
+                    break
+                fed.setdefault(write[0], []).append(write)
+        for number, of_call in fed.items():
+            last = max(self.labels.of[write].position for write in of_call)
+            for write in reversed(of_call):
+                position = self.labels.of[write].position
+                if position >= last - (self.run.case.num_draft_tokens or 0) and self.predicted(write) == observed:
+                    said = state("unfinished", call=number, last=last, end=end, position=position)
+                    return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
+        return None
 
     def drafted(self, row: int, position: int) -> set[int]:
         """The tokens the draft proposed after this token of the row.
@@ -68,15 +150,16 @@ class Sources:
         """
         if self.labels.branches:
             return self.proposed(row, position) | self._verified(row, position)
-        if proposed := self.proposed(row, position):
+        if self.labels.drafted and (proposed := self.proposed(row, position)):
             return proposed
-        anywhere = {int(token) for call in self.run.trace.of(DRAFT) for token in call.predictions.ravel()}
-        queries = self.labels.queries(row, position)
-        fed = []
-        for (number, call_row, column), _ in queries if anywhere else queries[:1]:
-            tokens = self.labels.calls[number].tokens
-            fed += tokens[call_row, column + 1 : column + 2].tolist()
-        return {token for token in fed if token in anywhere or not anywhere}
+        drafts = self.run.trace.of(DRAFT) if self.labels.drafted else []
+        queries, found = self.labels.queries(row, position), set[int]()
+        for (number, call_row, column), _ in queries if drafts else queries[:1]:
+            told = [call.predictions for call in drafts if call.number < number]
+            for token in self.labels.calls[number].tokens[call_row, column + 1 : column + 2].tolist():
+                if not drafts or any((token == predictions).any() for predictions in told):
+                    found.add(token)
+        return found
 
     def proposed(self, row: int, position: int) -> set[int]:
         """What the draft's queries that saw exactly the row up to this token of it proposed after it.
@@ -91,8 +174,11 @@ class Sources:
         return {int(token) for call, which in found if which.any() for token in call.predictions[which & call.tells]}
 
     def fills(self, write: Write) -> bool:
-        """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself."""
-        return self.labels.of[write].what == "filler" or self._hidden(write)
+        """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself.
+
+        What no draft's first choice was may be a node of a tree all the same.
+        """
+        return self._hidden(write) or (self.labels.of[write].what == "filler" and not self.labels.branches)
 
     def _hidden(self, write: Write) -> bool:
         number, call_row, column = write
@@ -132,6 +218,12 @@ class Sources:
             if write[0] in counted
             if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
         }
+
+    def _beside(self, row: int, position: int) -> frozenset[int]:
+        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
+        for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
+            return frozenset(self.labels.calls[number].tokens[call_row, column + 1 : column + 2].tolist())
+        return frozenset()
 
     def _exchanged(self, row: int, position: int) -> bool:
         """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
@@ -179,12 +271,16 @@ class Sources:
                 return write
         return None
 
-    def at_a_node(self, verdict: RowVerdict, index: int, right: Sequence[Write], drafted: bool) -> Told | None:
+    def at_a_node(
+        self, verdict: RowVerdict, index: int, right: Sequence[Write], drafted: bool, blamed: Sequence[Write]
+    ) -> Told | None:
         """Of a tree, the node at which the emitted token was answered, where nothing simpler says where it is from.
 
         ``right`` are the queries that answered rightly for this token. If there are none, and no node was fed for the
         token before it, that one was accepted without being in the tree.
         """
+        if any(sees_twins(self.labels.calls[write[0]], *write[1:]) for write in blamed):
+            return None
         observed, row = verdict.observed, verdict.row
         position = len(self.run.case.prompts[row]) + index - 1
         again = index > 0 and observed[index] == observed[index - 1]
@@ -216,7 +312,7 @@ class Sources:
         """The last call that can have answered for the emitted token after ``position``.
 
         A token that was no draft is fed only after it was committed; so a query of that call or later, asked because
-        the decoder feeds its rows again, came too late.
+        the decoder feeds its rows again, came too late. A token that is fed beside its first query is a draft.
         """
         first = min(
             (
@@ -227,7 +323,8 @@ class Sources:
             ),
             default=max(self.labels.calls, default=0) + 1,
         )
-        return first if observed in self.drafted(row, position) else first - 1
+        asked = any(label.exact and write[0] < first for write, label in self.labels.queries(row, position))
+        return first - 1 if asked and observed not in self.drafted(row, position) else first
 
     def nothing_else_asked(self, row: int) -> bool:
         """Whether, after the row's last right query, every row of every call is known to be right somewhere.

@@ -23,6 +23,7 @@ from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Explanation, RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
+BATCH = 16  # rows whose rounds are told
 _CELLS = 4000  # of a call, slots times columns: rows beyond it are left out, but for the one at fault
 _ALL_CELLS = 150_000  # of all calls
 _MODELS = {TARGET: "target", DRAFT: "draft"}
@@ -76,12 +77,13 @@ def _story(scene: _Scene, explanation: Explanation) -> Story | None:
     if row is None or scene.run.outputs is None:
         return None
     number, batch_row, column = scene.at or _declared(explanation)
+    batch = tuple(scene.turns.rounds[one] for one in range(min(len(scene.run.case.prompts), BATCH)))
     if batch_row is None:
-        return Story(row, scene.turns.rounds[row])
+        return Story(row, scene.turns.rounds[row], batch=batch)
     call = scene.labels.calls[number]
     beside = [d.held_by for d in explanation.deviations if d.held_by is not None]
     shown = scene.call(call, _beside(call, batch_row, beside))
-    return Story(row, scene.turns.rounds[row], shown, batch_row, column)
+    return Story(row, scene.turns.rounds[row], shown, batch_row, column, batch)
 
 
 def _declared(explanation: Explanation) -> tuple[int, int | None, int | None]:

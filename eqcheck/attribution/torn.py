@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -24,6 +26,7 @@ from eqcheck.hashing import (
     stored_digest,
 )
 from eqcheck.trace import Call
+from eqcheck.verdict import Deviation
 
 _PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
 
@@ -35,17 +38,31 @@ def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
     torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
         axis=(0, 1, 2)
     )
-    torn &= ~_filled(call, row)
     for odd in call.odd:
         torn |= False if odd is None else odd[row] != 0
     torn |= (copies[1] != copies[1, :1, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
-    return cast(Bools, torn)
+    return cast(Bools, torn & ~_filled(call, row))
 
 
 def _filled(call: Call, row: int) -> Bools:
-    """Which slots of a row hold one number everywhere, ``[slots]``: memory that was filled and never written."""
+    """Which slots hold one number in each copy, ``[slots]``: memory that was filled and never written."""
     digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
-    return cast(Bools, (digits == digits[:1, :1, :1, :, :1]).all(axis=(0, 1, 2, 4)))
+    return cast(Bools, (digits == digits[..., :1]).all(axis=(0, 1, 2, 4)))
+
+
+def never_written(deviations: Sequence[Deviation], blank: Collection[int]) -> list[Deviation]:
+    """The deviations of a query, torn entries in ``blank`` slots as blank ones where all that is due is in the cache.
+
+    Numbers that no model wrote are a damaged entry where one is missing, else memory that was never written.
+    """
+    if any(one.kind == "missing-entry" for one in deviations):
+        return list(deviations)
+    return [
+        replace(one, component="mask", kind="pad-visible", origin="blank")
+        if one.kind == "torn-entry" and one.slot in blank
+        else one
+        for one in deviations
+    ]
 
 
 def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:

@@ -56,8 +56,9 @@ class Turns:
                 asking[label.request].add(write[0])
                 if label.what == "token" and sure:
                     self._asked.setdefault((label.request, index), write[0])
-        self._calls = {row: [n for n in labels.rounds[row] if n in asking[row]] for row in range(len(run.truth.rows))}
-        self.number = {(row, n): at for row, calls in self._calls.items() for at, n in enumerate(calls, start=1)}
+        rows = range(len(run.truth.rows))
+        self._calls = {row: [n for n in labels.made_once(row) if n in asking[row]] for row in rows}
+        self.number = {(row, n): sum(m <= n for m in self._calls[row]) for row in rows for n in asking[row]}
         self.rounds = {row: self._rounds(row) for row in self._calls}
 
     def _tells(self, write: Write, label: Label) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eqcheck.statements import Statement
+from eqcheck.statements import Statement, state, together
 from eqcheck.verdict import RowVerdict, many
 
 Ids = tuple[int, ...]
@@ -21,9 +21,9 @@ class _Whole(NamedTuple):
 
 
 def prompt_returned(
-    prompts: Sequence[Ids], wrong: Sequence[RowVerdict], limits: Sequence[int], pad: int | None
+    prompts: Sequence[Ids], rows: Sequence[RowVerdict], limits: Sequence[int], pad: int | None, eos: Ids = ()
 ) -> tuple[RowVerdict, Statement] | None:
-    """The first row that begins with its prompt, and what to do; None unless that is so of every wrong row.
+    """The first row that begins with its prompt or the end of it; None unless that is so of every wrong row.
 
     What follows the prompt must be what the target emits, or as much of that as the row's limit leaves. A row counts as
     proof only where it differs from the truth within its prompt, and either has all that the target emits or a prompt
@@ -34,6 +34,7 @@ def prompt_returned(
     >>> prompt_returned([(3, 1)], wrong, limits=[2], pad=None)[1].detail
     'the row is its prompt of 2 tokens, then what the target emits; return row[len(prompt):]'
     """
+    wrong = [row for row in rows if row.first is not None]
     ids = [pad] if pad is not None else [-1, *sorted({token for row in wrong for token in row.observed})]
     for one in ids:
         found = {row: _whole(prompts[row.row], row, limits[row.row], one) for row in wrong}
@@ -43,7 +44,41 @@ def prompt_returned(
                 if _proves(prompts[row.row], row, whole):
                     start = _advice({len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}, wholes)
                     return row, _words(len(prompts[row.row]), whole, start)
-    return None
+    return _short_start(prompts, rows, limits, pad, eos)
+
+
+def _short_start(
+    prompts: Sequence[Ids], rows: Sequence[RowVerdict], limits: Sequence[int], pad: int | None, eos: Ids
+) -> tuple[RowVerdict, Statement] | None:
+    """The first row that begins with the end of its prompt, where that is so of every wrong row.
+
+    A new token behind it proves that; or, where the limit leaves none, that as many ids of every prompt are special: a
+    single id of a prompt may come from elsewhere.
+    """
+    short = {row: _missing(prompts[row.row], row, limits[row.row]) for row in rows if row.first is not None}
+    if not all(short.values()):
+        return None
+    special: dict[str, set[RowVerdict]] = {}  # the wrong rows of which it explains how many ids are short
+    for name, ids in (("the pad id", (pad,)), ("the EOS id" if len(eos) == 1 else "an EOS id", eos), ("id 0", (0,))):
+        counts = {row: sum(token in ids for token in prompts[row.row]) for row in rows}
+        if all(counts[row] == short.get(row, 0) or short.get(row, 0) >= limits[row.row] for row in rows):
+            special[name] = {row for row, n in short.items() if counts[row] == n}
+    proved = [row for row, n in short.items() if len(row.observed) > n or any(row in some for some in special.values())]
+    if not proved:
+        return None
+    names = ", and as many equal ".join(name for name, some in special.items() if proved[0] in some)
+    said = [state("as-many-special", special=names)] if names else []
+    return proved[0], together(state("short-start", tokens=short[proved[0]]), *said)
+
+
+def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
+    """How many ids of the end of its prompt a row begins with, before all that it is due, or what its length leaves."""
+    for count in range((row.first or 0) + 1, len(prompt)):  # behind the first difference; the row may repeat its prompt
+        tail = row.observed[count:]
+        whole = len(tail) == len(row.expected) or len(row.observed) in (limit, len(row.expected))
+        if row.observed[:count] == prompt[-count:][: len(row.observed)] and tail == row.expected[: len(tail)] and whole:
+            return count
+    return 0
 
 
 def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:

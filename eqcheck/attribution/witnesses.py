@@ -30,7 +30,7 @@ from eqcheck.contract import Generate
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.kinds import KINDS
-from eqcheck.verdict import Explanation, Opinion
+from eqcheck.verdict import Deviation, Explanation, Opinion
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
 # asserted; `tests/test_witnesses.py` tries every combination.
@@ -123,6 +123,8 @@ def permutation(
     return ("depends" if passed and not agree else "untried"), counts
 
 
+_OF_ANOTHER = "mask/of-another-row"
+_TOLD_AS = {_OF_ANOTHER, "mask/token-hidden", "mask/pad-visible", "cache/stale-entry"}
 Mechanism = tuple[str, frozenset[tuple[str, str]], object]
 
 
@@ -132,7 +134,7 @@ def mechanism(explanation: Explanation) -> Mechanism:
     The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
-    wrong = frozenset((deviation.kind, _unnumbered(deviation.origin)) for deviation in explanation.deviations)
+    wrong = frozenset((deviation.kind, _source(deviation)) for deviation in explanation.deviations)
     source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
@@ -140,8 +142,11 @@ def mechanism(explanation: Explanation) -> Mechanism:
 def alike(one: Mechanism, other: Mechanism) -> bool:
     """Whether two mechanisms are one: what is wrong with the one may be a part of what is wrong with the other.
 
-    With other ids a draft that is seen by mistake may be an accepted one; then it is a token like the others.
+    With other ids a draft that is seen by mistake may be an accepted one; then it is a token like the others. A mask of
+    another row shows or hides what that row has, and with few slots it is told as the kind of one of them.
     """
+    if _OF_ANOTHER in (one[0], other[0]) and {one[0], other[0]} <= _TOLD_AS:
+        return True
     parts = one[1] <= other[1] or other[1] <= one[1]
     return (one[0], one[2]) == (other[0], other[2]) and parts and bool(one[1]) == bool(other[1])
 
@@ -150,6 +155,11 @@ def _pad_instead(found: Explanation, explanation: Explanation) -> bool:
     """Whether with other ids the wrong token is the pad id, and was not: so it is where tokens are as good as drawn."""
     pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (found, explanation)]
     return pads == [True, False]
+
+
+def _source(deviation: Deviation) -> str:
+    """Where a deviation comes from, without numbers; whether an absent token's id was fed elsewhere is chance."""
+    return "" if deviation.kind == "missing-entry" and deviation.held_by is None else _unnumbered(deviation.origin)
 
 
 def _unnumbered(text: str) -> str:

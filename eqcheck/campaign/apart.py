@@ -1,4 +1,4 @@
-"""Several decoders in one audit: each that does not come with eqcheck is in an interpreter of its own.
+"""Several decoders in one command: each that does not come with eqcheck is in an interpreter of its own.
 
 The process that audits them does not import their code: it asks a process that does for what the decoder declares, and
 has worker processes decode. So what one adapter patches, or imports as ``utils``, no other one meets.
@@ -6,18 +6,25 @@ has worker processes decode. So what one adapter patches, or imports as ``utils`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from eqcheck import registry
+from eqcheck.campaign.events import Finished, Listener
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
-from eqcheck.findings import Options, RealPair
-from eqcheck.workers.forked import context
+from eqcheck.findings import Audit, Options, RealPair
+from eqcheck.workers.forked import Limits, context, main_left_alone
+from eqcheck.workers.process import guard_group, kill_group
+from eqcheck.workers.serve import end_with_parent
 
 T = TypeVar("T")
 
@@ -48,13 +55,89 @@ def options(decoder: Decoder, settings: Options) -> Options:
     )
 
 
-def pair(decoder: Decoder) -> RealPair:
-    """What a decoder does on the pair of trained models; one that is only described, in a process of its own."""
-    return _in_a_process(_on_pair, decoder.spec) if described(decoder) else _decoded(decoder)
+def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listener) -> Iterator[Audit]:
+    """The audits of several decoders as they end, ``settings.jobs`` of them at a time, each in a process of its own.
+
+    The first ``KeyboardInterrupt`` ends those that run with what there is; of the others there is none.
+    """
+    share = replace(settings, jobs=max(1, settings.jobs // len(decoders)))
+    waiting, running = list(decoders), dict[Any, tuple[Decoder, Any]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < settings.jobs:
+                decoder = waiting.pop(0)
+                with main_left_alone():
+                    ours, theirs = context().Pipe(duplex=False)
+                    process = context().Process(target=_audited, args=(theirs, decoder.spec, options(decoder, share)))
+                    process.start()
+                guard_group(process.pid)
+                theirs.close()
+                running[ours] = decoder, process
+            try:
+                ready = wait(list(running))
+            except KeyboardInterrupt:
+                waiting = []
+                for _, process in running.values():
+                    os.kill(process.pid, signal.SIGINT)
+                continue
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                decoder, process = running[pipe]
+                told = _received(pipe, decoder)
+                if told is None or isinstance(told, Audit):  # none: interrupted before there was anything
+                    del running[pipe]
+                    kill_group(process.pid)
+                if isinstance(told, Audit):
+                    told.decoder = decoder
+                    listen(Finished(decoder.name, told))
+                    yield told
+                elif told is not None:
+                    listen(told)
+    finally:
+        for _, process in running.values():
+            kill_group(process.pid)
+
+
+def _received(pipe: Connection, decoder: Decoder) -> Any:
+    """An event of an audit, or the audit; raises what the audit raised."""
+    try:
+        told = pipe.recv()
+    except EOFError:
+        raise UsageError(f"{decoder.name}: the process that audited it ended; try it alone, with --isolate") from None
+    if isinstance(told, BaseException):
+        raise told
+    return told
+
+
+def _audited(pipe: Connection, spec: str, settings: Options) -> None:
+    """The process of one audit: it sends the events as they happen, and then the audit."""
+    from eqcheck.campaign.loop import audit
+
+    if hasattr(os, "setsid"):
+        os.setsid()
+    try:
+        found = audit(
+            registry.load(spec), settings, lambda event: None if isinstance(event, Finished) else pipe.send(event)
+        )
+        found.decoder = _described(found.decoder)
+        pipe.send(found)
+    except KeyboardInterrupt:
+        pipe.send(None)
+    except BaseException as error:
+        pipe.send(error if isinstance(error, UsageError) else RuntimeError(traceback.format_exc()))
+
+
+def pair(decoder: Decoder, settings: Options) -> RealPair:
+    """What a decoder does on the pair of trained models, within the limits of a case for each request."""
+    from eqcheck.lanes.transparent.on_pair import on_pair
+
+    asked = options(decoder, settings)
+    limits = Limits(asked.case_timeout, asked.case_memory if asked.isolate else None)
+    return on_pair(decoder, limits, isolate=asked.isolate)
 
 
 def _in_a_process(function: Callable[[str], T], spec: str) -> T:
-    with ProcessPoolExecutor(1, mp_context=context()) as pool:
+    with ProcessPoolExecutor(1, context(), end_with_parent) as pool:
         try:
             return pool.submit(function, spec).result()
         except BrokenProcessPool:
@@ -62,17 +145,11 @@ def _in_a_process(function: Callable[[str], T], spec: str) -> T:
 
 
 def _description(spec: str) -> Decoder:
-    return replace(registry.load(spec), function=_elsewhere, engine=None, inside=nullcontext)
+    return _described(registry.load(spec))
 
 
-def _on_pair(spec: str) -> RealPair:
-    return _decoded(registry.load(spec))
-
-
-def _decoded(decoder: Decoder) -> RealPair:
-    from eqcheck.lanes.transparent.on_pair import on_pair
-
-    return on_pair(decoder)
+def _described(decoder: Decoder) -> Decoder:
+    return replace(decoder, function=_elsewhere, engine=None, inside=nullcontext)
 
 
 def _elsewhere(*_: Any) -> Any:

@@ -10,14 +10,14 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from eqcheck import __version__, registry
-from eqcheck.architectures import is_class, parsed
+from eqcheck.architectures import is_own, parsed
 from eqcheck.case import Case
 from eqcheck.errors import UsageError, did_you_mean
 from eqcheck.findings import Audit, Finding
@@ -97,14 +97,14 @@ def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolati
     )
 
 
-def code_of(case: Any) -> str:
-    """The model class of the user's that a case is decoded on, ``package.module:Class``; empty for any other."""
+def target_of(case: Any) -> str:
+    """The model of the user's that a case is decoded on, ``package.module:Class`` or a folder; empty for any other."""
     own = parsed(getattr(case, "family", ""))
-    return own.architecture if own and is_class(own.architecture) else ""
+    return own.architecture if own and is_own(own.architecture) else ""
 
 
 def command(path: Path, adapter: str = "", target: str = "") -> str:
-    """How to replay a case file. What is code of the user's is named: a file alone does not say what runs.
+    """How to replay a case file. What is the user's own is named: a file alone does not say what is run or read.
 
     >>> command(Path("case.json"), "eqspec"), command(Path("case.json"), "mine.py:fast")
     ('eqcheck replay case.json', 'eqcheck replay case.json --adapter mine.py:fast')
@@ -148,10 +148,11 @@ def _json(text: str, levels: int) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = Counter(name for name, _ in pairs)
-    if twice := next((name for name, count in names.items() if count > 1), None):
-        raise UsageError(f"expected each name once, got {twice[:40]!a} {names[twice]} times")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, count), *_ = Counter(name for name, _ in pairs).most_common()
+        raise UsageError(f"expected each name once, got {twice[:40]!a} {count} times")
+    return found
 
 
 def _integer(text: str) -> int:
@@ -162,34 +163,53 @@ def _integer(text: str) -> int:
 
 def _check_plain(data: Any, levels: int) -> None:
     """Refuse what JSON can say and no case file means: numbers that are none, text that is none, deep nesting."""
-    waiting: list[tuple[str, Any, int]] = [("", data, 0)]
+    waiting: list[tuple[_Place, Any]] = [((), data)]
     while waiting:
-        where, value, level = waiting.pop()
+        place, value = waiting.pop()
         if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{where}: expected a finite number, got {value}")
+            raise UsageError(f"{_where(place)}: expected a finite number, got {value}")
         if isinstance(value, str) and not _is_text(value):
-            raise UsageError(f"{where}: expected text, got a lone surrogate in {value[:40]!a}")
-        if isinstance(value, list | dict) and level == levels:
-            raise UsageError(f"{where[:80]}: expected at most {levels} levels of lists and objects, got more")
+            raise UsageError(f"{_where(place)}: expected text, got a lone surrogate in {value[:40]!a}")
         if isinstance(value, dict):
             if odd := next((name for name in value if not _is_text(name)), None):
-                raise UsageError(f"{where or 'file'}: expected text, got a lone surrogate in the name {odd[:40]!a}")
-            waiting += [(f"{where}.{name}" if where else name, one, level + 1) for name, one in value.items()]
+                where = _where(place) or "file"
+                raise UsageError(f"{where}: expected text, got a lone surrogate in the name {odd[:40]!a}")
+            inner: Iterable[tuple[Any, Any]] = value.items()
         elif isinstance(value, list):
-            some = [(number, one) for number, one in enumerate(value) if not isinstance(one, int)]
-            waiting += [(f"{where}[{number}]", one, level + 1) for number, one in some]
+            inner = enumerate(value)
+        else:
+            continue
+        if place and place[2] == levels:
+            raise UsageError(f"{_where(place)[:80]}: expected at most {levels} levels of lists and objects, got more")
+        level = place[2] + 1 if place else 1
+        waiting += [((place, name, level), one) for name, one in inner if one.__class__ is not int]
+
+
+_Place: TypeAlias = "tuple[()] | tuple[_Place, str | int, int]"  # the place around, the name in it, and the level
+
+
+def _where(place: _Place) -> str:
+    if not place:
+        return ""
+    around, name, _ = place
+    outer = _where(around)
+    return f"{outer}[{name}]" if isinstance(name, int) else f"{outer}.{name}" if outer else name
 
 
 def _is_text(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stored(data: Any) -> StoredViolation:
-    if isinstance(data, dict) and data.get("format") in _CASES:
+    if isinstance(data, dict) and isinstance(data.get("format"), str) and data["format"] in _CASES:
         return StoredViolation(case_of(data))
     if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r}")
+        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r:.80}")
     for name in data:
         if name not in _FIELDS:
             raise UsageError(f"unknown field {name[:80]!a}{did_you_mean(name, _FIELDS)}")
@@ -207,8 +227,8 @@ def _stored(data: Any) -> StoredViolation:
 
 def case_of(data: Any) -> AnyCase:
     """The case that plain data holds, of whichever lane; raises `CaseError`."""
-    kind = _CASES.get(data.get("format", ""), Case) if isinstance(data, dict) else Case
-    return kind.from_dict(data)
+    name = data.get("format") if isinstance(data, dict) else None
+    return _CASES.get(name if isinstance(name, str) else "", Case).from_dict(data)
 
 
 def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:
@@ -220,7 +240,9 @@ def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) ->
     return value
 
 
-def _line(data: Mapping[str, Any], name: str) -> str:
+def _line(data: Mapping[str, Any], name: str) -> str | None:
+    if data.get(name, ...) is None:  # as it was stored: none was known
+        return None
     text: str = _field(data, name, str)
     if len(text) > FILE_LINE:
         raise UsageError(f"{name}: expected at most {FILE_LINE} characters, got {len(text)}")

@@ -18,15 +18,20 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The audit begins; ``total`` cases are to be drawn, None where time decides."""
+    """The audit begins; ``total`` cases of ``families`` are to be drawn, None where time decides.
+
+    ``sampled``: cases of another lane, which are sampled, follow.
+    """
 
     lane: str
     total: int | None
+    families: tuple[str, ...] = ()
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
 class CaseDone(Event):
-    """A case was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
+    """A case of this ``lane`` was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
 
     ``stored``: it is one of the corpus, and is not among those that are counted.
     """
@@ -35,6 +40,7 @@ class CaseDone(Event):
     total: int | None
     failing: int
     stored: bool = False
+    lane: str = "transparent"
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,16 @@ class ViolationSeen(Event):
 
 @dataclass(frozen=True)
 class Settling(Event):
-    """Failing cases with this symptom are confirmed, made small and explained now."""
+    """A failing case with this symptom is confirmed, made small and explained now, for the cause of that ``number``.
+
+    So far ``done`` of ``total`` failing cases belong to a cause. The first event comes before anything is set up for
+    it. The last has no symptom: there are so many causes.
+    """
 
     symptom: str
+    number: int = 1
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,14 @@ from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
 from eqcheck.campaign.lane import Lane, lane_named, lanes_of
 from eqcheck.contract import Decoder
-from eqcheck.findings import Audit, Finding, Options
+from eqcheck.findings import Audit, Finding, Options, OtherCase
 from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
+from eqcheck.plain import printable
+from eqcheck.requirements import unmet
+from eqcheck.text import render
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+_OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
 
 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
@@ -40,7 +44,7 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
 def audits(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> list[Audit]:
     """What each lane of a decoder's audit finds, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    listen(Started(decoder.name, first.result.lane, options.cases))
+    listen(Started(decoder.name, first.result.lane, options.cases, first.result.families, bool(others)))
     found = [first.collect()]
     for other in others:
         if not found[0].interrupted:
@@ -67,9 +71,10 @@ class Campaign:
         options, name = self.result.options, self.result.decoder.name
         self.total = lane.total
         self.corpus = Corpus(options.corpus, name) if options.corpus else None
-        self.source = islice(lane.cases(), options.cases)
+        self.source = islice(filter(self._meets, lane.cases()), options.cases)
         self.pending: dict[int, Outcome] = {}  # by identity: there may be many thousands
         self.failing = 0  # drawn cases within the claim
+        self.gathered = 0  # all that failed, those of the corpus as well
         self.groups_seen: set[Hashable] = set()
         self.notes: dict[str, None] = {}
         self.hung: Counter[str] = Counter()
@@ -100,6 +105,7 @@ class Campaign:
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
+        self.result.findings = [replace(one, others=_others(self.result, one)) for one in self.result.findings]
         return result
 
     def _keep_the_rest(self) -> None:
@@ -120,7 +126,7 @@ class Campaign:
     def replay(self) -> None:
         """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            if not self.lane.asks(stored.case):
+            if not (self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
             outcome = replace(self.lane.replay(stored.case), drawn=False)
             same = self.lane.still(str(stored.fingerprint), outcome)
@@ -130,7 +136,7 @@ class Campaign:
                 self.corpus.retire(path)
             if outcome.failed:
                 self.gather(outcome)
-            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing, True)
+            self.tell(CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane)
             self.check()
 
     def draw(self) -> bool:
@@ -149,13 +155,17 @@ class Campaign:
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing)
+            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
             if outcome.symptom == HANG and self._gives_up(outcome):
                 self.over = True
                 break
         self.result.version = running.version or self.result.version
         self.result.drawing_s += time.monotonic() - start
         return len(self.result.outcomes) > count
+
+    def _meets(self, case: Any) -> bool:
+        """Whether a case is one of those that the decoder takes, as the report says of all that were decoded."""
+        return not unmet(case, self.result.decoder.requires)
 
     def _cases(self, until: float) -> Iterator[Any]:
         while time.monotonic() < until and (case := next(self.source, None)) is not None:
@@ -176,6 +186,7 @@ class Campaign:
     def gather(self, outcome: Outcome) -> None:
         """Keep a failing case for later, and store the first of its group before anything else can go wrong."""
         self.pending[id(outcome)] = outcome
+        self.gathered += 1
         group = self.lane.group(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
@@ -198,18 +209,21 @@ class Campaign:
         """Look into failing cases, a finding from each group by turns, until each counts with a finding."""
         if not self.pending:
             return
+        groups = self.groups()
+        self._tell_settling(groups[0][0].symptom, len(self.result.findings) + 1)  # to set up takes long
         with self.lane.settling(self.check):
-            groups = self.groups()
             for group in groups:
-                self.tell(Settling, group[0].symptom)
                 self._look(group, len(groups), eager=True)
             while any(groups) and not self._late():
                 for group in filter(None, groups):
-                    self.tell(Settling, group[0].symptom)
                     self._look(group, sum(map(bool, groups)), eager=False)
             for outcome in list(self.pending.values()):  # no time for more findings: count with those there are
                 if not self._late(0) and self._counts(outcome):
                     del self.pending[id(outcome)]
+            self._tell_settling("", len(self.result.findings))
+
+    def _tell_settling(self, symptom: str, number: int) -> None:
+        self.tell(Settling, symptom, number, self.gathered - len(self.pending), self.gathered)
 
     def _late(self, left: int | None = None) -> bool:
         return time.monotonic() > self.lane.settles_until(len(self.pending) if left is None else left)
@@ -221,6 +235,7 @@ class Campaign:
                 return
             self.check()
             if not self._counts(outcome):
+                self._tell_settling(outcome.symptom, len(self.result.findings) + 1)
                 findings = self.lane.look(outcome, group, groups, eager)
                 if eager and not findings:
                     continue
@@ -278,3 +293,19 @@ def _interruptible() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _others(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
+    """The first small cases, as they were drawn, that were read to fail by the cause of a finding."""
+    found: list[OtherCase] = []
+    for outcome in result.outcomes:
+        e = outcome.explanation
+        if e is None or not outcome.failed or e.fingerprint != finding.fingerprint or outcome.case == finding.case:
+            continue
+        case, claimed = outcome.case.to_dict(), result.claims(outcome.case)
+        if len(str(case)) <= _OTHER_LENGTH and claimed == (finding.standing != "discovery"):
+            text = printable(render(e))[:_OTHER_LENGTH]
+            found.append(OtherCase(case, text, e.row, e.token_index, e.expected, e.observed))
+        if len(found) == _OTHERS:
+            break
+    return tuple(found)

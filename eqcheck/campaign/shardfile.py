@@ -6,6 +6,7 @@ A file may come from anyone: what is read has the declared shape, and no text of
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -201,6 +202,10 @@ def from_builtins(data: Any) -> Shard:
         shard = msgspec.convert(data, Shard)
         if not shard.parts or shard.number < 0:
             raise UsageError("expected a number from 0, and at least one part")
+        names = {name for part in shard.parts for name in part.files}
+        names |= {name.removeprefix("unclaimed/") for name in shard.stored}
+        if odd := next((name for name in sorted(names) if not re.fullmatch(r"[\w~][\w.~-]*", name)), None):
+            raise UsageError(f"expected the name of a file, got {odd!r:.80}")
         return shard
     except msgspec.ValidationError as error:
         raise UsageError(one_line(str(error))) from error

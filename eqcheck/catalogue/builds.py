@@ -11,8 +11,9 @@ from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.forked import Forked, ForkedRows
 from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged import Paged, PagedSmall
+from eqcheck.catalogue.engines.paged import Paged, PagedSmall, Prefixed, PrefixedSmall
 from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
+from eqcheck.catalogue.engines.pooled import Pooled
 from eqcheck.catalogue.engines.rows import PerRow, Restored
 from eqcheck.catalogue.engines.staged import Staged
 from eqcheck.catalogue.engines.static import Static
@@ -62,8 +63,11 @@ BUILDS = {
     "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
     "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
     "packed": Build(Packed, CLAIMED),
+    "pooled": Build(Pooled, CLAIMED),
     "paged": Build(Paged, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "prefixed": Build(Prefixed, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),
+    "prefixed_small": Build(PrefixedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),
     "static": Build(Static, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
     "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
     "forked": Build(Forked, _TREES, (*TAKEN, "tree")),

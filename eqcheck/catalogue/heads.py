@@ -1,4 +1,4 @@
-"""What can be broken where a head reads hidden states: the output stays right, and acceptance is lost.
+"""Faults of engines with heads: mostly of what a head is given, so that the output stays right and acceptance is lost.
 
 `HEAD_BUILDS` are right. Each fault stands for a report of its kind, and is planted in builds whose heads can have it.
 """
@@ -13,6 +13,7 @@ import torch
 
 from eqcheck.catalogue.builds import BUILDS, Build
 from eqcheck.catalogue.engines.headed import AcceptedHead, ColumnHead, Headed, PairsHead
+from eqcheck.catalogue.faults.bookkeeping import CountsMatches
 from eqcheck.catalogue.faults.fault import issue, patched
 from eqcheck.contract import Decoder
 
@@ -58,13 +59,15 @@ class HeadFault:
 HEAD_FAULTS: list[HeadFault] = []
 
 
-def fault(switch: str, kind: str, link: str, builds: str = EVERY, held_back: bool = False) -> Callable[[C], C]:
+def fault(
+    switch: str, kind: str, link: str, builds: str = EVERY, held_back: bool = False, component: str = "draft"
+) -> Callable[[C], C]:
     """Plant a class in the builds named."""
 
     def plant(broken: C) -> C:
         for build in builds.split():
             said = " ".join((broken.__doc__ or "").split()).rstrip(".")
-            HEAD_FAULTS.append(HeadFault(f"{switch}.{build}", said, link, kind, broken, held_back))
+            HEAD_FAULTS.append(HeadFault(f"{switch}.{build}", said, link, kind, broken, held_back, component))
         return broken
 
     return plant
@@ -292,3 +295,9 @@ class KeptAfterRejection(ColumnHead):
         for i, count in zip(self.active, counts, strict=True):
             if not count and i in before:
                 self.states[i] = before[i]
+
+
+# A decoder's own faults show with a head as with a draft model.
+fault("T15-counts-matches", "over-accept", issue("huggingface/transformers", 28508), component="bookkeeping")(
+    CountsMatches
+)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -17,7 +20,17 @@ COMMANDS = (new, audit, replay, report, kinds, explain, listing, selfcheck, benc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code; as a program of its own, end with it, whatever threads a decoder left."""
+    code = _run(argv)
+    if argv is None and any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         options = _parsed(_parser(), argv)
         code: int = options.run(options)
@@ -49,6 +62,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.specs = [*options.specs, *rest]
+    options.words = list(sys.argv[1:] if argv is None else argv)
     return options
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
     from eqcheck.cli.common import Commands
     from eqcheck.findings import Audit, Options
+    from eqcheck.report.schema import Report
 
 _SPEC = (
     "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
     "nothing else installed"
 )
 _KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
+_STRICT = "fail where an entry of --known is past its day or did not occur in 300 cases; on where CI is set"
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
+_JOBS = "processes (1); several decoders are audited side by side"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
     "decode on real models, which are read while they run: llama, gpt2, ... or 'all', the folder of a checkpoint "
@@ -61,11 +65,12 @@ def add(commands: Commands) -> None:
         type=natural,
         default=0,
         metavar="N",
-        help="same seed, same cases drawn (0); the same report too where --no-corpus leaves out what .eqcheck holds",
+        help="same seed, same cases drawn (0); a decoder that draws nothing at random has the same report, too, where "
+        "--no-corpus leaves out what .eqcheck holds",
     )
     add_bounds(audit)
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
-    audit.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (1)")
+    audit.add_argument("--jobs", type=positive, default=1, metavar="N", help=_JOBS)
     audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
     audit.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
     audit.add_argument(
@@ -89,6 +94,7 @@ def add(commands: Commands) -> None:
     audit.add_argument("--ray", metavar="ADDRESS", help=_RAY)
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
+    audit.add_argument("--known-strict", action="store_true", help=_STRICT)
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
     audit.add_argument("--memory", action="store_true", help=_MEMORY)
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
@@ -97,11 +103,15 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import known
+    from eqcheck import known, registry
 
     outputs.checked(options)
-    entries, today = (known.load(options.known) if options.known else ()), datetime.now(timezone.utc).date()
-    from eqcheck import pair, registry
+    specs = [*options.specs, *options.adapter]
+    for spec in specs:
+        registry.named(spec)  # a missing file is told before torch is imported
+    entries, now = (known.load(options.known) if options.known else ()), _now()
+    _stage("" if "torch" in sys.modules else "loading torch", options)
+    from eqcheck import pair
     from eqcheck.campaign import apart
     from eqcheck.campaign.answers import check_answers
     from eqcheck.campaign.shared import shared_corpus
@@ -118,39 +128,55 @@ def run(options: argparse.Namespace) -> int:
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
     with quiet():
-        decoders = apart.load_all([*options.specs, *options.adapter] or registry.self_contained())
+        decoders = apart.load_all(specs or registry.self_contained())
     _check_engines(options, decoders)
+    _stage("self-check", options)
     failures = short().failures
     if failures:
         return broken(failures)
-    folders = _folders(options.out, decoders)
+    places = dict(zip([decoder.name for decoder in decoders], _folders(options.out, decoders), strict=True))
     if strangers := known.unheard(entries, [decoder.name for decoder in decoders]):
         print(f"eqcheck: --known {printable(str(options.known))} {strangers}", file=sys.stderr)
     settings = _settings(options, targets)
-    results: list[Audit] = []
-    reports = []
+    found: dict[str, tuple[Audit, Report]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet())
-        run_one = _runner(options.ray, stack)
         if not options.no_corpus:
             settings = replace(settings, corpus=stack.enter_context(shared_corpus(options.corpus)))
-        shown = stack.enter_context(progress(quiet=options.json))
+        shown = stack.enter_context(progress(options.json, known.passing(entries, decoders, now.date())))
         listen = stack.enter_context(outputs.events(options.ndjson, shown))
-        for decoder, folder in zip(decoders, folders, strict=True):
-            result = run_one(decoder, apart.options(decoder, settings), folder, listen)
-            if options.pair and result.lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
-                result.real_pair = apart.pair(decoder)
-            result.list_known(entries, today)
-            results.append(result)
-            reports.append(write(result, folder))
-            if result.interrupted:
-                break
+        for result in _audits(decoders, settings, places, options.ray, listen):
+            decoder, lane = result.decoder, result.lane
+            if options.pair and lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
+                result.real_pair = apart.pair(decoder, settings)
+            result.list_known(entries, now.date(), options.known_strict or known.in_ci())
+            result.written, result.command = _typed(now, options)
+            found[decoder.name] = result, write(result, places[decoder.name])
+    if not found:  # interrupted before there was anything
+        raise KeyboardInterrupt
+    done = [name for name in places if name in found]
+    reports = [found[name][1] for name in done]
     if options.json:
         text = json.dumps({"reports": [to_builtins(report) for report in reports]})
     else:
-        text = printable(summary(reports, [str(folder) for folder in folders[: len(reports)]]))
+        text = printable(summary(reports, [str(places[name]) for name in done]))
     outputs.tell(reports, text, options)
-    return exit_code(results, options.allow_known)
+    return exit_code([found[name][0] for name in done], options.allow_known)
+
+
+def _stage(text: str, options: argparse.Namespace) -> None:
+    """Say what is done now, for those who watch: torch alone takes seconds."""
+    if text and not options.json:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _typed(now: datetime, options: argparse.Namespace) -> tuple[str, str]:
+    """When, and by which command, a report was made."""
+    return f"{now:%Y-%m-%d %H:%M} UTC", shlex.join(["eqcheck", *options.words])
 
 
 def _check_engines(options: argparse.Namespace, decoders: Sequence[Decoder]) -> None:
@@ -204,22 +230,36 @@ def _settings(options: argparse.Namespace, targets: tuple[str, ...]) -> Options:
     )
 
 
-def _runner(address: str | None, stack: contextlib.ExitStack) -> Callable[[Decoder, Options, Path, Listener], Audit]:
-    """What audits a decoder: a campaign on a cluster, whose shards are stored beside the report, or this process."""
-    if address:
-        from eqcheck.campaign.cluster import Cluster
-
-        cluster = stack.enter_context(Cluster(address))
-        return lambda decoder, settings, folder, listen: cluster.audit(decoder, settings, folder / "shards", listen)
+def _audits(
+    decoders: Sequence[Decoder], settings: Options, places: Mapping[str, Path], address: str | None, listen: Listener
+) -> Iterator[Audit]:
+    """The audits as they end: of campaigns on a cluster, whose shards are stored beside the report, or of processes."""
+    from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
 
-    return lambda decoder, settings, _, listen: audit(decoder, settings, listen)
+    if not address and settings.jobs > 1 and len(decoders) > 1:
+        yield from apart.side_by_side(decoders, settings, listen)
+        return
+    with contextlib.ExitStack() as stack:
+        if address:
+            from eqcheck.campaign.cluster import Cluster
+
+            cluster = stack.enter_context(Cluster(address))
+        for decoder in decoders:
+            asked = apart.options(decoder, settings)
+            if address:
+                result = cluster.audit(decoder, asked, places[decoder.name] / "shards", listen)
+            else:
+                result = audit(decoder, asked, listen)
+            yield result
+            if result.interrupted:
+                return
 
 
 def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
-    if any(result.failing(allow_known) or result.stale for result in results):
+    if any(result.failing(allow_known) or result.stale or result.outdated for result in results):
         return VIOLATION
     for result in results:  # on trained models a known violation shows, too
         if result.real_pair and result.real_pair.wrong and not result.violations:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.errors import EQUIVALENT, UsageError
-from eqcheck.narrow import columns, table
+from eqcheck.narrow import WHOLE, columns, table, wrapped
 from eqcheck.plain import printable
 
 if TYPE_CHECKING:
@@ -22,17 +22,36 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck import registry
-    from eqcheck.lanes.checkpoint.case import EngineCase
+    from eqcheck.family import LLAMA
 
-    rows = []
+    rows, shipped = [], registry.shipped()
     for name in registry.names():
         try:
-            decoder = registry.load(name)
+            decoder = registry.declared(name) if name in shipped else registry.load(name)
         except UsageError as error:
             rows.append([name, "broken", "-", "-", str(error)])
             continue
-        families = (EngineCase.family,) if decoder.checkpoints else decoder.families
+        families = (LLAMA,) if decoder.checkpoints else decoder.families
         claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
-    say(printable(table(rows, ["decoder", "families", "padding", "known violations", "origin"], columns())))
+    heads = ["decoder", "families", "padding", "known violations", "origin"]
+    text = table(rows, heads, WHOLE)
+    if max(map(len, text.split("\n"))) > (width := columns()):
+        more = "where each comes from"
+        text = table([row[:-1] for row in rows], heads[:-1], width)
+        if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
+            more = f"all known violations, and {more}"
+            text = table([[*row[:-2], _short(row[-2])] for row in rows], heads[:-1], width)
+        text += "\n\n" + wrapped(f"In a pipe (`eqcheck list | cat`) the list also says {more}.", width)
+    say(printable(text))
     return EQUIVALENT
+
+
+def _short(known: str) -> str:
+    """The first of several known violations, and how many more there are.
+
+    >>> _short("mask/window, cache/wrong-row, cache/torn-entry"), _short("-")
+    ('mask/window +2', '-')
+    """
+    first, *others = known.split(", ")
+    return f"{first} +{len(others)}" if others else first

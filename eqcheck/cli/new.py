@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         _WORKFLOW.parent.mkdir(parents=True, exist_ok=True)
         _write(_WORKFLOW, WORKFLOW.substitute(file=word))
     lines = [f"wrote {file}: a decoder that is right, to be replaced by a call of yours"]
-    lines += [f"wrote {_WORKFLOW}: add what your engine needs to its `pip install`"] if ci else []
+    lines += [f"wrote {_WORKFLOW}: add what your engine needs to its `uv pip install`"] if ci else []
     say(printable("\n".join([*lines, f"next: eqcheck audit {word} --budget 30s"])))
     return EQUIVALENT
 

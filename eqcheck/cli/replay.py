@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import EPILOG
+from eqcheck.errors import EQUIVALENT, UsageError
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -23,14 +24,24 @@ def add(commands: Commands) -> None:
         "--isolate", action="store_true", help="in a worker process, as cases of isolated audits always"
     )
     replay.add_argument("--python", metavar="PATH", help="for a case of an engine: the Python to run it with")
-    replay.add_argument("--target", default="", metavar="CLASS", help="the model class of a case, if that is your code")
+    replay.add_argument(
+        "--target", default="", metavar="MODEL", help="the model of a case, if that is a class or folder of yours"
+    )
     replay.add_argument("-v", "--verbose", action="store_true", help="print every call of the models first")
+    replay.add_argument("--as-test", action="store_true", help="print the case as a test to paste; nothing is decoded")
     replay.add_argument("--html", type=Path, metavar="FILE", help="write every call of the models as a page")
     replay.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.replay import replay
+    from eqcheck.replay import as_test, replay
 
     calls, target = options.verbose, options.target
+    if options.as_test:
+        if calls or options.html or options.isolate or options.python:
+            raise UsageError(
+                "--as-test prints a test and decodes nothing: leave out -v, --html, --isolate and --python"
+            )
+        print(as_test(options.case, options.adapter), end="")
+        return EQUIVALENT
     return replay(options.case, options.adapter, options.isolate, options.python, calls, options.html, target)

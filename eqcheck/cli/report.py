@@ -44,12 +44,12 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.report.html import to_html
-    from eqcheck.report.terminal import summary
-
     if options.later:
         return _compared(options)
     found, code = _reports(options.folder)
+    from eqcheck.report.html import to_html
+    from eqcheck.report.terminal import summary  # which takes longer to import than a wrong folder to be told
+
     say(printable(summary(list(found.values()), [str(folder) for folder in found])))
     if options.serve is not None:
         _serve(to_html(*found.values()), options.serve)
@@ -58,19 +58,17 @@ def run(options: argparse.Namespace) -> int:
         _written(file, to_html(*found.values()))
         if not options.html:
             _open(file)
-    else:
-        pages = [folder / "report.html" for folder in found]
-        there = ", ".join(str(file) for file in pages if file.is_file())
-        say(printable(f"\npage: {there or 'none; write one with --html FILE'}"))
+    elif not any((folder / "report.html").is_file() for folder in found):
+        say("\npage: none; write one with --html FILE")
     return code
 
 
 def _compared(options: argparse.Namespace) -> int:
+    before, code = _reports(options.folder)
+    now, later = _reports(options.later)
     from eqcheck.report.compare import compare, to_text
     from eqcheck.report.html.report import compared_to_html
 
-    before, code = _reports(options.folder)
-    now, later = _reports(options.later)
     pairs = _pairs(list(before.values()), list(now.values()))
     comparisons = [compare(*pair) for pair in pairs]
     say(printable(to_text(comparisons)))

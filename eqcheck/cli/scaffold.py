@@ -90,9 +90,10 @@ jobs:
       - uses: actions/setup-python@v5.6.0
         with:
           python-version: "3.12"
-      # Add what your engine needs. The CPU build of torch is enough, and much smaller. Where your index has no eqcheck,
-      # install it from a wheel or a clone of its repository.
-      - run: python -m pip install eqcheck
+      # Add what your engine needs. uv takes the CPU build of torch, which is enough; pip would bring CUDA packages.
+      # Where your index has no eqcheck, install it from a wheel or a clone of its repository.
+      - run: python -m pip install uv
+      - run: uv pip install --system --torch-backend cpu eqcheck
       - run: eqcheck audit $file --budget 60s --junit eqcheck.xml
       - uses: actions/upload-artifact@v4.6.2
         if: always()

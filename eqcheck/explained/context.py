@@ -113,6 +113,17 @@ RECORDS: dict[str, Explained] = {
         fix="A query sees the entries of its own request up to itself. Build the mask, or the cumulative lengths, from "
         "the tokens that this call feeds and from those that the cache kept.",
     ),
+    "mask/of-another-row": Explained(
+        example="Rows 0 and 1 are decoded in batch rows 0 and 1. Row 0 ends, and row 1 moves to batch row 0. The mask "
+        "still has in batch row 0 the slots of row 0. Row 1 sees a rejected draft token where row 0 had accepted one.",
+        causes=(
+            Cause("Rows are moved in the cache when one ends, and not in the mask."),
+            Cause("The mask is looked up by the row of the batch where it is kept by request, or the other way round."),
+            Cause("A new request takes the place of one that ended, and its mask or length is not set anew."),
+        ),
+        fix="Keep everything of a request under one number: cache, mask, lengths and positions. When rows are moved, "
+        "move all of it.",
+    ),
     "mask/window": Explained(
         example="The attention window is 4 tokens. A block begins at position 1, and its last query stands at "
         "position 4. It should see positions 1 to 4. The window was computed for the first query of the block, so "

@@ -57,6 +57,16 @@ RECORDS: dict[str, Explained] = {
         fix="The correction of a row that accepted n draft tokens is the target's answer in column n of its block, "
         "counted from the last committed token. Index columns and rows with the same tables that fed them.",
     ),
+    "bookkeeping/unfinished-prompt": Explained(
+        example="A prompt of 6 ids is fed in pieces of 4. The target's answer behind the fourth id is emitted as new "
+        "token 0.",
+        causes=(
+            Cause("Each row of a step is sampled, also one whose prompt goes on in the next step."),
+            Cause("Prefill and decode share a step, and rows are told apart by the number of their columns."),
+            Cause("The prompt is fed without its last token, and its last answer is taken for the first new token."),
+        ),
+        fix="Keep how many tokens of the prompt are fed. Take an answer only from the call that feeds the last one.",
+    ),
     "bookkeeping/lost-token": Explained(
         example=f"{ROUND} The row emits 4 without the accepted id 7 before it.",
         causes=(
@@ -113,9 +123,11 @@ RECORDS: dict[str, Explained] = {
             Cause("EOS is looked for in the prompt, too; where pad and EOS share an id, in the pads."),
             Cause("Generation ends for all rows when one is done or has reached its limit."),
             Cause("Rows that wait for a place in a full batch are dropped."),
+            Cause("A row ends where a whole block no longer fits below its limit."),
+            Cause("The EOS ends the row and is not appended to it."),
         ),
         fix="Look for EOS in the tokens that a round commits to the row, and nowhere else. Keep a finished flag and a "
-        "limit for each row.",
+        "limit for each row. Append the EOS before the row is marked as finished.",
     ),
     "bookkeeping/over-length": Explained(
         example=f"{ROUND} The limit is one new token. The row emits 7 4.",
@@ -159,8 +171,10 @@ RECORDS: dict[str, Explained] = {
                 "`generate()` of a decoder-only model returns the prompt with the new tokens, and it is not cut off."
             ),
             Cause("The prompt is cut off by counting from the first token that is not the pad id."),
+            Cause("The prompt's length is counted in ids that are not the pad id. The prompt may hold that id."),
         ),
-        fix="Return `sequence[len(prompt):]`. Behind left padding the prompt ends at the padded width.",
+        fix="Return `sequence[len(prompt):]`. Behind left padding the prompt ends at the padded width. Keep lengths as "
+        "numbers, and never count them from ids.",
     ),
     "options/ignored-option": Explained(
         example="`min_new_tokens` is 3, and the EOS id is 7. The target alone masks id 7 for three tokens. The row "

@@ -59,6 +59,16 @@ RECORDS: dict[str, Explained] = {
         fix="Accept with probability min(1, p/q) exactly. If fewer tokens shall be accepted, the residual must be "
         "that of the smaller acceptance.",
     ),
+    "sampling/threshold-acceptance": Explained(
+        example="The coin is 0.5 in every column. A draft token with p/q = 0.6 is accepted always, one with p/q = 0.4 "
+        "never; right is six times and four times in ten.",
+        causes=(
+            Cause("A ratio is compared with a fixed number in place of a fresh uniform number."),
+            Cause("The buffer of random numbers is filled once with one value, and never drawn anew."),
+        ),
+        fix="Draw a number from [0, 1) for every draft token, and accept where it is below p/q. An engine that accepts "
+        "by a threshold on purpose does not keep the target's law: declare lossless as the reason.",
+    ),
     "sampling/residual": Explained(
         example="Two tokens have p = 0.6, 0.4 and q = 0.9, 0.1. A rejected first token must be corrected to the "
         "second: the residual max(p - q, 0) has nothing else. The correction is drawn from p, and is the first token "
@@ -98,6 +108,23 @@ RECORDS: dict[str, Explained] = {
         causes=(Cause("The bonus is read from column K - 1 instead of column K."),),
         fix="A block of K draft tokens has K + 1 columns. The bonus follows the law of the last, behind all accepted "
         "draft tokens.",
+    ),
+    "sampling/stale-bonus": Explained(
+        example="All draft tokens of the second round are accepted. The bonus is drawn from the law that the last "
+        "column had in the first round.",
+        causes=(
+            Cause("The buffer of the bonus's logits is read before the new call has filled it."),
+            Cause("The law of the bonus is computed once per row, and kept over rounds."),
+        ),
+        fix="Take the law of the bonus from the call that verified the draft tokens of the same round.",
+    ),
+    "sampling/greedy-drawn": Explained(
+        example="Three rows ask for temperature 0.8, one for temperature 0. The one emits another answer each time.",
+        causes=(
+            Cause("A temperature of 0 is replaced by 1 so that nothing is divided by zero, and the row is drawn then."),
+            Cause("The batch is drawn as a whole as soon as one of its rows is to be."),
+        ),
+        fix="Take the argmax in rows with temperature 0, at draft tokens, corrections and the bonus alike.",
     ),
     "sampling/bonus-law": Explained(
         example="A row has temperature 0.8. Its bonus tokens are always the target's most likely ones.",

@@ -23,6 +23,7 @@ from eqcheck.memory.leaks import leaks
 from eqcheck.memory.ledger import Ledger
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
+from eqcheck.requirements import barred, without_ids
 
 NEW, K, VOCABULARY = 40, 3, 128
 PROMPTS = (6, 9, 13)
@@ -44,7 +45,11 @@ def probe_case(family: str, padding_side: str, requires: tuple[str, ...] = ()) -
     for seed in range(100):
         noise = np.random.default_rng(seed)
         case = Case(
-            prompts=tuple(tuple(noise.integers(0, VOCABULARY, length).tolist()) for length in lengths),
+            prompts=tuple(
+                without_ids(
+                    [tuple(noise.integers(0, VOCABULARY, n).tolist()) for n in lengths], barred(requires), VOCABULARY
+                )
+            ),
             max_new_tokens=NEW,
             num_draft_tokens=K,
             accepts=accepts,

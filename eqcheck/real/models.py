@@ -117,7 +117,7 @@ def _built(architecture: str) -> Any:
             model = _like_checkpoint(architecture)
         else:
             found = class_of(architecture) if is_class(architecture) else _of_the_library(architecture)
-            config = found.config_class(**options)
+            config = found.config_class(**_said(found.config_class, options))
             if experts:
                 config._experts_implementation = experts
             model = found(config)
@@ -135,6 +135,15 @@ def _built(architecture: str) -> Any:
             f"{type(error).__name__}: {one_line(str(error))}"
         ) from error
     return model
+
+
+def _said(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that configurations of a kind have: a real checkpoint does not say what its model does not read.
+
+    An engine takes the number of heads that it caches from the configuration. GPT-2 has no ``num_key_value_heads``.
+    """
+    usual = kind()
+    return {name: value for name, value in options.items() if hasattr(usual, name)}
 
 
 def _like_checkpoint(folder: str) -> Any:

@@ -7,6 +7,7 @@ schema: the data; build: from an audit to the data; markdown, terminal: a report
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,9 +33,10 @@ def load(path: str | Path) -> Report:
     from eqcheck.plain import one_line
     from eqcheck.report.schema import FORMAT, from_builtins
 
-    again = "audit the decoder again with this eqcheck"
+    again, collecting = "audit the decoder again with this eqcheck", gc.isenabled()
     file = Path(path)
     file = file / "report.json" if file.is_dir() else file
+    gc.disable()  # it would look for garbage again and again among millions of objects, none of which is any
     try:
         data = read_json(file, REPORT_BYTES, REPORT_LEVELS)
         got = data.get("format") if isinstance(data, dict) else None
@@ -49,3 +51,6 @@ def load(path: str | Path) -> Report:
     except (UsageError, msgspec.ValidationError) as error:
         said = one_line(str(error))
         raise UsageError(f"report {file}: {said}{'' if again in said else f'; {again}'}") from error
+    finally:
+        if collecting:
+            gc.enable()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from eqcheck import __version__
-from eqcheck.campaign.casefile import code_of, command, file_stem, read_case, stored_violation, write_whole
+from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, by_cause
 from eqcheck.kinds import KINDS
@@ -114,6 +114,9 @@ def report_of(audit: Audit, folder: Path) -> Report:
         real_pair=audit.real_pair,
         sampling=audit.evidence,
         stale=tuple(audit.stale),
+        outdated=tuple(audit.outdated),
+        written=audit.written,
+        command=audit.command,
         interrupted=audit.interrupted,
         isolated=audit.options.isolate or audit.lane == "checkpoint",
         seed=audit.options.seed,
@@ -172,6 +175,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         reproduce=conditions[0].reproduce,
         story=shown.story,
         known_until=listed.until.isoformat() if listed else None,
+        others=shown.others,
     )
 
 
@@ -184,7 +188,7 @@ def _condition(audit: Audit, finding: Finding, folder: Path) -> Condition:
         from_corpus=finding.stored,
         without_speculation=finding.plain,
         script=str(_script_file(folder, finding)) if finding.script else None,
-        reproduce=command(_case_file(folder, finding), audit.decoder.spec, code_of(finding.case)),
+        reproduce=command(_case_file(folder, finding), audit.decoder.spec, target_of(finding.case)),
     )
 
 

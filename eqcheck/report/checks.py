@@ -49,6 +49,8 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
     if report.stale:
         gone = f"declared as known, and not seen any more: {', '.join(report.stale)}; take it out of known="
         return Check("verdict", "failed", gone)
+    if report.outdated:
+        return Check("verdict", "failed", "; ".join(report.outdated))
     if pair and pair.wrong and not causes:
         return Check("verdict", "failed", f"on trained models {pair.equivalent} of {pair.rows} rows are right")
     if not report.cases.run:

@@ -7,7 +7,7 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | ``started`` | ``format``, ``lane``, ``total`` cases (null: time decides) |
 | ``case-done`` | ``done``, ``total``, ``failing``, ``stored`` |
 | ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
-| ``settling`` | ``fingerprint`` |
+| ``settling`` | ``fingerprint`` (null: the last), ``done`` and ``total`` failing cases |
 | ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
 | ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted`` |
 """
@@ -51,8 +51,8 @@ def told(event: Event) -> dict[str, Any] | None:
         case ViolationSeen(outcome=outcome, number=number):
             case = outcome.case.to_dict()
             name, more = "violation-seen", {"number": number, "fingerprint": outcome.symptom, "case": case}
-        case Settling(symptom=symptom):
-            name, more = "settling", {"fingerprint": symptom}
+        case Settling(symptom=symptom, done=done, total=total):
+            name, more = "settling", {"fingerprint": symptom or None, "done": done, "total": total}
         case Settled(finding=finding):
             more = {name: getattr(finding, name) for name in ("fingerprint", "standing", "needs", "count")}
             name, more = "settled", {**more, "case": finding.case.to_dict()}

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from eqcheck.findings import Evidence, RealPair
+from eqcheck.findings import Evidence, OtherCase, RealPair
 from eqcheck.plain import cleaned
 from eqcheck.story import Story
 from eqcheck.verdict import Explanation
@@ -98,7 +98,7 @@ class ReportedViolation:
     ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
     ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it,
     or that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
-    befell the row, where the calls were seen.
+    befell the row, where the calls were seen. ``others`` are some of the other cases that show it.
     """
 
     fingerprint: str
@@ -120,6 +120,7 @@ class ReportedViolation:
     reproduce: str
     story: Story | None = None
     known_until: str | None = None
+    others: tuple[OtherCase, ...] = ()
 
     @property
     def in_known_words(self) -> str:
@@ -175,7 +176,8 @@ class Report:
     ``sampling`` is what sampled tokens say together. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
     dictated drafts that were asked for, and those of them that were seen to be played.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` what
-    was measured where that was asked.
+    was measured where that was asked. ``outdated`` says which entries of known violations fail because they are past or
+    gone, ``written`` is the date in UTC, ``command`` what was typed.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -212,6 +214,9 @@ class Report:
     dictated_rounds: dict[str, tuple[Count, Count]] = field(default_factory=dict)
     memory: Memory | None = None
     slots_seen: Share | None = None
+    outdated: tuple[str, ...] = ()
+    written: str = ""
+    command: str = ""
 
 
 def to_builtins(report: Report) -> dict[str, Any]:

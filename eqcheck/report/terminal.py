@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-from eqcheck.campaign.events import CaseDone, Event, Listener, Settling, ViolationSeen
+from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
 from eqcheck.kinds import KINDS
-from eqcheck.memorycheck import table as memory_table
 from eqcheck.narrow import columns, table, wrapped
 from eqcheck.plain import printable
 from eqcheck.report.markdown import (
@@ -27,113 +28,136 @@ from eqcheck.report.markdown import (
     sampled,
 )
 from eqcheck.report.schema import Report, ReportedViolation
-from eqcheck.sampledcheck import named_as_planted
-from eqcheck.sampledcheck import table as sampled_table
-from eqcheck.selfcheck import SelfCheck
 from eqcheck.text import render
 from eqcheck.verdict import many
+
+if TYPE_CHECKING:
+    from eqcheck.selfcheck import SelfCheck
 
 _PLAIN_EVERY_S = 5.0
 
 
 @contextmanager
-def progress(quiet: bool = False) -> Iterator[Listener]:
-    """A listener that shows progress on standard error: a bar with an estimate on a terminal, else plain lines."""
+def progress(quiet: bool = False, known: Mapping[str, Collection[str]] = {}) -> Iterator[Listener]:
+    """A listener that shows progress on standard error: bars on a terminal, else plain lines.
+
+    ``known`` are the fingerprints of violations that are known, by decoder: they are announced as such.
+    """
     if quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
-        yield from _bar()
+        yield from _bars(known)
     else:
-        yield _plain()
+        yield _plain(known)
 
 
-def _bar() -> Iterator[Listener]:
+def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
+    """A bar for the cases of each decoder, and one for those of them that fail while their causes are looked for."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    tasks: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    shown: tuple[Any, ...] = (TextColumn("{task.description}", markup=False), BarColumn(8), MofNCompleteColumn())
+    shown += (TimeElapsedColumn(Column(min_width=7)), TextColumn("{task.fields[note]}", markup=False))
+    tasks: dict[tuple[str, str], Any] = {}
+    with Progress(*shown, console=Console(stderr=True)) as bars:
 
         def listen(event: Event) -> None:
-            if isinstance(event, ViolationSeen):
-                for line in _seen(event):
-                    bars.console.print(line, markup=False, highlight=False)
-            elif note := _note(event):
-                if event.decoder not in tasks:
-                    tasks[event.decoder] = bars.add_task(event.decoder, total=None, note="")
-                bars.update(tasks[event.decoder], note=note.strip())
-                if isinstance(event, CaseDone):
-                    bars.update(tasks[event.decoder], completed=event.done, total=event.total)
+            for line in _announced(event, known):
+                bars.console.print(line, markup=False, highlight=False)
+            if isinstance(event, Finished):
+                for key in [key for key in tasks if key[0] == event.decoder]:
+                    bars.remove_task(tasks.pop(key))
+            if (counted := _counted(event)) is None:
+                return
+            what, done, total, note = counted
+            if (key := (event.decoder, what)) not in tasks:
+                name = "explained" if what == _CAUSES else what
+                tasks[key] = bars.add_task(printable(f"{event.decoder} {name}"), total=None, note="")
+            bars.update(tasks[key], completed=done, total=total, note=note)
 
         yield listen
 
 
-def _plain() -> Listener:
-    decoder, started, printed = "", 0.0, 0.0
+def _plain(known: Mapping[str, Collection[str]]) -> Listener:
+    started: dict[str, float] = {}
+    printed: dict[tuple[str, str], float] = {}
 
     def listen(event: Event) -> None:
-        nonlocal decoder, started, printed
         now = time.monotonic()
-        if event.decoder != decoder:
-            decoder, started, printed = event.decoder, now, now
-        if isinstance(event, ViolationSeen):
-            print("\n".join(_seen(event)), file=sys.stderr, flush=True)
-        note = _note(event)
-        if not note or now - printed < _PLAIN_EVERY_S:
+        for line in _announced(event, known):
+            print(line, file=sys.stderr, flush=True)
+        begun = started.setdefault(event.decoder, now)
+        if (counted := _counted(event)) is None:
             return
-        printed = now
-        head = ""
-        if isinstance(event, CaseDone) and not event.stored:
-            head = f"{event.done}{f' of {event.total}' if event.total else ''} cases"
-            if event.total and event.done:
-                head += f", about {(now - started) / event.done * (event.total - event.done):.0f} s left"
-        print(f"{decoder}: {head} {note}".rstrip().replace(":  ", ": "), file=sys.stderr, flush=True)
+        what, done, total, note = counted
+        # The first word on causes comes at once, since the next may take long; the last comes always.
+        last = printed.setdefault((event.decoder, what), begun if what == _CASES else 0.0)
+        if now - last < _PLAIN_EVERY_S and (what != _CAUSES or done != total):
+            return
+        printed[event.decoder, what] = now
+        counts = many(done, what.removesuffix("s")) if total is None else f"{done} of {total} {what}"
+        line = f"{event.decoder}: {counts}"
+        if what == _CASES and total and done:
+            line += f", about {(now - begun) / done * (total - done):.0f} s left"
+        print(f"{line}{f'; {note}' if note else ''}", file=sys.stderr, flush=True)
 
     return listen
 
 
-def _note(event: Event) -> str:
-    """What to say of an event beside counts; empty for one that is not shown."""
+_CASES, _CAUSES = "cases", "failing cases explained"
+
+
+def _counted(event: Event) -> tuple[str, int, int | None, str] | None:
+    """What an event counts, how far it is and of how many, and a note; None for one that counts nothing."""
     if isinstance(event, Settling):
-        return f"looking into {printable(event.symptom)}"
+        note = f"cause {event.number}: {event.symptom}" if event.symptom else many(event.number, "cause")
+        return _CAUSES, event.done, event.total, printable(note)
     if isinstance(event, CaseDone):
-        return "replaying stored cases" if event.stored else f"({event.failing} in violation)" if event.failing else " "
-    return ""
+        if event.stored:
+            return "stored cases", event.done, None, ""
+        what = f"sampled {_CASES}" if event.lane.endswith("sampling") else _CASES
+        return what, event.done, event.total, f"{event.failing} in violation" if event.failing else ""
+    return None
 
 
-def _seen(event: ViolationSeen) -> list[str]:
-    """The first violation with its explanation; of later ones what they look like."""
-    outcome = event.outcome
-    if event.number > 1:
-        return [printable(f"{event.decoder}: another violation: {outcome.symptom}")]
-    explanation = outcome.opinion or outcome.explanation
-    head = f"{event.decoder}: first violation, in case {outcome.case.id}; it will be confirmed and made smaller"
-    return printable(
-        "\n".join(["", head, *([render(explanation, columns())] if explanation else [outcome.symptom]), ""])
-    ).split("\n")
+def _announced(event: Event, known: Mapping[str, Collection[str]]) -> list[str]:
+    """What is drawn, and each kind of failure when it is first seen; the end of an audit says what is confirmed."""
+    if isinstance(event, Started):
+        cases = many(event.total, "case") if event.total else "cases for as long as the budget allows"
+        families = f", {'family' if len(event.families) == 1 else 'families'} {', '.join(event.families)}"
+        sampled = ", and sampled ones" if event.sampled else ""
+        return [printable(f"{event.decoder}: draws {cases}{sampled}{families if event.families else ''}")]
+    if isinstance(event, ViolationSeen):
+        symptom = event.outcome.symptom
+        listed = ", known" if symptom in known.get(event.decoder, ()) else ""
+        return [
+            printable(f"{event.decoder}: seen, not confirmed yet: {symptom}{listed} (case {event.outcome.case.id})")
+        ]
+    return []
 
 
 def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
-    """The table, then per decoder its warnings and per violation the explanation and the reproduce command.
+    """What an audit found, the most important last: there a terminal stands still.
 
+    Of one decoder its warnings, each cause with its explanation and its reproduce command, the most frequent cause
+    last, and then the verdict, a line a cause, and the page. Of several the same without explanations, then a table.
     No line is longer than the terminal is wide, but for commands, which are copied.
     """
-    width = columns()
+    width, several, blocks = columns(), len(reports) > 1, []
+    if any(beyond_claim(report) for report in reports):
+        blocks.append(f"{matrix_table(reports, width=width)}\n{wrapped(UNCLAIMED_NOTE, width)}")
+    for report, folder in zip(reports, folders, strict=True):
+        about, verdict = _about(report, width, short=several), _verdict(report, folder, width, short=several)
+        if several:
+            blocks.append("\n".join([*about, *verdict]))
+        else:
+            body = [*(["\n".join(about)] if about else []), *_causes(report, width)]
+            blocks += [*body[:-1], "\n".join([*body[-1:], *verdict])]  # no line between them: 24 are few
+    return "\n\n".join([*blocks, *([_table(reports, width)] if several else [])])
+
+
+def _table(reports: Sequence[Report], width: int) -> str:
     rows = []
     for report in reports:
         by_component: Counter[str] = Counter()
@@ -141,58 +165,104 @@ def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
             by_component[violation.component] += violation.count
         row = [report.decoder.name, report.verdict, report.cases.run]
         row += [percent(report.equivalence.exact_match), percent(report.equivalence.prefix_match)]
-        rows.append([*row, ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-"])
+        shown = ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-"
+        rows.append([*row, f"{shown} (VACUOUS)" if _vacuous(report) else shown])
     headers = ["decoder", "verdict", "cases", "exact match", "prefix match", "violations by component"]
     aligned = ("left", "left", "right", "right", "right")
-    lines = [table(rows, headers, width, colalign=aligned)]
-    if any(beyond_claim(report) for report in reports):
-        lines += ["", matrix_table(reports, width=width), wrapped(UNCLAIMED_NOTE, width)]
-    for report, folder in zip(reports, folders, strict=True):
-        lines += ["", *_details(report, folder, width)]
-    return "\n".join(lines)
+    short = ["decoder", "verdict", "cases", "exact", "prefix", "violations"]
+    return table(rows, headers, width, short, colalign=aligned)
+
+
+def _vacuous(report: Report) -> bool:
+    """Whether a warning says that the audit did not exercise what it is for."""
+    return any(warning.startswith("VACUOUS") for warning in report.warnings)
+
+
+def _verdict(report: Report, folder: str, width: int, short: bool) -> list[str]:
+    """The verdict, a line for each cause with how many cases show it, and where the page is.
+
+    ``short``: the causes are explained nowhere else, so what each means is said here.
+    """
+    name, cases, equal = report.decoder.name, report.cases, report.equivalence
+    failing = f" in {cases.violation} of" if report.verdict == "violation" and cases.violation else ","
+    line = f"{name}: {report.verdict}{failing} {many(cases.run, 'case')}"
+    line += "; VACUOUS, see the warning" if _vacuous(report) else ""
+    if equal.exact_match not in (None, 1):
+        line += f"; exact match {percent(equal.exact_match)}, prefix match {percent(equal.prefix_match)}"
+    lines = [line]
+    marks = (("", report.violations), ("DISCOVERY, ", report.discoveries), ("INCONCLUSIVE, ", report.inconclusive))
+    for mark, findings in marks:
+        for one in findings:
+            known = " (known)" if one.known else ""
+            meaning = f", {one.cause.meaning}" if short else ""
+            lines.append(f"  {mark}{many(one.count, 'case')}: {one.fingerprint}{known}{meaning}")
+    page = f", page: {folder}/report.html" if Path(folder, "report.html").is_file() else ""
+    return [wrapped(line, width) for line in [*lines, f"{name}: report in {folder}{page}"]]
+
+
+_FOREIGN_FRAMES = (f"site-packages{os.sep}", f"{Path(__file__).parents[1].name}{os.sep}")  # torch's, and eqcheck's
 
 
 def _last_frames(traceback: str) -> list[str]:
-    """The end of a traceback, where the decoder raised; the whole is in report.json."""
-    return [f"    {line}" for line in traceback.rstrip().splitlines()[-7:-1]]
+    r"""Where the decoder's own code was when it raised, and the last frame; the whole is in report.json.
+
+    >>> print("|".join(_last_frames('Traceback:\n  File "mine.py", line 3, in feed\n    x[9]\nIndexError: 9')))
+          File "mine.py", line 3, in feed|        x[9]
+    """
+    frames: list[list[str]] = []
+    for line in traceback.rstrip().splitlines():
+        if line.startswith("  File "):
+            frames.append([])
+        if frames and line.startswith("  "):
+            frames[-1].append(f"    {line}")
+    own = [frame for frame in frames if not any(part in frame[0] for part in _FOREIGN_FRAMES)]
+    shown = [*own[-1:], *(frame for frame in frames[-1:] if frame not in own[-1:])]
+    return [line for frame in shown for line in frame]
 
 
-def _details(report: Report, folder: str, width: int) -> list[str]:
-    name, run = report.decoder.name, report.cases.run
-    lines = [f"{name}: report in {folder}"]
+def _about(report: Report, width: int, short: bool) -> list[str]:
+    """What is to be known of the audit beside its findings: warnings, and (unless ``short``) what it leaves out."""
+    name = report.decoder.name
+    lines = []
     if report.corpus.replayed:
         lines.append(f"{name}: {many(report.corpus.replayed, 'stored case')} replayed, {report.corpus.failing} failing")
-    lines += [f"{name}: {line}" for line in (declined_of(report), not_taken(report)) if line]
+    lines += [f"{name}: {line}" for line in (declined_of(report), "" if short else not_taken(report)) if line]
     if (pair := report.real_pair) and not pair.rows:
         lines.append(f"{name}: not tried on trained models, {pair.first}")
     elif pair:
         lines.append(f"{name}: on trained models {pair.equivalent} of {pair.rows} rows are the target's")
         lines += ["", pair.first] if pair.first and not report.violations else []
-    lines += [f"{name}: {line}" for line in [*sampled(report)[:4], *memory(report)]]
+    lines += [f"{name}: {line}" for line in [*sampled(report)[: 1 if short else 4], *memory(report)]]
     lines += [f"{name}: WARNING {warning}" for warning in report.warnings]
-    lines = [wrapped(line, width) for line in lines]
-    for violation in report.violations:
-        known = f", {violation.in_known_words}" if violation.known else ""
-        lines += _finding(violation, f"{name}: {violation.count} of {run} cases{known}", width)
-    for discovery in report.discoveries:
+    return [wrapped(line, width) for line in lines]
+
+
+def _causes(report: Report, width: int) -> list[str]:
+    """Each cause with its explanation, the most frequent violation last."""
+    name, run = report.decoder.name, report.cases.run
+    blocks = []
+    for doubtful in reversed(report.inconclusive):
+        title = f"{name}: INCONCLUSIVE, {doubtful.count} of {run} cases; answers do not repeat"
+        blocks.append(_finding(doubtful, title, width))
+    for discovery in reversed(report.discoveries):
         families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]
         where = [f for f in families if not report.matrix[f].claimed] or [str(discovery.case.get("family", "-"))]
         title = f"{name}: DISCOVERY, {discovery.count} cases in families not claimed ({', '.join(where)})"
-        lines += _finding(discovery, title, width)
-    for doubtful in report.inconclusive:
-        title = f"{name}: INCONCLUSIVE, {doubtful.count} of {run} cases; answers do not repeat"
-        lines += _finding(doubtful, title, width)
-    return lines
+        blocks.append(_finding(discovery, title, width))
+    for violation in reversed(report.violations):
+        known = f", {violation.in_known_words}" if violation.known else ""
+        blocks.append(_finding(violation, f"{name}: {violation.count} of {run} cases{known}", width))
+    return blocks
 
 
-def _finding(finding: ReportedViolation, title: str, width: int) -> list[str]:
+def _finding(finding: ReportedViolation, title: str, width: int) -> str:
     title += " and a stored one of an earlier audit" if finding.from_corpus else ""
-    lines = ["", wrapped(title, width), _explanation(finding, width), *_last_frames(finding.traceback)]
+    lines = [wrapped(title, width), _explanation(finding, width), *_last_frames(finding.traceback)]
     lines += [wrapped(f"  Where: {statement}.", width) for statement in finding.only]
     for condition in finding.conditions[1:]:
         needs = ", ".join(condition.needs) or "the defaults"
         lines.append(f"  Also with {needs}: {condition.count} cases. {condition.reproduce}")
-    return [*lines, f"  Reproduce: {finding.reproduce}"]
+    return "\n".join([*lines, f"  Reproduce: {finding.reproduce}"])
 
 
 def _explanation(finding: ReportedViolation, width: int) -> str:
@@ -215,6 +285,8 @@ def _rare_table(check: SelfCheck) -> list[str]:
 
 def selfcheck_table(check: SelfCheck) -> str:
     """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
+    from eqcheck.memorycheck import table as memory_table  # it imports torch, which a report does not need
+
     rows = []
     for fault in check.faults:
         caught = [fault.cases_to_catch, f"{fault.seconds:.2f}"] if fault.seconds is not None else ["-", "-"]
@@ -247,6 +319,9 @@ def _sampled_table(check: SelfCheck) -> list[str]:
     """The faults of sampling: after how many tokens each was seen, and what it was named."""
     if not check.sampled:
         return []
+    from eqcheck.sampledcheck import named_as_planted
+    from eqcheck.sampledcheck import table as sampled_table
+
     lines = ["", sampled_table(check.sampled), ""]
     for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
         right, wrong, seen = named_as_planted(check.sampled, held_back)

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eqcheck.sampling.reused import normal, spent
 from eqcheck.sampling.row import Cells, Floats, SampledRow
 
 HIGHEST = 50.0
 """An e-value is cut to this; a smaller one is an e-value still."""
 WHOLE = 0.99
 """The share of an alternative that is meant whole."""
-POWERS = (0.7, 0.9, 1.1, 1.43)
-RAW_POWERS = (0.7, 1.0, 1.43)
+POWERS = (0.68, 0.92, 1.12, 1.36)
+THRESHOLDS = (0.29, 0.48, 0.73)
+RAW_POWERS = (0.74, 1.0, 1.37)
 
 SHARES: dict[str, tuple[float, ...]] = {
     "draft": (0.01, 0.03, 0.1, 0.3),  # drawn from the draft
@@ -27,6 +29,9 @@ SHARES: dict[str, tuple[float, ...]] = {
     "residual-unused": (0.5, WHOLE),  # corrections drawn from p
     "drawn-again": (WHOLE,),  # accepted where equal to a draw from p, else drawn again
     "draft-argmax": (0.05, 0.3),
+    **{f"threshold-{least}": (0.7,) for least in THRESHOLDS},  # accepted where p/q is more
+    "residual-of-before": (0.3,),  # of the draft's law a column late
+    "coin-kept": (0.3, 0.6),  # picked by the number that accepted the token before
     **{f"power-{power}": (WHOLE,) for power in POWERS},  # another temperature
     **{f"raw-{power}": (WHOLE,) for power in RAW_POWERS},  # options missing
     "argmax": (0.05, 0.3),
@@ -93,12 +98,17 @@ def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Float
     if q is not None:
         both = np.minimum(p, q)
         residual, rejected = p - both, 1 - both.sum(-1, keepdims=True)
-        total = residual.sum(-1, keepdims=True)
         found["draft"] = q
-        found["residual"] = np.where(total > 1e-12, residual / np.maximum(total, 1e-12), p)
+        found["residual"] = normal(residual, p)
         found["residual-unused"] = both + rejected * p
         found["drawn-again"] = p * (q + 1 - (p * q).sum(-1, keepdims=True))
         found["draft-argmax"] = _argmax(q)
+        for least in THRESHOLDS:
+            taken = q * (p > least * q)
+            found[f"threshold-{least}"] = taken + (1 - taken.sum(-1, keepdims=True)) * found["residual"]
+        late = np.maximum(p - row.merged(_late(row.q)), 0) if row.q is not None else residual
+        found["residual-of-before"] = normal(late, p)
+        found["coin-kept"] = spent(p, np.concatenate([[1.0], np.minimum(1.0, _ratios(row))])[:-1])
     found |= {f"power-{power}": _power(p, power) for power in POWERS}
     found |= {f"raw-{power}": raw if power == 1 else row.merged(_power(row.raw, power)) for power in RAW_POWERS}
     found["argmax"] = _argmax(p)
@@ -106,14 +116,25 @@ def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Float
     if row.first_row is not None:
         found["first-row-options"] = row.merged(row.first_row)
     found["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
-    before = row.merged(np.concatenate([row.p[:1], row.p[:-1]]))
-    before[:1] = p[:1]
-    found["prefix-before"] = before
+    found["prefix-before"] = row.merged(_late(row.p))
     found["other-rows"], found["row-before"] = _others(row, earlier), _others(row, earlier[-1:])
     for name, law in (("first-argmax", "argmax"), ("first-raw", "raw-1.0")):
         found[name] = p.copy()
         found[name][:1] = found[law][:1]
     return found
+
+
+def _late(values: Floats) -> Floats:
+    """Values ``[n, ...]``, each one place later; the first twice."""
+    return np.concatenate([values[:1], values[:-1]])
+
+
+def _ratios(row: SampledRow) -> Floats:
+    """What a coin that accepted each token was below ``[n]``; 1 where the draft does not propose it."""
+    cells = row.cells
+    assert cells.q is not None
+    of_draft = cells.q[np.arange(len(cells.x)), cells.x]
+    return np.asarray(np.divide(cells.at, of_draft, out=np.ones_like(of_draft), where=(of_draft > 0) & (cells.at > 0)))
 
 
 def _argmax(law: Floats) -> Floats:

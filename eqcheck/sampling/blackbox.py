@@ -20,14 +20,15 @@ from eqcheck.sampling.row import Floats, Ints
 
 AGAINST = 1e2
 _FLOOR = 0.002  # no hypothesis calls anything impossible: one odd token must not decide
-_FACTORS = (0.25, 0.5, 0.8, 0.9, 1.11, 1.25, 1.5, 2.0, 4.0)
-_POWERS = (0.5, 0.7, 1.43, 2.0)
+_FACTORS = (0.27, 0.53, 0.78, 0.88, 1.13, 1.3, 1.57, 1.95, 4.2)
+_POWERS = (0.51, 0.72, 1.38, 1.96)
 # Bets that say the same as a kind, in other words: they are no rivals of it.
 _SAY = {
     "draft": "over-acceptance",
     "residual": "under-acceptance",
     "residual-unused": "residual",
     "drawn-again": "residual",
+    "coin-kept": "reused-noise",
     "argmax": "target-option",
     "tighter": "target-option",
     "first-row-options": "target-option",

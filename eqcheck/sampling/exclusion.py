@@ -60,15 +60,15 @@ class Excluded:
         """The same in words.
 
         >>> Excluded("std", "draft", 1 / 30, "draft:0.1", 5000).sentence
-        'std: 5000 tokens exclude 1 token in 30 or more drawn from the draft.'
+        'std: 5000 sampled tokens would have shown 1 token in 30, or more, drawn from the draft.'
         >>> Excluded("", _WARMER, None, "", 50).sentence
-        'all regimes: 50 tokens exclude no temperature higher than asked for.'
+        'all regimes: 50 sampled tokens would have shown no temperature higher than asked for.'
         """
-        where = f"{self.regime or 'all regimes'}: {self.tokens} tokens exclude"
+        where = f"{self.regime or 'all regimes'}: {self.tokens} sampled tokens would have shown"
         if self.law in _MIXED:
             if self.size is None:
                 return f"{where} no share of tokens {WORDS[self.law]}."
-            share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)} or more"
+            share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)}, or more,"
             return f"{where} {share} {WORDS[self.law]}."
         way = "higher" if self.law == _WARMER else "lower"
         if self.size is None:

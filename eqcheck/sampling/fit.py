@@ -22,9 +22,12 @@ STRAY, WAITING = 1e-3, 10
 """Tokens that a law forbids may come this often, for a round may be read wrongly; so many count before the first."""
 
 
-def misfit(reads: list[Read], part: str, name: Name) -> float:
-    """The logarithm of the evidence that a part of the rounds does not follow the law of this name."""
-    tables = [_Acceptance(by) for by in ("chance", "column", "p")] if part == "accept" else []
+def misfit(reads: list[Read], part: str, name: Name, less: bool = False) -> float:
+    """The logarithm of the evidence that a part of the rounds does not follow the law of this name.
+
+    ``less`` looks only for draft tokens that are accepted less often than the law has it.
+    """
+    tables = [_Acceptance(by, less) for by in ("chance", "column", "p")] if part == "accept" else []
     orders = [_Order(by) for by in ("id", "likely", "draft")] if part != "accept" else []
     least = 0.0  # of a bet that the least likely token that the law allows never comes
     for read in reads:
@@ -51,8 +54,8 @@ def misfit(reads: list[Read], part: str, name: Name) -> float:
 class _Acceptance:
     """How often draft tokens are accepted, learnt for each of some groups of chances."""
 
-    def __init__(self, by: str) -> None:
-        self.by, self.log = by, 0.0
+    def __init__(self, by: str, less: bool = False) -> None:
+        self.by, self.less, self.log = by, less, 0.0
         self.ups: dict[object, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # accepted, expected, all
 
     def see(self, read: Read, t: int, chance: float) -> None:
@@ -63,6 +66,7 @@ class _Acceptance:
         # The learnt chance lies from the law's by what the group showed so far, as if two more had gone as expected.
         rate, usual = (accepted + 2 * chance) / (count + 2), (expected + 2 * chance) / (count + 2)
         learnt = min(max(_logistic(_logit(chance) + _logit(_open(rate)) - _logit(_open(usual))), 0.01), 0.99)
+        learnt = min(learnt, chance) if self.less else learnt
         taken = read.role[t] == "accepted"
         self.log += math.log((learnt if taken else 1 - learnt) / (chance if taken else 1 - chance))
         self.ups[group[self.by]] = [accepted + taken, expected + chance, count + 1]

@@ -9,12 +9,12 @@ times as likely as every other kind, and where nothing else is amiss.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.kinds import KINDS
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
 from eqcheck.sampling.row import SampledRow
@@ -27,12 +27,23 @@ PLAIN, QUIET = 1e6, 10.0  # evidence against one part, and against the others, w
 
 MANY = 8
 """Tokens without probability, fewer of which may come from anything."""
-WITHIN_THE_LAW = ("under-acceptance", "draft-law", "wrong-draft-row", "shared-noise", "reused-noise")
+WITHIN_THE_LAW = (
+    "under-acceptance",
+    "threshold-acceptance",
+    "draft-law",
+    "wrong-draft-row",
+    "shared-noise",
+    "reused-noise",
+)
 """Kinds that emit no token without probability: where there is one, they do not explain all."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")  # no words have more than one
 
 
 class Named(NamedTuple):
-    """What fits best: the kind, what was seen in words, and by which factor (its logarithm) it beats what is right."""
+    """What fits best: the kind, what was seen in words, and by which factor (its logarithm) it beats what is right.
+
+    The words are empty where several errors of the kind fit about as well.
+    """
 
     kind: str
     words: str
@@ -43,7 +54,10 @@ _OF_PARTS = {
     "draft": ("draft-law", "draft tokens do not follow the law that they are compared with"),
     "bonus": ("bonus-law", "a bonus does not follow the target's law"),
     "first": ("first-token", "the first token does not follow the target's law"),
+    "correction": ("residual", "corrections are drawn neither from the residual nor by an error that has a name"),
 }
+MUCH = 10.0
+"""Times as much (its logarithm) speaks against corrections as against acceptance where it is theirs alone."""
 
 
 def named(reads: Iterable[Read]) -> Named | None:
@@ -62,8 +76,21 @@ def named(reads: Iterable[Read]) -> Named | None:
         return Named("stray-law", "", factor)
     if not borne_out(reads, sampler):
         return Named("stray-law", "", factor)
-    clear = all(one.words == sampler.words for one in rivals if one.kind == sampler.kind)
-    return Named(sampler.kind, sampler.words if clear else KINDS[sampler.kind].meaning, factor)
+    return Named(sampler.kind, alike([one.words for one in rivals if one.kind == sampler.kind]), factor)
+
+
+def alike(words: Sequence[str]) -> str:
+    """The words of several samplers of one kind, with a range where only a number differs; empty where more does.
+
+    >>> alike(["the ratio is about 1.3 times what is right", "the ratio is about 0.95 times what is right"])
+    'the ratio is about 0.95 to 1.3 times what is right'
+    >>> alike(["the ratio is inverted", "every draft token is accepted"])
+    ''
+    """
+    if len({_NUMBER.sub("", one) for one in words}) > 1:
+        return ""
+    numbers = sorted({number for one in words for number in _NUMBER.findall(one)}, key=float)
+    return _NUMBER.sub(f"{numbers[0]} to {numbers[-1]}", words[0]) if len(numbers) > 1 else words[0]
 
 
 def argmax(rows: Iterable[SampledRow]) -> Named | None:
@@ -94,7 +121,7 @@ def borne_out(reads: list[Read], sampler: Sampler) -> bool:
 
 def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:
     """What is wrong where a right sampler explains all parts of the rounds but one, and no wrong one explains all."""
-    misfits = [wrong_parts(reads, right, QUIET) for right in rights]
+    misfits = [_by_corrections(reads, right, wrong_parts(reads, right, QUIET)) for right in rights]
     found = min(
         misfits, key=lambda parts: (sum(value >= math.log(NAMED) for value in parts.values()), sum(parts.values()))
     )
@@ -104,6 +131,18 @@ def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named
     if others or part not in _OF_PARTS or evidence < math.log(PLAIN):
         return Named("stray-law", "", max(factor, evidence))
     return Named(*_OF_PARTS[part], max(factor, evidence))
+
+
+def _by_corrections(reads: list[Read], right: Sampler, found: dict[str, float]) -> dict[str, float]:
+    """The wrong parts without acceptance where wrong corrections explain it: a refused token that they draw again.
+
+    It looks accepted then, so that draft tokens are accepted more often than is right, and never less often.
+    """
+    accept, correction = found.get("accept", 0.0), found.get("correction", 0.0)
+    far = accept > 0 and correction >= MUCH * accept
+    if far and misfit(reads, "accept", right.accept, less=True) < math.log(QUIET):
+        return {part: value for part, value in found.items() if part != "accept"}
+    return found
 
 
 def likelihood(sums: Sums, sampler: Sampler) -> float:

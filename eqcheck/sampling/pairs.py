@@ -8,11 +8,13 @@ Rows of two calls can be one case, those of the first call before those of the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from eqcheck.sampling.bets import below, logs, mixed
+from eqcheck.sampling.reused import normal
 from eqcheck.sampling.row import Bools, Floats, Ints, SampledRow
 
 LAGS = range(1, 9)
@@ -22,6 +24,8 @@ _SHARES: dict[str, tuple[float, ...]] = {
     "shared-uniform": (0.1, 0.5),  # inverse distribution functions, tokens by id
     "shared-uniform-by-p": (0.3,),  # the same, the most likely first
     "shared-race": (0.5,),  # Gumbel noise, or exponentials
+    "shared-coin": (0.4, 0.9),  # what accepts draft tokens
+    "shared-coin-first": (0.4, 0.9),  # the same, where the columns of both are surely alike: at new token 0
     **{f"own-uniform-{lag}": (0.3,) for lag in LAGS},
     **{f"own-race-{lag}": (0.3,) for lag in LAGS},
 }
@@ -29,8 +33,11 @@ _NAMED = tuple((f"{bet}:{share}", bet, share) for bet, shares in _SHARES.items()
 PAIRS: tuple[str, ...] = tuple(name for name, *_ in _NAMED)
 """Names of the alternatives: what is shared, and the share of the law that says so."""
 
+_COINS = (np.arange(16) + 0.5) / 16
+
 SHARED = {
     "twin-equal": ("shared-noise", "twin rows emit the same tokens"),
+    "shared-coin": ("shared-noise", "rows share the random numbers that accept draft tokens"),
     "shared": ("shared-noise", "rows share random numbers"),
     "own": ("reused-noise", "a row uses random numbers again"),
 }
@@ -57,9 +64,12 @@ def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = (), telling: bool
     """
     own = _Own(row, telling)
     ratios = {"twin-equal": _twin(row, earlier, telling)}
-    others = [_with(own, _Own(other, telling)) for other in earlier if other.seed is None or other.seed != row.seed]
+    apart = [_Own(other, telling) for other in earlier if other.seed is None or other.seed != row.seed]
+    others = [_with(own, other) for other in apart]
     for name in ("shared-uniform", "shared-uniform-by-p", "shared-race"):
         ratios[name] = _mean(own, others, name)
+    ratios["shared-coin"] = _coin(own, apart)
+    ratios["shared-coin-first"] = np.where(np.arange(len(row.tokens)) > 0, 1.0, ratios["shared-coin"])
     for lag in LAGS:
         pairs = [_lagged(own, lag)]
         ratios[f"own-uniform-{lag}"] = _mean(own, pairs, "shared-uniform")
@@ -86,6 +96,18 @@ class _Own:
         self.usable: Bools = row.cells.live & (row.cells.x == row.tokens)
         if telling:
             self.usable &= row.cells.at < row.cells.p.max(-1)
+
+    @cached_property
+    def of_coins(self) -> Floats:
+        """The emitted token's probability ``[n, coins]`` for each coin, over that without one."""
+        cells, index = self.cells, np.arange(len(self.cells.x))
+        if cells.q is None:
+            return np.ones((len(index), len(_COINS)))
+        ratio = np.divide(cells.p, cells.q, out=np.ones_like(cells.p), where=cells.q > 0)
+        refused = np.einsum("nv,nvc->nc", cells.q, ratio[..., None] <= _COINS)
+        left = normal(np.maximum(cells.p - cells.q, 0), cells.p)[index, cells.x][:, None]
+        accepted = cells.q[index, cells.x][:, None] * (ratio[index, cells.x][:, None] > _COINS)
+        return np.asarray((accepted + refused * left) / np.where(cells.live, cells.at, 1.0)[:, None])
 
 
 def _with(own: _Own, theirs: _Own) -> _Pair:
@@ -126,6 +148,20 @@ def _overlap(own: _Own, pair: _Pair, by_p: bool) -> tuple[Floats, Bools]:
     own_likely = np.where(own.cells.live, own.cells.at, 1.0)[pair.where]
     both = np.minimum(start + own_likely, other + pair.likely) - np.maximum(start, other)
     return np.maximum(both, 0.0) / pair.likely / own_likely, np.ones(len(start), bool)
+
+
+def _coin(own: _Own, others: Sequence[_Own]) -> Floats:
+    """Where one coin accepts the draft tokens of rows: the others' tokens tell where it lies, and it what comes here.
+
+    For a coin u the law is ``q(x) [u < p(x)/q(x)]``, and what that leaves out in proportion to (p - q)+: it sums to 1.
+    """
+    if not others:
+        return np.ones(len(own.row.tokens))
+    weights = np.ones((len(own.row.tokens), len(_COINS)))
+    for other in others:
+        shared = min(len(weights), len(other.row.tokens))
+        weights[:shared] *= np.where(other.usable[:shared, None], other.of_coins[:shared] + 0.02, 1.0)
+    return np.asarray((weights * own.of_coins).sum(-1) / weights.sum(-1))
 
 
 def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:

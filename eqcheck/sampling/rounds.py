@@ -14,17 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eqcheck.sampling import reused
+from eqcheck.sampling.reused import normal
 from eqcheck.sampling.row import Bools, Floats, Ints
 
 FLOOR = 0.005  # no law calls anything impossible: one odd token must not decide
 NEVER = 1e-6
-_NO_TIME = 1e9  # that a token without probability would take
 REJECTION, MATCH = "rejection", "match"
 BASES = ("", "options", "cuts", "temperature")
 """Whose draft's law a right sampler may draw from and compare with: the row's options, or some of them left out."""
-POWERS = (0.5, 0.7, 1.43, 2.0)
+POWERS = (0.51, 0.72, 1.38, 1.96)
 SHARP = ("greedy", "likeliest-2", "likeliest-3", "likeliest-5", "likeliest-10", "uniform")
-FACTORS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.11, 1.25, 1.43, 2.0, 4.0)
+FACTORS = (0.27, 0.38, 0.53, 0.68, 0.78, 0.88, 1.13, 1.3, 1.57, 1.95, 2.7, 4.2)
+STEPS = tuple((step + 0.5) / 26 for step in range(26))
+"""Thresholds of rules that accept without a random number; each stands for those around it."""
+
+AROUND = ("before", "behind", "first-column", "round-before", "round-before-end")
+"""The column before; that behind the draft token; the round's first; of the round before, its last token and column."""
+STALE = ("before", "first-column", "round-before", "round-before-end")
 
 FIRST = ("greedy", "options", "temperature", "cuts")
 """How a first token may be drawn, whatever the draft says."""
@@ -39,8 +46,9 @@ class Read:
 
     ``role [n]`` is as in `eqcheck.attribution.sampling.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
     ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by variant: ``""`` is right.
-    ``before`` is the target's law one place earlier, ``behind`` the one behind the draft token. ``beside`` has
-    the draft's laws of other rows and columns of the round, zeros where they are not known.
+    ``around`` has the target's laws at other places of the row, by `AROUND`; the right one where there is none.
+    ``beside`` has the draft's laws of other rows and columns of the round, zeros where they are not known. ``spent
+    [n]`` bounds the random number that accepted the draft token before, ``lowest [n]`` all of the round so far.
     """
 
     role: NDArray[np.str_]
@@ -51,9 +59,10 @@ class Read:
     first: Bools
     p: Mapping[str, Floats]
     q: Mapping[str, Floats]
-    before: Floats
-    behind: Floats
+    around: Mapping[str, Floats]
     beside: Mapping[str, Floats]
+    spent: Floats
+    lowest: Floats
 
     def of(self, part: str) -> Read:
         """The tokens that tell about a part of a round."""
@@ -162,7 +171,10 @@ def laws(read: Read, part: str) -> Iterator[tuple[Name, Floats]]:
     else:
         yield from _free(read.p)
         if part == "bonus":
-            yield ("before",), np.where((read.role == "bonus")[:, None], read.before, read.p[""])
+            behind_drafts = (read.role == "bonus")[:, None]
+            for name in STALE:
+                yield (name,), np.where(behind_drafts, read.around[name], read.p[""])
+            yield ("coin",), reused.spent(read.p[""], read.spent)
 
 
 def _free(variants: Mapping[str, Floats]) -> Iterator[tuple[Name, Floats]]:
@@ -195,12 +207,14 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
         yield (REJECTION, "", variant, ""), np.where(read.unknown(variant), any_of_them, chance)
     for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
         right = p[""] if scheme == MATCH else ratio(p[""], q[base])
-        left = _normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
+        left = normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
         for rule, chance in _rules(right, read.column):
             accepted = np.minimum(chance, 1.0)
             yield (scheme, "", base, rule), accepted + (1 - accepted) * left  # what is left may have the draft token
         for variant in FIRST:
             yield (scheme, "", base, f"first-{variant}"), np.where(read.first, p[variant], np.minimum(right, 1.0))
+        if scheme == REJECTION:
+            yield (scheme, "", base, "one-coin"), np.minimum(np.minimum(right, 1.0) / read.lowest, 1.0)
         refused = 1 - np.minimum(right, 1.0)
         for rule, law in _redrawn(read, base).items():  # a correction that is the draft token looks accepted
             yield (scheme, "", base, rule), 1 - refused + refused * law[n, d]
@@ -209,14 +223,26 @@ def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
 def _redrawn(read: Read, base: str) -> dict[str, Floats]:
     """Laws ``[n, V]`` of corrections that may be the refused draft token, by rule."""
     p = read.p[""]
-    return {
+    own = normal(np.maximum(p - read.q[base], 0), p)
+    left = {} if base else {f"again-left-{name}": _left(read, name, own) for name in _LEFT_BESIDE}
+    return left | {
         "again": p,
         "again-options": read.p["options"],
-        "again-absolute": _normal(abs(p - read.q[base]), p),
+        "again-absolute": normal(abs(p - read.q[base]), p),
         "again-argmax": _likeliest(p, 1),
-        "again-before": read.before,
-        "again-behind": read.behind,
+        "again-before": read.around["before"],
+        "again-behind": read.around["behind"],
     }
+
+
+_LEFT_BESIDE = {"before": "q-column-before", "behind": "q-next-column", "first-column": "q-first-column"}
+
+
+def _left(read: Read, where: str, own: Floats) -> Floats:
+    """What the draft leaves of the target's law in another column; the ``own`` where a round has no column before."""
+    p = read.around[where]
+    left = normal(np.maximum(p - read.beside[_LEFT_BESIDE[where]], 0), p)
+    return left if where == "behind" else np.where((read.column > 0)[:, None], left, own)
 
 
 def _rules(right: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
@@ -233,6 +259,8 @@ def _rules(right: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
     yield "later-columns", np.where(column > 0, 1.0, right)
     yield "impossible", np.where(right == 0, 0.01, right)
     yield "one-minus", 1 - right
+    for step in STEPS:
+        yield f"step-{step:g}", np.clip((right - step) / 0.04 + 0.5, 0.0, 1.0)
 
 
 def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
@@ -242,10 +270,10 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
     def without(law: Floats) -> Floats:
         law = law.copy()
         law[n, d] = 0.0
-        return _normal(law, read.p[""])
+        return normal(law, read.p[""])
 
     def residual(p: Floats, q: Floats) -> Floats:
-        return without(_normal(np.maximum(p - q, 0), p))
+        return without(normal(np.maximum(p - q, 0), p))
 
     q = read.drafts
     for variant, own in read.p.items():
@@ -272,46 +300,10 @@ def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
                 np.where((read.column > 0)[:, None], 0.7, 1.0) * without(law)
                 + (0.3 * (read.column > 0)[:, None] * read.p[""]),
             )
-        yield (REJECTION, "", base, "backwards"), _normal(np.maximum(q[base] - read.p[""], 0), left)
-        yield (REJECTION, "", base, "coin"), _of_coin(left, read.p[""][n, d], q[base][n, d])
-        yield (REJECTION, "", base, "race"), _of_race(left, q[base])
+        yield (REJECTION, "", base, "backwards"), normal(np.maximum(q[base] - read.p[""], 0), left)
+        yield (REJECTION, "", base, "coin"), reused.refusing(left, read.p[""][n, d], q[base][n, d])
+        yield (REJECTION, "", base, "race"), reused.race(left, q[base])
     yield ("", "", "", "draft"), without(read.q[""])
-
-
-def _of_coin(left: Floats, p: Floats, q: Floats) -> Floats:
-    """What a number that was not below p/q picks from what is left, by the sums of its probabilities."""
-    ratio = np.minimum(np.divide(p, q, out=np.ones_like(p), where=q > 0), 1.0)[:, None]
-    ends = np.minimum(left.cumsum(-1), 1.0)
-    starts = ends - left
-    return _normal(np.maximum(ends - np.maximum(starts, ratio), 0), left)
-
-
-def _of_race(left: Floats, q: Floats) -> Floats:
-    """What the exponential times that drew a draft token from q choose from what is left.
-
-    The draft token won at a time T, so that the times of the others are T q(v) and fresh exponentials on top
-    (memoryless): each enters the race of what is left late, at T q(v) / left(v).
-    """
-    total = np.zeros_like(left)
-    for time, weight in zip(*np.polynomial.laguerre.laggauss(8), strict=True):
-        delays = np.divide(time * q, left, out=np.full_like(left, _NO_TIME), where=left > 0)
-        total += weight * _late(left, np.minimum(delays, _NO_TIME))
-    return _normal(total, left)
-
-
-def _late(rates: Floats, delays: Floats) -> Floats:
-    """The chance ``[n, V]`` that each arrives first, of those that run at these rates from these delays on."""
-    order = np.argsort(delays, axis=-1)
-    rates, delays = np.take_along_axis(rates, order, -1), np.take_along_axis(delays, order, -1)
-    running = np.maximum(rates.cumsum(-1), 1e-300)
-    last = np.full_like(delays[:, :1], 2 * _NO_TIME)
-    gaps = np.diff(np.concatenate([delays, last], axis=-1))
-    passed = (running * gaps).cumsum(-1)
-    alive = np.exp(-np.concatenate([np.zeros_like(last), passed[:, :-1]], axis=-1))  # nobody has arrived so far
-    ends = alive * -np.expm1(-np.minimum(running * gaps, 700.0)) / running  # of each interval, per rate
-    won = np.zeros_like(rates)
-    np.put_along_axis(won, order, rates * ends[:, ::-1].cumsum(-1)[:, ::-1], -1)
-    return won
 
 
 def bounded(chance: Floats) -> Floats:
@@ -324,15 +316,10 @@ def soft(law: Floats) -> Floats:
     return np.asarray((1 - FLOOR) * law + FLOOR / law.shape[1])
 
 
-def _normal(weights: Floats, otherwise: Floats) -> Floats:
-    total = weights.sum(-1, keepdims=True)
-    return np.where(total > 1e-12, weights / np.maximum(total, 1e-12), otherwise)
-
-
 def _likeliest(law: Floats, k: int) -> Floats:
     least = np.sort(law, axis=-1)[:, -k][:, None]
-    return _normal(np.where(law >= least, law, 0.0), law)
+    return normal(np.where(law >= least, law, 0.0), law)
 
 
 def _power(law: Floats, power: float) -> Floats:
-    return _normal(np.where(law > 0, law, 0.0) ** power, law)
+    return normal(np.where(law > 0, law, 0.0) ** power, law)

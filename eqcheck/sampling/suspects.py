@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from eqcheck.sampling.rounds import BASES, FACTORS, FIRST, MATCH, POWERS, REJECTION, SHARP, Name, Read
+from eqcheck.sampling.rounds import BASES, FACTORS, FIRST, MATCH, POWERS, REJECTION, SHARP, STEPS, Name, Read
 
 _WITHOUT = {
     "temperature": "without the row's temperature",
@@ -24,11 +24,16 @@ _WITHOUT = {
     "order": "with the temperature applied behind the cuts",
     "order-first": "with the temperature applied before the cuts",
     "top-k-tighter": "with a top-k that is less by one",
+    "top-k-looser": "with a top-k that is greater by one",
     "top-p-tighter": "with a top-p that cuts one token too many",
     "top-k-greedy": "as if a row with a top-k were greedy",
     "greedy-beside": "as if a row beside a greedy one were greedy",
     "first-row": "with the options of the first row",
     "first-row-temperature": "with the temperature of the first row",
+    "first-row-top-k": "with the top-k of the first row",
+    "first-row-top-p": "with the top-p of the first row",
+    "first-row-min-p": "with the min-p of the first row",
+    "greatest-top-k": "with the greatest top-k of all rows",
     "next-row": "with the options of the next row",
     "row-before": "with the options of the row before",
 }
@@ -39,7 +44,19 @@ BESIDE = {
     "q-first-row": "the first row",
     "q-next-column": "the next column",
     "q-column-before": "the column before",
+    "q-first-column": "the first column",
+    "q-last-column": "the last column",
     "q-round-before": "the round before",
+}
+
+
+LEFT = {"before": "the column before", "behind": "the column behind", "first-column": "the first column"}
+"""Other columns whose residual may be taken, that of the target's law and the draft's."""
+_STALE = {
+    "before": ("bonus-column", "the column before"),
+    "first-column": ("bonus-column", "the first column of the round"),
+    "round-before": ("stale-bonus", "the law of the last token of the round before"),
+    "round-before-end": ("stale-bonus", "the law of the last column of the round before"),
 }
 
 
@@ -172,6 +189,10 @@ def _wrong_rule(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
         if factor < 1:
             words = f"draft tokens are accepted about {factor:.2g} times as often as is right"
             yield accepting(kind, words, f"then-times-{factor:g}")
+    compared = "its ratio" if scheme == REJECTION else "its probability"
+    for step in STEPS:
+        words = f"a draft token is accepted where {compared} exceeds about {step:.2g}: no random number decides"
+        yield accepting("threshold-acceptance", words, f"step-{step:g}")
     for rule, what in (
         ("likeliest", "the likeliest of what the draft left of the target's law"),
         ("backwards", "drawn from what the target leaves of the draft's law"),
@@ -185,6 +206,13 @@ def _wrong_rule(right: Sampler, scheme: str, base: str) -> Iterator[Sampler]:
     if scheme == REJECTION:
         words = "the random number that refused the draft token picks the correction"
         yield right._replace(kind="reused-noise", words=words, correction=(scheme, "", base, "coin"))
+        coin = (scheme, "", base, "coin")
+        words = "the random number that refused a draft token, or accepted the last, picks the correction and the bonus"
+        yield right._replace(kind="reused-noise", words=words, correction=coin, bonus=("coin",))
+        words = "the random number that accepted the last draft token picks the bonus"
+        yield right._replace(kind="reused-noise", words=words, bonus=("coin",))
+        words = "one random number decides on all draft tokens of a round"
+        yield right._replace(kind="reused-noise", words=words, accept=(scheme, "", base, "one-coin"))
         words = "the random numbers that drew the draft token draw the correction"
         yield right._replace(kind="reused-noise", words=words, correction=(scheme, "", base, "race"))
 
@@ -197,13 +225,19 @@ def _redrawn(right: Sampler, base: str) -> Iterator[Sampler]:
         ("again-absolute", "residual", "from the absolute difference of the laws"),
         ("again-before", "correction-column", "from the column before"),
         ("again-behind", "correction-column", "from the column behind"),
+        *((f"again-left-{name}", "correction-column", f"from the residual of {where}") for name, where in LEFT.items()),
     ):
+        elsewhere = rule.startswith("again-left")  # in the first column it may be the right one: the bonus must be, too
+        if elsewhere and (base or right.accept[0] == MATCH):
+            continue
         if right.accept[0] == MATCH and rule == "again":
             words = "a refused draft token may be drawn again"
         else:
             words = f"corrections are drawn {what}"
         accept = (*right.accept[:3], rule)
-        yield right._replace(kind=kind, words=words, accept=accept, correction=("", "", base, rule), bonus=())
+        bonus = ("",) if elsewhere else ()
+        correction = ("", "", base, rule)
+        yield right._replace(kind=kind, words=words, accept=accept, correction=correction, bonus=bonus)
     accept, correction = (*right.accept[:3], "again-argmax"), ("", "", base, "again-argmax")
     words = "corrections are the target's likeliest"
     yield right._replace(kind="residual", words=words, accept=accept, correction=correction, bonus=())
@@ -221,4 +255,5 @@ def _wrong_end(right: Sampler) -> Iterator[Sampler]:
         how = f"at {1 / power:.2g} times the temperature"
         yield right._replace(kind="bonus-law", words=f"a bonus is drawn {how}", bonus=(f"power-{power}",))
         yield right._replace(kind="first-token", words=f"the first token is drawn {how}", first=(f"power-{power}",))
-    yield right._replace(kind="bonus-column", words="a bonus is drawn from the column before", bonus=("before",))
+    for name, (kind, where) in _STALE.items():
+        yield right._replace(kind=kind, words=f"a bonus is drawn from {where}", bonus=(name,))

@@ -1,22 +1,25 @@
 """Worker processes for decoders: one that crashes, hangs or eats memory loses its process, and the audit goes on.
 
-A worker is forked from a server that has imported torch and transformers, so that a fresh one is there in a tenth of a
-second. The two sides talk over a pipe: the worker says when a decoder begins and ends, and the other side kills it,
-with all its children, when it takes longer than it may. Where the platform has no fork server or no memory limit,
-workers start slowly or run without the limit.
+A worker is forked from the process of the audit, or from a server that has imported torch and transformers, so that a
+fresh one is there in a tenth of a second. The two sides talk over a pipe: the worker says when a decoder begins and
+ends, and the other side kills it, with all its children, when it takes longer than it may. Where the platform has no
+fork server or no memory limit, workers start slowly or run without the limit.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,11 +29,11 @@ import numpy as np
 import torch
 
 from eqcheck import registry
-from eqcheck.contract import Generate, Request, hook
+from eqcheck.contract import Decoder, Generate, Request, hook
 from eqcheck.limits import CASE_TIMEOUT
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.workers.local import TryCase, set_up
-from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group
+from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group, unguarded
 
 try:
     import resource
@@ -58,6 +61,8 @@ class MemoryLimit(Exception):
 class Forked(ProcessWorker):
     """A decoder in a process forked from one that has imported all it needs; ``task`` decodes and judges a case there.
 
+    ``decoder`` is a spec, which the process loads, or a decoder as it was loaded here: then the process is forked from
+    this one, which has to be `forkable`.
     ``scattered``: global random generators begin elsewhere in each process, so that a decoder that draws from them does
     not look deterministic.
 
@@ -68,9 +73,11 @@ class Forked(ProcessWorker):
     'equivalent'
     """
 
-    def __init__(self, spec: str, limits: Limits, task: TryCase, *, scattered: bool = False) -> None:
+    def __init__(self, decoder: str | Decoder, limits: Limits, task: TryCase, *, scattered: bool = False) -> None:
         super().__init__(limits.timeout)
-        self._arguments = (spec, limits, task, scattered)
+        self._arguments = (decoder, limits, task, scattered)
+        if isinstance(decoder, str):
+            context(task.__module__)  # the server ends with the thread that starts it: not one of a pool
         self._process: BaseProcess | None = None
         self._pipe: Connection
 
@@ -79,14 +86,17 @@ class Forked(ProcessWorker):
         return self._process is not None
 
     def start(self) -> None:
-        with _starting, _main_left_alone():
-            begin = context(self._arguments[2].__module__)
+        decoder, _, task, _ = self._arguments
+        with _starting, main_left_alone(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which `forkable` has looked at
+            begin = context(task.__module__) if isinstance(decoder, str) else multiprocessing.get_context("fork")
             self._pipe, theirs = begin.Pipe()
-            process = begin.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
+            process = begin.Process(target=_serve, args=(theirs, *self._arguments))
             process.start()
             self._process = process
+            guard_group(process.pid)
             theirs.close()
-        self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")
+        self.version = self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")[1]
 
     def stop(self) -> None:
         if self.running:
@@ -145,12 +155,37 @@ def context(*modules: str) -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload([__name__, *modules, "eqcheck.hashlm", "transformers.generation.utils"])
+    forking.set_forkserver_preload(["eqcheck.workers.server", *modules])
+    forkserver.ensure_running()
     return forking
 
 
+def _native_threads() -> int:
+    """How many threads the process has that Python did not start; 0 where the platform does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task")) - threading.active_count()
+    except OSError:
+        return 0
+
+
+_OF_IMPORTS = _native_threads()  # those of numpy and torch, which are safe to fork
+_SHOWING = ("rich", "eqcheck")  # modules of threads that no decoder waits for
+
+
+def forkable() -> bool:
+    """Whether a decoder that was loaded here runs in a process forked from this one.
+
+    It does not where it may wait for a thread, or for a device, that a forked process lacks.
+    """
+    if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    known = all(type(thread).__module__.partition(".")[0] in _SHOWING for thread in threads)
+    return known and _native_threads() <= _OF_IMPORTS
+
+
 @contextmanager
-def _main_left_alone() -> Iterator[None]:
+def main_left_alone() -> Iterator[None]:
     """Keep a new process from running the main module again: a worker needs nothing of it, and a script may be it."""
     main = sys.modules["__main__"]
     named = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
@@ -161,20 +196,27 @@ def _main_left_alone() -> Iterator[None]:
         vars(main).update(named)
 
 
-def _serve(pipe: Connection, spec: str, limits: Limits, task: TryCase, scattered: bool) -> None:
+def _serve(pipe: Connection, decoder: str | Decoder, limits: Limits, task: TryCase, scattered: bool) -> None:
     """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    if isinstance(decoder, str):
+        decoder = registry.load(decoder)
+    else:
+        unguarded()
+        gc.freeze()  # or each collection copies the memory shared with the audit
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for a debugger in the decoder
+        for name, number in (("stdout", 1), ("stderr", 2)):  # a thread of the audit may have held the lock of its own
+            setattr(sys, name, open(number, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False))  # noqa: SIM115
     if scattered:
         torch.seed()
         random.seed()
         np.random.seed()
-    warnings: list[str] = []
-    decoder = registry.load(spec)
-    with set_up(decoder, warnings) as generate:
+    said: list[str] = []
+    with set_up(decoder, said) as generate:
         ceiling = _held() + limits.memory if limits.memory and resource else None
-        pipe.send(("ready",))
+        pipe.send(("ready", str(hook(generate, "version"))))
         while (work := pipe.recv()) is not None:
             case, timeout, opinion = work
             outcome: Outcome | BaseException
@@ -183,7 +225,7 @@ def _serve(pipe: Connection, spec: str, limits: Limits, task: TryCase, scattered
             except Exception as error:
                 outcome = error
             pipe.send(("outcome", outcome, hook(generate, "note")))
-    pipe.send(("closed", warnings))
+    pipe.send(("closed", said))
 
 
 def _announced(generate: Generate, pipe: Connection, ceiling: int | None) -> Generate:

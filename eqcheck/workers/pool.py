@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from queue import SimpleQueue
 from threading import Event
@@ -12,18 +13,46 @@ from typing import Any
 
 import torch
 
+from eqcheck.contract import Decoder
+from eqcheck.errors import UsageError
 from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
+from eqcheck.workers.forked import Forked, Limits, forkable
+from eqcheck.workers.local import InProcess, TryCase, set_up
 from eqcheck.workers.process import ProcessWorker
+from eqcheck.workers.runner import OneByOne, Runner
 
 
-class Workers:
+@contextmanager
+def decoding(
+    decoder: Decoder, limits: Limits, task: TryCase, said: list[str], *, isolate: bool = False, jobs: int = 1
+) -> Iterator[Runner]:
+    """What decodes and judges cases: worker processes, which can be ended whatever the decoder does.
+
+    A decoder that no spec names runs in this process, which can only be interrupted. ``said`` gets the warnings.
+    """
+    if isolate and not decoder.spec:
+        raise UsageError(f"decoder {decoder.name!r}: only one that a spec names can be isolated")
+    if not decoder.spec:
+        torch.set_num_threads(1)
+        with set_up(decoder, said) as generate:
+            yield InProcess(generate, task, limits.timeout)
+        return
+    loaded = decoder if jobs == 1 and not isolate and forkable() else decoder.spec
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Forked(loaded, limits, task)) for _ in range(jobs)]
+        yield Workers(workers)
+    said += dict.fromkeys(warning for worker in workers for warning in worker.warnings)
+
+
+class Workers(OneByOne):
     """A decoder in worker processes. ``batch`` cases are handed to one at a time.
 
     ``ahead``: while a process decodes, what it decoded before is judged here, and what comes next is drawn.
     """
 
     def __init__(self, workers: Sequence[ProcessWorker], *, batch: int = 10, ahead: bool = False) -> None:
-        self.workers, self.given_up = list(workers), set[str]()
+        super().__init__()
+        self.workers = list(workers)
         self._batch, self._threads = batch, len(self.workers) + ahead
 
     @property
@@ -43,7 +72,7 @@ class Workers:
 
     def outcomes(self, cases: Iterable[Any]) -> Iterator[Outcome]:
         if self._threads == 1:
-            yield from (self.try_case(case) for case in cases if case.family not in self.given_up)
+            yield from super().outcomes(cases)
             return
         idle: SimpleQueue[ProcessWorker] = SimpleQueue()
         for worker in self.workers:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from eqcheck.outcome import History, Outcome
@@ -123,10 +126,55 @@ class ProcessWorker:
         return True
 
 
+_GUARD = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    groups ^= {int(line)}
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+_guarding = threading.Lock()
+
+
+@cache
+def _guard(process: int) -> int:
+    """A pipe to a guard of this ``process``: when the pipe ends, so does each process group that was written to it.
+
+    It needs nothing of the processes that it ends, whatever their decoders do.
+    """
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-I", "-S", "-c", _GUARD]
+    actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in (1, 2))]
+    os.posix_spawn(command[0], command, os.environ, file_actions=actions, setpgroup=0)
+    os.close(theirs)
+    return ours
+
+
+def unguarded() -> None:
+    """Let go of the guard of the process that this one was forked from, or the guard would wait for this one, too."""
+    if _guard.cache_info().currsize:
+        with suppress(OSError):
+            os.close(_guard(os.getppid()))
+        _guard.cache_clear()
+
+
+def guard_group(pid: int | None) -> None:
+    """Have a process group end with this process, however that ends; called again, no more."""
+    if pid and hasattr(os, "posix_spawn"):
+        with _guarding, suppress(OSError):
+            os.write(_guard(os.getpid()), b"%d\n" % pid)
+
+
 def kill_group(pid: int | None) -> None:
     """Kill a process and its children, where it leads a group of its own."""
-    with suppress(OSError):
-        os.killpg(pid or 0, signal.SIGKILL)
+    if pid:
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        guard_group(pid)
 
 
 def ended(code: int | None) -> Lost:

@@ -30,3 +30,18 @@ class Runner(Protocol):
 
     def renew(self) -> bool:
         """Have the next case decoded by a decoder that has decoded nothing yet; False where that cannot be."""
+
+
+class OneByOne:
+    """A `Runner` that decodes one case after the other."""
+
+    def __init__(self) -> None:
+        self.given_up = set[str]()
+
+    def try_case(self, case: Any, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
+        raise NotImplementedError
+
+    def outcomes(self, cases: Iterable[Any]) -> Iterator[Outcome]:
+        for case in cases:
+            if case.family not in self.given_up:
+                yield self.try_case(case)

@@ -28,7 +28,7 @@ _HERE = Path(__file__).resolve().parents[1]
 
 def serve(spec: str, target: str, draft: str) -> None:
     """Answer requests until standard input ends."""
-    _die_with_parent()
+    _watch_parent()
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -41,12 +41,13 @@ def serve(spec: str, target: str, draft: str) -> None:
     from eqcheck import registry
     from eqcheck.contract import Request, RowOptions, hook
     from eqcheck.errors import Unsupported
+    from eqcheck.requirements import Guarded
 
     try:
         decoder = registry.load(spec)
         pair: tuple[Any, Any] = (target, draft) if decoder.checkpoints else _models(target, draft)
         running = decoder.running()
-        generate = running.__enter__()
+        generate = Guarded(running.__enter__(), decoder.requires)
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
         return
@@ -115,11 +116,15 @@ def _no_grad(checkpoints: bool) -> Any:
     return torch.no_grad()
 
 
-def _die_with_parent() -> None:
-    """End this process and its children when the parent ends, however that ends."""
-    parent = os.getppid()
+def end_with_parent() -> None:
+    """End this process when the thread that started it ends, however that ends; on Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: holds while an engine keeps the interpreter
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: holds while the interpreter is kept busy
+
+
+def _watch_parent() -> None:
+    """End this process and its children when the parent ends; it may take a moment."""
+    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -130,5 +135,6 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder holds modules of eqcheck
+    if sys.path[:1] == [str(Path(__file__).resolve().parent)]:  # PYTHONSAFEPATH leaves it out
+        sys.path.pop(0)  # this file's folder holds modules of eqcheck
     serve(*sys.argv[1:])

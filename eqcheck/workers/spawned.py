@@ -21,7 +21,7 @@ from eqcheck.errors import UsageError
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line, printable
 from eqcheck.verdict import crash
-from eqcheck.workers.process import Lost, ProcessWorker, ended, kill_group
+from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group
 
 SERVE = Path(__file__).with_name("serve.py")
 _SET_UP_S = 300.0  # for an engine to be imported, or to load a checkpoint under new settings
@@ -110,6 +110,7 @@ class Spawned(ProcessWorker):
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
         )
+        guard_group(self._process.pid)
         self._lines = queue.SimpleQueue()
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         message = self._receive(_SET_UP_S)

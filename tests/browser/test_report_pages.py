@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pages import HOSTILE, a_story, filled, many_causes, told
 
+from eqcheck.findings import OtherCase
 from eqcheck.report.compare import compare
 from eqcheck.report.html import to_html
 from eqcheck.report.html.report import compared_to_html
@@ -30,7 +32,24 @@ def test_a_report_is_shown_without_complaint_and_fits(opened: Opened, name: str,
     assert not page.evaluate(TOO_WIDE)
     assert page.locator("h1").first.is_visible()
     assert page.locator(".verdict .violation").bounding_box()["y"] < 300, "the verdict is on the first screen"
-    assert page.locator(".exercised li").first.bounding_box()["y"] < (900 if width > 1000 else 1400)
+    assert page.locator("article h2").first.bounding_box()["y"] < (900 if width > 1000 else 1400)
+    assert not page.locator(".exercised").first.is_visible(), "what was exercised is folded"
+    page.locator("summary", has_text="Exercised").first.click()
+    assert page.locator(".exercised").first.is_visible()
+
+
+def test_other_failing_cases_are_walked_one_at_a_time(opened: Opened) -> None:
+    shown = told("showcase/bsp", a_story())
+    cause = shown.violations[0]
+    others = tuple(OtherCase(cause.case, f"case {n} here", n, 3, 7, None) for n in range(3))
+    page = opened(to_html(replace(shown, violations=(replace(cause, others=others),))), 1600)
+    page.locator("[data-walk] > summary").click()
+    for button, case in (("", 1), ("Next →", 2), ("Next →", 3), ("Next →", 1), ("← Previous", 3)):
+        if button:
+            page.locator("[data-walk] button", has_text=button).click()
+        visible = [one for one in page.locator("[data-other]").all() if one.is_visible()]
+        assert [one.get_attribute("aria-label") for one in visible] == [f"Other failing case {case}"]
+    assert page.complaints == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -76,7 +95,7 @@ def test_twenty_causes_open_within_a_second(opened: Opened) -> None:
 
 def test_without_scripts_everything_is_there(opened: Opened) -> None:
     page = opened(report(), java_script_enabled=False)
-    for said in ("position/query-position", "265 of 300 cases fail", "eqcheck replay"):
+    for said in ("position/query-position", "263 of 300 cases fail", "eqcheck replay"):
         assert page.get_by_text(said).first.is_visible()
     assert page.locator("article .grid").first.is_visible()
     assert page.locator(".holds th[title]").first.get_attribute("title").startswith("slot 0: position 0, id 100")

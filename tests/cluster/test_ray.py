@@ -184,5 +184,5 @@ def test_an_address_that_does_not_answer_is_one_message(monkeypatch: pytest.Monk
     start = time.monotonic()
     with pytest.raises(UsageError, match=r"--ray 127\.0\.0\.1:9: expected a Ray cluster that answers") as error:
         check_answers("127.0.0.1:9")
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 300, "a guard against a hang"
     assert len(str(error.value).splitlines()) == 1

@@ -21,7 +21,7 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.case import Case
-from eqcheck.contract import TAKEN, Decoder
+from eqcheck.contract import TAKEN, Decoder, Generate
 from eqcheck.drawing import Chance, Choices
 from eqcheck.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.harness import run
@@ -35,8 +35,9 @@ from eqcheck.plain import printable
 from eqcheck.pytest_plugin import SEED
 from eqcheck.requirements import refused
 from eqcheck.text import render
-from eqcheck.workers.forked import Limits
+from eqcheck.workers.forked import Forked, Limits, forkable
 from eqcheck.workers.local import InProcess
+from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 
 Variants = Callable[[Case, Choices, Decoder], Iterable[Case]]
@@ -60,24 +61,26 @@ class Law:
 
 @dataclass
 class Found:
-    """What a law's cases gave: how many tested it, those passed over by reason, and failing ones by fingerprint."""
+    """What a law's cases gave: how many tested it, those passed over by reason, and failing ones by fingerprint.
+
+    ``elsewhere`` are the faults with the law that fails by them in place of this one.
+    """
 
     tested: int = 0
     decoded: int = 0
     passed_over: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
+    elsewhere: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 
 
-class _Closer(InProcess):
-    """Finds fault also with right tokens, where no query of the target stands behind them."""
-
-    def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
-        outcome = super().try_case(case, timeout, opinion=opinion)
-        if outcome.explanation or outcome.declined:
-            return outcome
-        unseen = Reader(run(self.generate, case, self.timeout)).unseen()
-        return replace(outcome, status="violation", explanation=unseen) if unseen else outcome
+def _try_closer(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Find fault also with right tokens, where no query of the target stands behind them."""
+    outcome = try_case(generate, case, timeout, opinion=opinion)
+    if outcome.explanation or outcome.declined:
+        return outcome
+    unseen = Reader(run(generate, case, timeout)).unseen()
+    return replace(outcome, status="violation", explanation=unseen) if unseen else outcome
 
 
 class Examination:
@@ -89,7 +92,7 @@ class Examination:
         self._log: list[Case] = []  # what was decoded in this process
         self._slowest = 0.0
         self._settled: dict[tuple[str | None, bool], Outcome | None] = {}
-        self._explained: dict[tuple[str, bool], str] = {}  # under which law
+        self._failing: dict[str, str] = {}  # which law fails by a fault
 
     def of(self, name: str) -> Found:
         """What the law of this name found; it is examined once."""
@@ -124,10 +127,15 @@ class Examination:
         return Source(SEED, decoder.families, decoder.padding_sides, states, decoder.requires, shard=shard)
 
     def _examine(self, law: Law) -> Found:
+        """Examine a law in a process that can be ended; in this one, where a forked one would lack what is here."""
+        task = _try_closer if law.look == "query" else try_case
+        if not forkable():
+            return self._examined(law, InProcess(self.decoder.function, task, CASE_TIMEOUT, log=self._log))
+        with Forked(self.decoder, Limits(CASE_TIMEOUT), task) as worker:
+            return self._examined(law, Workers([worker]))
+
+    def _examined(self, law: Law, runner: Runner) -> Found:
         found, source = Found(), self._source(law)
-        runner = (_Closer if law.look == "query" else InProcess)(
-            self.decoder.function, try_case, CASE_TIMEOUT, log=self._log
-        )
         for number, case in enumerate(merged([source], self.count)):
             choose = Chance(Random(f"eqcheck {SEED} {law.name} {number}"))
             for variant in law.variants(case, choose, self.decoder):
@@ -155,8 +163,8 @@ class Examination:
         request = f"prompts {first.case.prompts}, max_new_tokens {first.case.max_new_tokens}"
         return f"the same request gave {answers[0]} and then {answers[1]}\n  {request}\n{self._again(law)}"
 
-    def _fails(self, law: Law, outcome: Outcome, source: Source, runner: InProcess, found: Found) -> str:
-        """What is wrong with an outcome; empty where nothing is, or what the decoder declares."""
+    def _fails(self, law: Law, outcome: Outcome, source: Source, runner: Runner, found: Found) -> str:
+        """What is wrong with an outcome; empty where nothing is, or what is declared, or fails another law."""
         if outcome.explanation is None:
             return ""
         right = outcome.exact_match == 1.0  # and only the calls show that something is wrong
@@ -168,6 +176,10 @@ class Examination:
         found.seen.update({fingerprint, str(outcome.fingerprint)})
         if fingerprint in self.decoder.known:
             return ""
+        first = self._failing.setdefault(fingerprint, law.name)
+        if first != law.name:
+            found.elsewhere[fingerprint] = first
+            return ""
         if settled is None:
             return (
                 "a request failed, and did not fail in the same way when it was decoded again: the decoder is not "
@@ -175,9 +187,6 @@ class Examination:
                 f"  `eqcheck audit --adapter {self._spec}` tells which. The first time:\n\n{_told(outcome)}"
             )
         lines = [_told(settled), *(f"  Known, and seen as well: {one}" for one in self.known(found))]
-        first = self._explained.setdefault((fingerprint, right), law.name)
-        if first != law.name:
-            lines[0] = f"{lines[0].splitlines()[0]}\n  Explained where {first} fails."
         if right:  # `eqcheck replay` judges tokens, and would call this fixed
             lines.append("  The tokens are right: only the calls of the target show this.")
         return "\n".join([*lines, self._again(law) if right else self._stored(settled)])

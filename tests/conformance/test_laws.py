@@ -1,7 +1,8 @@
 """The laws of a batch speculative decoder, over the families and padding sides it claims.
 
-A failure's text is the oracle's explanation of the smallest case found. A law whose only failures the decoder declares
-as known is expected to fail: the other cases still guard it. Cases that the decoder declines, or that do not meet what
+A failure's text is the oracle's explanation of the smallest case found. One fault fails one law: others that show no
+other fault are skipped, and name that law. A law whose only failures the decoder declares as known is expected to fail:
+the other cases still guard it. Cases that the decoder declines, or that do not meet what
 it requires, are passed over, and said so; a law is skipped where none is left that tests it.
 """
 
@@ -16,7 +17,8 @@ from eqcheck.case import Case
 from eqcheck.contract import Decoder
 from eqcheck.drawing import VOCAB_SIZE, Choices
 from eqcheck.harness import truth_of
-from eqcheck.pytest_plugin import KNOWN, PASSED_OVER
+from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated
+from eqcheck.verdict import many
 
 from .examination import Examination, Found, Law, Needs, Variants
 
@@ -63,6 +65,12 @@ def _tell(decoder: Decoder, law: Law, examination: Examination, node: pytest.Ite
         pytest.fail(found.failure, pytrace=False)
     if skip:
         pytest.skip(told)
+    if found.elsewhere:
+        same = (
+            f"same fault as {first}, which explains it ({fault} in {found.seen[fault]} of {found.decoded} cases)"
+            for fault, first in found.elsewhere.items()
+        )
+        pytest.skip(f"{law.name}: {'; '.join(same)}")
     if known:
         pytest.xfail(
             ", ".join(f"{one} in {n} of {found.decoded} cases, {decoder.known[one]}" for one, n in known.items())
@@ -144,10 +152,18 @@ def test_every_query_saw_its_row(case: Case, choose: Choices, decoder: Decoder) 
 
 
 def test_known_faults_still_show(
-    decoder: Decoder, known_fault: str, examination: Examination, record_property: Callable[[str, str], None]
+    decoder: Decoder,
+    known_fault: str,
+    examination: Examination,
+    record_property: Callable[[str, str], None],
+    pytestconfig: pytest.Config,
 ) -> None:
-    """What the decoder declares as known is still seen in a case of some law."""
-    if examination.shows(known_fault):
+    """What is known of the decoder is still seen in a case of some law; what a file lists is not past its day."""
+    shows = examination.shows(known_fault)
+    gone = "" if shows else None if examination.too_few() else many(examination.decoded, "case")
+    if why := outdated(pytestconfig, decoder.name, known_fault, gone):
+        pytest.fail(why, pytrace=False)
+    if shows:
         return
     if not examination.decoded:
         pytest.skip("no case was decoded")

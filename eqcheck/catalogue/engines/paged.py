@@ -64,3 +64,34 @@ class PagedSmall(Paged):
     """A paged cache in blocks of 4 slots, so that most rows have several."""
 
     size = 4
+
+
+class Prefixed(Paged):
+    """A paged cache whose full blocks are found again by the text up to their end, and shared by later rows."""
+
+    def begin(self) -> None:
+        self.known: dict[tuple[int, ...], int] = {}
+        super().begin()
+
+    def join(self, i: int) -> None:
+        text, memory = self.rows[i][:-1], self.verifier
+        ends = [] if memory.lengths[i] else range(self.size, len(text) + 1, self.size)
+        for end in ends:
+            if (block := self.known.get(self.key(text, end))) is None:
+                break
+            memory.adopt(i, block)
+        for piece in pieces(text[memory.lengths[i] :], self.request.prefill_chunk or len(text)):
+            if piece:
+                self.prefill(i, piece, 0)
+        for end, block in zip(ends, memory.tables[i], strict=False):
+            self.known.setdefault(self.key(text, end), block)
+
+    def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
+        """By what the block that ends there is found."""
+        return tuple(text[:end])
+
+
+class PrefixedSmall(Prefixed):
+    """As `Prefixed`, in blocks of 8 slots."""
+
+    size = 8

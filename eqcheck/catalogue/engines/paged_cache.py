@@ -93,6 +93,12 @@ class PagedModel(Handling):
         self.holders[block] += 1
         return block
 
+    def adopt(self, i: int, block: int) -> None:
+        """Let a request go on with a full block that another one wrote."""
+        self.tables[i].append(block)
+        self.holders[block] += 1
+        self.lengths[i] += self.cache.size
+
     def reserve(self, i: int, count: int) -> None:
         """Blocks for ``count`` tokens more of a request, of which it shares none with another."""
         table, size, start = self.tables[i], self.cache.size, self.places(i)

@@ -108,6 +108,16 @@ class SliceByFirstNonPad(RoundEngine):
         return next((n for n, token in enumerate(prompt) if token != self.request.pad_token_id), len(prompt))
 
 
+@planted("realigned per_row", "continuous", no_edit="no edit returns a part of the prompt")
+@fault("T17-start-counted-without-pads", "bookkeeping/prompt-in-output", EQSPEC)
+class StartCountedWithoutPads(RoundEngine):
+    """New tokens are taken to begin behind as many ids as the prompt has that are not the pad id."""
+
+    def outputs(self) -> Rows:
+        pad, prompts = self.request.pad_token_id, self.request.prompts
+        return [row[sum(token != pad for token in prompt) :] for row, prompt in zip(self.rows, prompts, strict=True)]
+
+
 @planted("realigned per_row", rows=2, edit="rows-swapped")
 @fault("T18-sorted-order", "bookkeeping/row-swap", EQSPEC)
 class SortedOrder(RoundEngine):
@@ -136,6 +146,16 @@ class FinishedRowPadded(RoundEngine):
     def outputs(self) -> Rows:
         out = super().outputs()
         return [row + [self.request.pad_token_id] * (max(map(len, out)) - len(row)) for row in out]
+
+
+@planted("realigned per_row", "packed", edit="ends-early")
+@fault("T28-no-room-for-a-block", "bookkeeping/premature-stop", EQSPEC)
+class NoRoomForABlock(RoundEngine):
+    """A row ends where fewer than K + 1 tokens are left to its limit."""
+
+    def finished(self, i: int, drafts: Sequence[int]) -> bool:
+        room = self.limit(i) - len(self.rows[i])
+        return super().finished(i, drafts) or room <= self.request.num_draft_tokens
 
 
 @planted("realigned", "continuous", rows=3, edit="ends-early")

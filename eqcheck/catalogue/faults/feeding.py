@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.batch_cache import REJECTED, BatchCache
 from eqcheck.catalogue.engines.batched import Batched
 from eqcheck.catalogue.engines.continuous import Continuous
-from eqcheck.catalogue.engines.engine import Rows, left_padded
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.paged import Paged
 from eqcheck.catalogue.engines.paged_cache import PagedModel
 from eqcheck.catalogue.engines.plain import Uncached
@@ -241,3 +241,44 @@ class PromptCut:
         def join(self, i: int) -> None:
             cast(Stretched, self.verifier).skip(i, max(0, self.starts[i] - 12))
             super().join(i)
+
+
+@planted("per_row", "continuous paged", cache_states=("chunked",), no_edit=HANDED)
+@fault("T29-first-piece-answered", "bookkeeping/unfinished-prompt", issue("vllm-project/vllm", 43996))
+class FirstPieceAnswered:
+    """The answer behind the first piece of a prompt is committed as the first new token."""
+
+    class InRows(PerRow):
+        def prefill(self, i: int, piece: list[int]) -> None:
+            first = self.lengths[i] == self.request.prefix_length
+            note(self, i, self.feed(i, piece), first)
+
+        def verify(self, drafts: Rows) -> Rows:
+            return noted(self, super().verify(drafts))
+
+    class OfRow(Continuous):
+        def prefill(self, i: int, piece: list[int], number: int) -> None:
+            self.calls += 1
+            note(self, i, self.verifier.feed([i], [piece])[0], not number)
+
+        def verify(self, drafts: Rows) -> Rows:
+            return noted(self, super().verify(drafts))
+
+    class OfBlocks(Paged):
+        def prefill(self, i: int, piece: list[int], number: int) -> None:
+            note(self, i, self.verifier.feed([i], [piece])[0], not number)
+
+        def verify(self, drafts: Rows) -> Rows:
+            return noted(self, super().verify(drafts))
+
+
+def note(engine: RoundEngine, i: int, logits: torch.Tensor, first: bool) -> None:
+    """Keep the answer behind the first piece of a row's prompt."""
+    if first:
+        vars(engine).setdefault("early", {})[i] = int(logits[-1].argmax())
+
+
+def noted(engine: RoundEngine, predicted: Rows) -> Rows:
+    """The predictions, with the answers that were kept in the place of the first ones."""
+    early: dict[int, int] = vars(engine).pop("early", {})
+    return [[early.get(i, row[0]), *row[1:]] for i, row in zip(engine.active, predicted, strict=True)]

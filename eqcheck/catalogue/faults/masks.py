@@ -234,6 +234,21 @@ class FirstTokenHidden:
             return visible & ((torch.arange(visible.shape[2]) > 0) | (at[:, :1, None] == 0))
 
 
+@planted("packed pooled", "paged_small", no_edit="no edit hides a block from itself")
+@fault("M13-rest-of-block-hidden", "mask/token-hidden", EQSPEC)
+class RestOfBlockHidden:
+    """A query sees what is cached, and of its own block only itself."""
+
+    class InOneRow(Packed):
+        def sees(self, i: int, at: int, row: int, position: int) -> bool:
+            return super().sees(i, at, row, position) and (position < self.lengths[i] or position == at)
+
+    class InBlocks(PagedModel):
+        def visible(self, at: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            keys = torch.arange(self.cache.read.shape[1])
+            return super().visible(at, ends) & ((keys < at[:, :1, None]) | (keys == at[..., None]))
+
+
 @planted("", "packed", rows=2, no_edit="no edit shows a row the tokens of all others")
 @fault("M12-rows-not-kept-apart", "mask/other-row-visible", EQSPEC)
 class RowsNotKeptApart(Packed):

@@ -11,10 +11,12 @@ from eqcheck.catalogue.engines.batch_cache import BatchCache
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.offset_cache import LINES, OffsetLayer
-from eqcheck.catalogue.engines.paged import Paged
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.paged import Paged, Prefixed
 from eqcheck.catalogue.engines.paged_cache import PagedModel
+from eqcheck.catalogue.engines.pooled import Pooled
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.faults.fault import EQSPEC, HANDED, fault, issue, planted
+from eqcheck.catalogue.faults.fault import EQSPEC, FED, HANDED, SLOTS, fault, issue, planted
 from eqcheck.catalogue.faults.leftovers import Shifted
 
 
@@ -153,6 +155,56 @@ class StaleRowIndex(BatchCache):
         super().move(torch.arange(len(rows)))
 
 
+class OldNumbers(BatchCache):
+    """When a row leaves the batch, ``before`` has for each row the one that had its place, if that is still there."""
+
+    before: torch.Tensor | None = None
+
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        gone = len(rows) < self.batch
+        super().keep(rows, lengths)
+        if gone:
+            place = {row: at for at, row in enumerate(rows)}
+            self.before = torch.tensor([place.get(at, at) for at in range(len(rows))])
+            self.left_off()
+
+    def left_off(self) -> None:
+        """Take what the rows of before are shown, or how long they are."""
+
+
+@planted("holes", "rolled_back", families=SLOTS, rows=3, no_edit="no edit gives a row another's mask")
+@fault("X3-mask-of-old-rows", "mask/of-another-row", issue("vllm-project/vllm", 47199))
+class MaskOfOldRows(OldNumbers):
+    """When a row leaves the batch, the mask keeps the rows' old numbers."""
+
+    shown = torch.zeros((0, 0), dtype=torch.bool)
+
+    def left_off(self) -> None:
+        self.shown = self.seen()[self.before]
+
+    def mask(self, width: int) -> torch.Tensor:
+        seen, count = self.seen(), self.shown.shape[1]
+        if self.before is not None:
+            seen[:, :count] = self.shown[:, : seen.shape[1]]
+        return seen.long()
+
+
+@planted("holes", "rolled_back realigned", families=FED, rows=3, no_edit="no edit gives a row another's position")
+@fault("X3-positions-of-old-rows", "position/query-position", issue("vllm-project/vllm", 47199))
+class PositionsOfOldRows(OldNumbers):
+    """When a row leaves the batch, positions go on from the rows' old numbers."""
+
+    more = torch.zeros(0, dtype=torch.long)
+
+    def left_off(self) -> None:
+        lengths = torch.tensor(self.lengths)
+        self.more = lengths[self.before] - lengths
+
+    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
+        shifted = at if self.before is None else at + self.more[:, None]
+        return super().positions(shifted, real)
+
+
 @planted("", "continuous", rows=3, no_edit="no edit has rows wait for memory")
 @fault("X2-read-in-slot-order", "cache/wrong-row", issue("vllm-project/vllm", 47199))
 class ReadInSlotOrder(OffsetLayer):
@@ -160,3 +212,65 @@ class ReadInSlotOrder(OffsetLayer):
 
     def read(self, memory: torch.Tensor) -> torch.Tensor:
         return memory[self.plan.lines.sort().values]
+
+
+@planted("continuous", rows=3, no_edit="no edit has rows wait for memory")
+@fault("K41-live-line", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+class LiveLine(Continuous):
+    """A row that joins is given the line of a row that is still decoded."""
+
+    def free_line(self) -> int | None:
+        taken = {self.verifier.line[i] for i in self.active[1:]}
+        return next((line for line in range(LINES) if line not in taken and len(self.active) <= LINES), None)
+
+
+@planted("paged", "paged_small", rows=2, no_edit="no edit knows of blocks")
+@fault("K41-live-block", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+class LiveBlock(PagedModel):
+    """A row that joins is given the first block of a row that is still decoded."""
+
+    def reserve(self, i: int, count: int) -> None:
+        if i and not self.tables[i]:
+            self.tables[i] += self.tables[i - 1][:1]
+        super().reserve(i, count)
+
+
+@planted("prefixed", "prefixed_small", rows=2, no_edit="no edit knows of blocks")
+@fault("K42-key-without-last-token", "cache/wrong-row", issue("sgl-project/sglang", 10892))
+class KeyWithoutLastToken(Prefixed):
+    """The key of a block of the prefix cache leaves out the block's last token."""
+
+    def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
+        return super().key(text, end)[:-1]
+
+
+@planted("packed", rows=2, no_edit="no edit reads a row's entries in another order")
+@fault("K26-moved-in-another-order", "cache/misaligned", issue("vllm-project/vllm", 47199))
+class MovedInAnotherOrder(Packed):
+    """Rows are moved in the cache, and the mask expects them in another order."""
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        super().after(going, lengths)
+        order = sorted(range(len(self.held)), key=lambda slot: self.held[slot])
+        moved = sorted(order, key=lambda slot: -self.held[slot][0])
+        self.held = [self.held[slot] for slot in order]
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, moved], layer.values[:, :, moved]
+
+
+@planted("pooled", rows=2, no_edit="no edit reads a row's entries in another order")
+@fault("K26-tables-in-another-order", "cache/misaligned", issue("vllm-project/vllm", 47199))
+class TablesInAnotherOrder(Pooled):
+    """The slots of the rows of a call are read in another order than the mask expects them."""
+
+    def read(self) -> list[int]:
+        return [slot for i in reversed(self.active) for slot in self.tables[i]]
+
+
+@planted("", "pooled", no_edit="no edit reads a row's entries in another order")
+@fault("K26-read-one-slot-on", "cache/misaligned", issue("vllm-project/vllm", 47199))
+class ReadOneSlotOn(Pooled):
+    """Every slot of a table is read one too far."""
+
+    def read(self) -> list[int]:
+        return [(slot + 1) % self.pool[0][0].shape[2] for slot in super().read()]

@@ -67,6 +67,14 @@ class FirstDraftUnverified(Sampler):
         return not column or super().accepts(i, column, token, p, q)
 
 
+@planted("L49-ratio-above-half", "threshold-acceptance", tokens=340)
+class RatioAboveHalf(Sampler):
+    """A draft token is accepted where its ratio is 0.5 or more, and no coin is drawn."""
+
+    def accepts(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> bool:
+        return self.ratio(float(p[column, token]), float(q[column][token])) >= 0.5
+
+
 @planted("L27-ratio-times-0.7", "under-acceptance")
 class RatioTimesSevenTenths(Sampler):
     """A draft token is accepted with probability 0.7 p/q, and corrections are drawn as if it were p/q."""

@@ -77,6 +77,51 @@ class BonusFromLastDraft(Sampler):
         return self.drawn(i, p[max(0, len(p) - 2)])
 
 
+@planted("L51-bonus-of-round-before", "stale-bonus", tokens=30)
+class BonusOfRoundBefore(Sampler):
+    """The bonus token is drawn from the law that the last column had in the row's round before."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.last: dict[int, torch.Tensor] = {}
+
+    def decided(self, i: int, proposed: list[int], p: torch.Tensor) -> list[int]:
+        block = super().decided(i, proposed, p)
+        self.last[i] = p[-1]
+        return block
+
+    def bonus(self, i: int, p: torch.Tensor) -> int:
+        return self.drawn(i, self.last.get(i, p[-1]) if len(p) > 1 else p[-1])
+
+
+@planted("L52-bonus-from-first-column", "bonus-column", regime="near4", tokens=20)
+class BonusFromFirstColumn(Sampler):
+    """The bonus token is drawn from the target's law at the first draft token of the round."""
+
+    def bonus(self, i: int, p: torch.Tensor) -> int:
+        return self.drawn(i, p[0])
+
+
+@planted("L53-residual-of-column-before", "correction-column", tokens=470)
+class ResidualOfColumnBefore(Sampler):
+    """The correction is drawn from the residual of the column before, that of target and draft."""
+
+    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
+        return super().correction(i, max(0, column - 1), token, p, q)
+
+
+@planted("L54-coin-picks-bonus", "reused-noise", tokens=7800)
+class CoinPicksBonus(Sampler):
+    """The coin that accepted the last draft token also picks the bonus, by the sums of the target's probabilities."""
+
+    def coin(self, i: int) -> Uniform:
+        self.last = super().coin(i)
+        return self.last
+
+    def bonus(self, i: int, p: torch.Tensor) -> int:
+        return bucket(p[-1], self.last) if len(p) > 1 else super().bonus(i, p)
+
+
 @planted("L24-match-then-drawn-again", "residual", "ml-explore/mlx-swift-lm#459", tokens=805)
 class MatchThenDrawnAgain(SampleMatch):
     """A draft token is accepted where the target draws the same; where it does not, the target draws again."""

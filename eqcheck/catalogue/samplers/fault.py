@@ -20,6 +20,7 @@ C = TypeVar("C", bound=type[Sampler])
 SHOWS = {
     "law": "the law of a row's next token is wrong",
     "rows": "every row alone has the right law, but rows depend on each other",
+    "greedy": "sampled rows have the right law, and greedy rows are drawn",
     "seeds": "the laws are right, but a row's seed does not do what it promises",
 }
 

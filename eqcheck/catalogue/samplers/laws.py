@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -82,6 +83,32 @@ class OptionsOfFirstRow(Sampler):
         first = self.request.rows[0]
         values = {name: getattr(first, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         return changed(self.request.rows[i], **values) if first.temperature else self.request.rows[i]
+
+
+@planted("L55-top-k-of-first-row", "target-option", "vllm-project/vllm#14301")
+class TopKOfFirstRow(Sampler):
+    """All sampled rows are cut by the first row's top-k; each has its own temperature, top-p and min-p."""
+
+    def options(self, i: int) -> RowOptions:
+        return changed(self.request.rows[i], top_k=self.request.rows[0].top_k)
+
+
+@planted("L56-greedy-rows-drawn", "greedy-drawn", shows="greedy")
+class GreedyRowsDrawn(Sampler):
+    """A row with a temperature of 0 is drawn at a temperature of 1."""
+
+    def options(self, i: int) -> RowOptions:
+        own = self.request.rows[i]
+        return own if own.temperature else replace(own, temperature=1.0)
+
+
+@planted("L57-greedy-drawn-beside-sampled", "greedy-drawn", shows="greedy")
+class GreedyDrawnBesideSampled(GreedyRowsDrawn):
+    """Greedy rows are drawn where any other row of the batch is sampled."""
+
+    def options(self, i: int) -> RowOptions:
+        own = self.request.rows[i]
+        return super().options(i) if any(row.temperature for row in self.request.rows) else own
 
 
 @planted("L19-q-before-cuts", "draft-law", "huggingface/transformers#47932", tokens=2000)

@@ -7,16 +7,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from eqcheck.contract import DRAFTING, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
 from eqcheck.family import LLAMA
 from eqcheck.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
+from eqcheck.requirements import options_meeting, prompts_meeting
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
 PAD = 0
 MOST_DRAFT_TOKENS = 64
+Self = TypeVar("Self", bound="EngineCase")
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,12 @@ class EngineCase:
             prefix_caching=self.prefix_caching,
         )
 
-    def strictest(self) -> Request:
-        """The request with the least limit and the EOS ids of all its rows: what a precondition is held against."""
-        eos = {token for row in self.rows for token in row.options.eos_token_ids}
-        least = min(row.options.max_new_tokens for row in self.rows)
-        return replace(self.request(), eos_token_ids=tuple(sorted(eos)), max_new_tokens=least)
+    def meeting(self: Self, requires: tuple[str, ...]) -> Self:
+        """The case with its rows changed as little as it takes to meet what is required (`eqcheck.requirements`)."""
+        prompts = prompts_meeting(requires, [row.prompt for row in self.rows], PAD, VOCAB_SIZE)
+        options = options_meeting(requires, prompts, [row.options for row in self.rows[: len(prompts)]])
+        rows = zip(self.rows, prompts, options, strict=False)
+        return replace(self, rows=tuple(EngineRow(prompt, one, row.accepts) for row, prompt, one in rows))
 
     @property
     def id(self) -> str:

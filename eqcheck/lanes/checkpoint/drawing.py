@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.judge import truth
 from eqcheck.lanes.checkpoint.truth import row_with, with_options
+from eqcheck.requirements import prompts_meeting
 
 BLOCK = 50  # cases under one setting of the engine
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
@@ -28,7 +29,7 @@ _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be kn
 
 @dataclass(frozen=True)
 class EngineCases:
-    """Where the cases of an engine come from: same seed and capabilities, same cases.
+    """Where the cases of an engine come from: same seed, capabilities and preconditions, same cases.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
@@ -37,6 +38,7 @@ class EngineCases:
 
     seed: int
     capabilities: tuple[str, ...]
+    requires: tuple[str, ...] = ()
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -77,7 +79,8 @@ class EngineCases:
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
             size, longest = max(size, 4), rng.choice((24, 48, 80))
-        prompts = self._prompts(rng, settings, size, longest)
+        prompts = prompts_meeting(self.requires, self._prompts(rng, settings, size, longest), PAD, VOCAB_SIZE)
+        size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
         common = _options(rng, limit, prompts)
         rows = [EngineRow(prompt, common) for prompt in prompts]
@@ -100,7 +103,7 @@ class EngineCases:
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         if settings.drafting == "dictated":
             rows = [replace(row, accepts=_accepts(rng, settings.num_draft_tokens, limit)) for row in rows]
-        return replace(settings, rows=tuple(rows))
+        return replace(settings, rows=tuple(rows)).meeting(self.requires)
 
     def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
         def tokens(least: int, most: int) -> tuple[int, ...]:
@@ -158,7 +161,7 @@ def _ending(rng: random.Random, row: EngineRow, emitted: list[int], least: bool)
 _LONGER, _OTHER_K = 12, 4
 
 
-def alike(case: EngineCase, number: int) -> EngineCase:
+def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> EngineCase:
     """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K."""
     rng = random.Random(f"eqcheck alike {number}")
     rows = []
@@ -176,7 +179,8 @@ def alike(case: EngineCase, number: int) -> EngineCase:
         rows.append(other)
     if len({row.options for row in case.rows}) == 1:  # they may have to share them
         rows = [replace(row, options=rows[0].options) for row in rows]
-    return replace(case, rows=tuple(rows), num_draft_tokens=_OTHER_K if number % 2 else case.num_draft_tokens)
+    other_k = _OTHER_K if number % 2 else case.num_draft_tokens
+    return replace(case, rows=tuple(rows), num_draft_tokens=other_k).meeting(requires)
 
 
 def ending_like(row: EngineRow, other: EngineRow) -> EngineRow:

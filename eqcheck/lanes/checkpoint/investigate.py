@@ -16,6 +16,7 @@ from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, 
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.shrink import minimise, needs
 from eqcheck.outcome import HANG, UNTRIED, Outcome
+from eqcheck.requirements import unmet
 
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)
@@ -68,6 +69,8 @@ class Investigation:
         smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
+            if unmet(case, self.decoder.requires):
+                return False
             tried = self.decode(case)
             if tried.symptom == outcome.symptom:
                 smaller.append(replace(tried, drawn=outcome.drawn))
@@ -94,7 +97,8 @@ class Investigation:
         """What the engine makes of the same case with other prompts, and whether there was time for half of them."""
         end = time.monotonic() + min(EXPLAIN_S, self.left())
         some = range(min(most, _ALIKE_ROWS // len(case.rows)))
-        made = [self.decode(alike(case, number)) for number in takewhile(lambda _: time.monotonic() < end, some)]
+        numbers = takewhile(lambda _: time.monotonic() < end, some)
+        made = [self.decode(alike(case, number, self.decoder.requires)) for number in numbers]
         return made, 2 * len(made) >= len(some)
 
     def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[bool, Abduced | None]:

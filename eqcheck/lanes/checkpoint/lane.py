@@ -29,7 +29,6 @@ from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.outcome import UNTRIED, Outcome
-from eqcheck.requirements import unmet
 from eqcheck.tally import DICTATED, SPEAKS
 from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
@@ -86,16 +85,13 @@ class CheckpointLane:
             yield
 
     def cases(self) -> Iterator[EngineCase]:
-        return filter(self._allows, EngineCases(self.options.seed, self.decoder.capabilities).cases())
-
-    def _allows(self, case: EngineCase) -> bool:
-        return not unmet(case.strictest(), self.decoder.requires)
+        return EngineCases(self.options.seed, self.decoder.capabilities, self.decoder.requires).cases()
 
     def asks(self, case: object) -> bool:
         """Cases of other checkpoints cannot be decoded; with a budget, stored cases may take half of it."""
         if self.options.budget and time.monotonic() > self.begun + self.options.budget * DRAWING_AT_MOST:
             return False
-        return isinstance(case, EngineCase) and case.checkpoint in ("", checkpoint().name) and self._allows(case)
+        return isinstance(case, EngineCase) and case.checkpoint in ("", checkpoint().name)
 
     @property
     def end(self) -> float:
@@ -283,7 +279,7 @@ def _warnings(result: Audit) -> list[str]:
         essential += ["accepted", "rejected"]
     elif tally.run:
         found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
-    missing = [name for name in essential if not result.coverage.get(name)]
+    missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
     found += [*_about_rounds(result), *_about_contexts(result)]

@@ -9,6 +9,7 @@ COUNTERS = {
     "twins": "two rows that ask for the same and are drawn apart",
     "seeded_rows": "rows with seeds",
     "cut_laws": "laws that are cut by top-k, top-p or min-p",
+    "pinned_rows": "sampled rows to which their options leave one token",
     "ended_by_eos": "a row ended by an EOS",
     "regime_std": "the draft's laws differ as usual",
     "regime_near": "the draft is close to the target, K = 1",

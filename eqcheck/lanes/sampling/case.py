@@ -14,7 +14,8 @@ from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, UsageError, did_you_mean
 from eqcheck.limits import MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, MOST_VOCABULARY
-from eqcheck.options import ORDER, SEEDS
+from eqcheck.options import ORDER, SEEDS, asked_of
+from eqcheck.verdict import Given
 
 REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
@@ -156,6 +157,15 @@ class SampledCase:
     def id(self) -> str:
         """Twelve hexadecimal digits that identify the content."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def given(self, row: int) -> Given:
+        """What a row was asked with, and the rows beside it."""
+        asked = zip(self.prompts, self.rows, strict=True)
+        rows = tuple(
+            Given(prompt, None, one.eos_token_ids, limit=one.max_new_tokens, sampling=asked_of(one))
+            for prompt, one in asked
+        )
+        return replace(rows[row], pad_token_id=self.pad_token_id, num_draft_tokens=self.num_draft_tokens, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the inverse of `from_dict`."""

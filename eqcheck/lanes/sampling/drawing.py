@@ -15,10 +15,19 @@ from typing import NamedTuple
 from eqcheck.contract import PaddingSide, RowOptions
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.options import ORDER
+from eqcheck.requirements import options_meeting, prompts_meeting
 
 VOCABULARY = 64
 LIMITS = (12, 24)  # new tokens
 _EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN = 2, 5, 4, 3  # once in so many cases, or rows
+_PINNED_IN = 8  # the first case, and every so many behind it, has rows that one token alone may follow
+PINNED = {
+    "top-k": ("top_k", 1),
+    "top-p": ("top_p", 0.002),
+    "min-p": ("min_p", 0.99),
+    "temperature": ("temperature", 2e-4),
+}
+"""Options that leave the target's likeliest token alone: a violation there needs no statistics."""
 
 
 class Regime(NamedTuple):
@@ -46,7 +55,7 @@ DRAWN = {
 
 @dataclass(frozen=True)
 class SampledCases:
-    """Where the cases come from; ``capabilities`` are those of the decoder.
+    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
 
     >>> cases = SampledCases(1, ("rotary",), ("left",), ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
@@ -60,6 +69,7 @@ class SampledCases:
     most_rows: int = 8
     promise: str = "none"
     order: tuple[str, ...] = ORDER
+    requires: tuple[str, ...] = ()
 
     def cases(self) -> Iterator[SampledCase]:
         """Cases without end."""
@@ -68,21 +78,28 @@ class SampledCases:
     def case(self, number: int) -> SampledCase:
         rng = Random(f"eqcheck sampling {self.seed} case {number}")
         name = rng.choices(list(DRAWN), [regime.share for regime in DRAWN.values()])[0]
-        regime, rows = DRAWN[name], rng.randint(min(2, self.most_rows), self.most_rows)
+        most = 1 if "batch-1" in self.requires else self.most_rows
+        regime, rows = DRAWN[name], rng.randint(min(2, most), most)
+        pinned = number % _PINNED_IN == 0
+        rows = max(rows, min(5, most)) if pinned else rows
         limit = rng.randint(*LIMITS)
         eos = (rng.randrange(VOCABULARY),) if rng.randrange(_EOS_OF) == 0 else ()
         prompts = [tuple(rng.randrange(VOCABULARY) for _ in range(rng.choice((1, 2, 3, 5, 9)))) for _ in range(rows)]
         options = [self._options(rng, RowOptions(limit, eos)) for _ in range(rows)]
         if rng.randrange(_GREEDY_IN) == 0 and rows > 2:
             options[rng.randrange(1, rows - 1)] = RowOptions(limit, eos)
+        if pinned:
+            self._pin(options, number // _PINNED_IN)
         if rows > 1:  # twins: the same request twice
             prompts[-1], options[-1] = prompts[0], replace(options[0], seed=self._seed(rng))
             options[0] = replace(options[0], seed=self._seed(rng) if options[-1].seed is not None else None)
+        k, pad = rng.randint(*regime.k), rng.randrange(VOCABULARY)
+        prompts = prompts_meeting(self.requires, prompts, pad, VOCABULARY)
         case = SampledCase(
             prompts=tuple(prompts),
-            rows=tuple(options),
-            num_draft_tokens=rng.randint(*regime.k),
-            pad_token_id=rng.randrange(VOCABULARY),
+            rows=tuple(options_meeting(self.requires, prompts, options)),
+            num_draft_tokens=k,
+            pad_token_id=pad,
             padding_side=rng.choice(self.padding_sides),
             family=rng.choice(self.families),
             vocab_size=VOCABULARY,
@@ -94,7 +111,7 @@ class SampledCases:
             mix=regime.mix,
             entropy=rng.getrandbits(48),
             order=self.order,
-            promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
+            promise=self.promise if rng.randrange(_PROMISE_IN) == 0 or number == 0 else "none",
         )
         if case.promise != "repeatable":
             return case
@@ -102,6 +119,14 @@ class SampledCases:
         return replace(
             case, rows=tuple(replace(row, seed=rng.getrandbits(63)) if row.temperature else row for row in case.rows)
         )
+
+    def _pin(self, options: list[RowOptions], turn: int) -> None:
+        """Leave one token alone to rows in the middle, each by another option; those around them are ordinary."""
+        ways = [values for capability, values in PINNED.items() if capability in self.capabilities]
+        middle = [row for row in range(len(options))[1:-1] or [0] if options[row].temperature]
+        for place, row in enumerate(middle[: len(ways)]):
+            name, value = ways[(turn + place) % len(ways)]
+            options[row] = replace(options[row], **{name: value})  # type: ignore[arg-type]
 
     def _options(self, rng: Random, row: RowOptions) -> RowOptions:
         """A row's own temperature and cuts, of those that the decoder takes."""

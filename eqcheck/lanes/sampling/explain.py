@@ -7,28 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.lanes.sampling.reads import reads
 from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, argmax, named
 from eqcheck.sampling.pairs import SHARED, shared
+from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.row import SampledRow
 
 
-def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]]) -> Named | None:
+def cause(outcomes: Sequence[SampledOutcome], best: Sequence[tuple[str, float]], reads: Sequence[Read]) -> Named | None:
     """What is wrong, or None where nothing leads clearly. ``best`` are the bets of the audit, the greatest first.
 
     Shared random numbers leave every row's own law right. So they are named where no law of a round is wrong, and no
     bet on a row alone earned much.
     """
     rows = [list(outcome.sampled.values()) for outcome in outcomes]
-    found = argmax(row for case in rows for row in case) or _cause(outcomes, rows, best)
+    found = argmax(row for case in rows for row in case) or _cause(rows, best, reads)
     impossible = any(row.impossible for case in rows for row in case)
     return None if found and impossible and found.kind in WITHIN_THE_LAW else found
 
 
-def _cause(
-    outcomes: Sequence[SampledOutcome], rows: list[list[SampledRow]], best: Sequence[tuple[str, float]]
-) -> Named | None:
-    seen = named(read for outcome in outcomes for read in reads(outcome))
+def _cause(rows: list[list[SampledRow]], best: Sequence[tuple[str, float]], reads: Sequence[Read]) -> Named | None:
+    seen = named(reads)
     if seen and seen.kind != "stray-law":
         return seen
     (first, gain), *others = best

@@ -9,13 +9,14 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from eqcheck.lanes.sampling.about import COUNTERS
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.naming import Named
 from eqcheck.sampling.row import SampledRow
-from eqcheck.sampling.wealth import VIOLATION, Wealth
-from eqcheck.sampling.words import in_words
+from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
+from eqcheck.sampling.words import SAYS_NOTHING, in_words
 from eqcheck.verdict import Explanation
 
 NOTHING_SEEN = 10.0
@@ -71,9 +72,13 @@ class Gathered:
         gain, number = min(self._gains, default=(0.0, None))
         return None if number is None else (-gain, self.outcomes[number])
 
-    def explained(self, found: Named | None) -> Outcome:
-        """What is wrong with the law, in a case with an impossible token or the one that adds most to the evidence."""
-        return explained(self.impossible or self.telling()[0], self.wealth, found, self.impossible is not None)
+    def explained(self, found: Named | None, smallest: Outcome | None = None) -> Outcome:
+        """What is wrong with the law, in a case with an impossible token or the one that adds most to the evidence.
+
+        ``smallest`` is such a case made small.
+        """
+        impossible = smallest or self.impossible
+        return explained(impossible or self.telling()[0], self.wealth, found, impossible is not None)
 
 
 def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible: bool = False) -> Outcome:
@@ -81,7 +86,7 @@ def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible:
     best, crossed = wealth.best(), wealth.supremum >= VIOLATION
     evidence = f"{wealth.supremum:.2g}"
     first = outcome.explanation if impossible else None
-    clauses = [found.words] if found else []
+    clauses = [found.words] if found and found.words else []
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
@@ -89,12 +94,22 @@ def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible:
             f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
         )
     if not found and crossed:
-        clauses.append(f"no part of a round leads clearly; the bet that earns most is on {in_words(best[0][0])}")
+        clauses.append("; ".join(["no part of a round leads clearly", *_hints(wealth)]))
     kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0]}
     facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
     explanation = replace(first or Explanation("sampling", kind), kind=kind, detail="; ".join(clauses), facts=facts)
     return replace(outcome, status="violation", explanation=explanation)
+
+
+def _hints(wealth: Wealth) -> list[str]:
+    """What narrows a wrong law down where it has no name: the best bet, and the only kind of case that shows it."""
+    best = wealth.best()[0][0]
+    hints = [] if best.startswith(SAYS_NOTHING) else [f"the bet that earns most is on {in_words(best)}"]
+    (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
+    if others and most >= math.log(DOUBT) and others[0][0] < math.log(NOTHING_SEEN) and f"regime_{name}" in COUNTERS:
+        hints.append(f"it shows only where {COUNTERS[f'regime_{name}']}")
+    return hints
 
 
 def rows_of(outcome: Outcome) -> list[SampledRow]:

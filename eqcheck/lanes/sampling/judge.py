@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
@@ -17,16 +15,13 @@ from eqcheck.lanes.sampling.seeds import broken, repeated
 from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
-from eqcheck.statements import state
-from eqcheck.verdict import Explanation, Given
+from eqcheck.statements import ends_early
+from eqcheck.verdict import Explanation
 
 IMPOSSIBLE = "impossible-token"
-OF_CHANCE = (
-    IMPOSSIBLE,
-    "seed-ignored",
-    "batch-dependent",
-    "shared-noise",
-)  # in every other case that fails, no token is drawn rightly
+BY_LAW = (IMPOSSIBLE, "shared-noise")  # a law that is wrong may be the cause of what single cases show
+PROMISES = ("seed-ignored", "batch-dependent")  # a law that is wrong is no cause of these: they are promised exactly
+OF_CHANCE = (*BY_LAW, *PROMISES)  # in every other case that fails, no token is drawn rightly
 
 
 @dataclass(frozen=True)
@@ -90,19 +85,27 @@ def certain(done: SampledRun) -> Explanation | None:
         if options.temperature and not (
             len(output) >= options.max_new_tokens or (output and output[-1] in options.eos_token_ids)
         ):
-            statement = state("ends-early", emitted=len(output), expected_tokens=options.max_new_tokens)
-            return _explanation(case, "bookkeeping", "premature-stop", row, len(output), output, statement.detail)
+            statement = ends_early(len(output), options.max_new_tokens)
+            found = _explanation(case, "bookkeeping", "premature-stop", row, len(output), output, statement.detail)
+            return replace(found, facts=statement.facts)
     reader = Reader(run)
     explanation = reader.explain() or reader.unseen()
     if explanation is not None:
-        return explanation
-    for row, sampled in done.rows.items():
-        chosen = sampled.p[np.arange(len(sampled.tokens)), sampled.tokens]
-        if (impossible := np.flatnonzero((chosen == 0) & ~sampled.skip)).size:
-            index = int(impossible[0])
-            asked = sampling_of(case.rows[row])
-            detail = f"new token {index} has the probability 0 under the options of row {row} ({asked})"
-            return _explanation(case, "sampling", IMPOSSIBLE, row, index, run.outputs[row], detail)
+        drawn = explanation.row is not None and case.rows[explanation.row].temperature
+        # The truth of a sampled row is made of what it emitted: none of it is expected, and none was judged.
+        return replace(explanation, expected=None, expected_row=(), basis="") if drawn else explanation
+    # Where one token alone may follow, no statistics are needed to see what is wrong: such rows come first.
+    ones = [(row, index) for row, sampled in done.rows.items() for index in sampled.impossible[:1]]
+    for row, index in sorted(ones, key=lambda one: done.rows[one[0]].p[one[1]].max() < 1)[:1]:
+        law, asked = done.rows[row].p[index], sampling_of(case.rows[row])
+        detail = f"new token {index} has the probability 0 under the options of row {row} ({asked})"
+        only = int(law.argmax()) if law.max() == 1 else None
+        if only is not None:
+            detail = (
+                f"the options of row {row} ({asked}) leave id {only} alone as new token {index}, the target's likeliest"
+            )
+        found = _explanation(case, "sampling", IMPOSSIBLE, row, index, run.outputs[row], detail)
+        return replace(found, expected=only)
     return None
 
 
@@ -117,10 +120,9 @@ def _explanation(
         observed=output[index] if index < len(output) else None,
         detail=detail,
         observed_row=output,
-        expected_row=() if component == "sampling" else output[:index],
         wrong_rows=(row,),
         tied=True,
-        given=Given(case.prompts[row], case.pad_token_id, case.rows[row].eos_token_ids, case.num_draft_tokens),
+        given=case.given(row),
     )
 
 
@@ -138,6 +140,7 @@ def exercised(done: SampledRun) -> list[str]:
         "twins": any(twins(case, i, j) for j in rows for i in range(j)),
         "seeded_rows": any(row.seed is not None for row in sampled),
         "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
+        "pinned_rows": any((row.p.max(-1) == 1).all() for row in done.rows.values() if len(row.p)),
         "ended_by_eos": any(
             output and output[-1] in options.eos_token_ids for output, options in zip(outputs, case.rows, strict=True)
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -9,10 +10,7 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
-import torch
-
 from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.sampling.case import REGIMES, SampledCase
 from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
@@ -21,18 +19,24 @@ from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.lanes.sampling.judge import IMPOSSIBLE, OF_CHANCE, SampledOutcome, try_case
+from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, SampledOutcome, try_case
+from eqcheck.lanes.sampling.reads import reads
+from eqcheck.lanes.sampling.smallest import greedy_drawn, smallest
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
-from eqcheck.workers.forked import Forked, Limits
-from eqcheck.workers.local import InProcess, TryCase, set_up
-from eqcheck.workers.pool import Workers
+from eqcheck.sampling.rounds import Read
+from eqcheck.verdict import many
+from eqcheck.workers.forked import Limits
+from eqcheck.workers.local import TryCase
+from eqcheck.workers.pool import decoding
 from eqcheck.workers.runner import Runner
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
-TO_NAME = 1500  # tokens at least that a name rests on; to name takes about twice as many as to see
+TO_NAME, SOONER = 250, 1.4  # tokens at least that a name rests on; it is looked for again after so many times as many
+SURE = 2000  # tokens after which a kind without words is kept, and a first name
+MOST_TO_NAME = 4500  # a name is looked for so long, or six times as long as it took to see that the law is wrong
 # What samplers in float32 are off by at most: of 64 tokens each bound of an interval by one step of a uniform number,
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
@@ -56,6 +60,9 @@ class SamplingLane:
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.drawn = False
         self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
+        self.last_name: Named | None = None
+        self._named: tuple[Gathered, int, Named | None] | None = None
+        self._read: tuple[Gathered | None, int, list[Read]] = (None, 0, [])  # what so many outcomes say
         self.begin()
 
     def new_gathered(self) -> Gathered:
@@ -67,10 +74,10 @@ class SamplingLane:
         decoder, options = self.decoder, self.options
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         self.result = Audit(decoder, options, "sampling", families, decoder.families)
-        rows = 1 if "batch-1" in decoder.requires else min(8, options.bounds.rows)
+        rows = min(8, options.bounds.rows)
         claimed = tuple(family for family in families if family in decoder.families) or families
         takes = decoder.padding_sides, decoder.capabilities, rows, decoder.seeds, decoder.option_order
-        self.source = SampledCases(options.seed, claimed, *takes)
+        self.source = SampledCases(options.seed, claimed, *takes, decoder.requires)
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -80,15 +87,9 @@ class SamplingLane:
     @contextmanager
     def _runner(self, task: TryCase) -> Iterator[Runner]:
         """What decodes one case after the other: in the order in which they are drawn they count as evidence."""
-        if self.options.isolate and not self.decoder.spec:
-            raise UsageError(f"decoder {self.decoder.name!r}: only one that a spec names can be isolated")
-        if self.options.isolate:
-            with Forked(self.decoder.spec, self.limits, task) as worker:
-                yield Workers([worker])
-            return
-        torch.set_num_threads(1)
-        with set_up(self.decoder, self.result.warnings) as generate:
-            yield InProcess(generate, task, self.limits.timeout)
+        isolate = self.options.isolate
+        with decoding(self.decoder, self.limits, task, self.result.warnings, isolate=isolate) as running:
+            yield running
 
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
@@ -99,18 +100,28 @@ class SamplingLane:
             yield case
 
     def enough(self) -> bool:
-        """Whether there are tokens enough, for a violation with a name or for none."""
+        """Whether there are tokens enough, for a violation with a name or for none.
+
+        A name is looked for again and again, and is kept where the next look gives the same. That makes no name
+        likelier: how much likelier than the truth a wrong sampler ever looks is bounded like wealth (`naming`).
+        """
         tokens = self.gathered.wealth.tokens
         if not self.to_name:
             verdict = self.gathered.wealth.verdict()
             if verdict != "violation":  # where it is in doubt, a budget is used up
                 return tokens >= TOKENS and not (verdict == "inconclusive" and self.options.budget)
-            self.to_name = max(TO_NAME, 2 * tokens)
+            self.to_name = max(TO_NAME, tokens)
             # Where only a token without probability shows it, it is rare.
-            self.at_most = min(TOKENS, 3 * self.to_name) if self.gathered.wealth.crossed else TOKENS
-        if self.to_name <= tokens < self.at_most and not self.cause(self.gathered):
-            self.to_name *= 2
-        return tokens >= min(self.to_name, self.at_most)
+            most = max(MOST_TO_NAME, 6 * tokens)
+            self.at_most = min(TOKENS, most) if self.gathered.wealth.crossed else TOKENS
+        if self.to_name <= tokens < self.at_most:
+            found, self.to_name = self.cause(self.gathered), math.ceil(SOONER * tokens)
+            vague = found is None or not found.words
+            same = bool(found and self.last_name and found[:2] == self.last_name[:2])
+            self.last_name = found
+            if same + (not vague) + (tokens >= SURE) >= 2:
+                self.at_most = tokens
+        return tokens >= self.at_most
 
     def _count(self) -> None:
         """Let the bets earn on what was decoded since, in the order in which it was drawn."""
@@ -138,7 +149,12 @@ class SamplingLane:
         return self.result.claims(outcome.case), outcome.symptom
 
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        return [sorted(group, key=lambda one: len(one.case.rows)) for group in groups]
+        """Cases first that say which token was to come, and small ones."""
+
+        def key(outcome: Outcome) -> tuple[bool, int]:
+            return outcome.explanation is None or outcome.explanation.expected is None, len(outcome.case.rows)
+
+        return [sorted(group, key=key) for group in groups]
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         return []
@@ -154,13 +170,20 @@ class SamplingLane:
         again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
         if not any(one.symptom == outcome.symptom for one in again):
             return None
-        return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
+        if outcome.explanation and outcome.explanation.kind in (IMPOSSIBLE, *PROMISES):
+            shown = smallest(outcome, self.running.try_case)
+        else:
+            shown = self._asserted(outcome)
+        return [replace(self.unsettled(shown), seen=(outcome.symptom,))]
 
     def _asserted(self, outcome: Outcome) -> Outcome:
         """What was read is asserted where a greedy request shows it, too: only there it can be checked by repair."""
         read = outcome.explanation
         if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
             return outcome
+        right = read.component in ("unattributed", "bookkeeping")  # all contexts were
+        if right and (drawn := greedy_drawn(outcome, self.running.try_case)):
+            return drawn
         with self._runner(try_greedy) as running:
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
@@ -210,7 +233,14 @@ class SamplingLane:
         outcomes = [one for one in gathered.outcomes if isinstance(one, SampledOutcome) and one.sampled]
         if gathered.wealth.tokens < TO_NAME:
             return argmax(row for outcome in outcomes for row in outcome.sampled.values())
-        return cause(outcomes, gathered.wealth.best())
+        if self._named is None or self._named[:2] != (gathered, len(outcomes)):
+            if self._read[0] is not gathered:
+                self._read = gathered, 0, []
+            _, count, known = self._read
+            known += [read for outcome in outcomes[count:] for read in reads(outcome)]
+            self._read = gathered, len(outcomes), known
+            self._named = gathered, len(outcomes), cause(outcomes, gathered.wealth.best(), known)
+        return self._named[2]
 
     def conclude(self) -> None:
         """What the tokens add up to, and what names the law where they show that it is wrong."""
@@ -220,10 +250,20 @@ class SamplingLane:
         result.facts[DRAWN_REGIMES] = list(self.regimes)
         impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
-            # A law that is wrong is the cause of what was seen in single cases.
-            chance = (*OF_CHANCE, "unattributed")
-            kept = [one for one in result.findings if one.explanation.kind not in chance]
+            caused = [one for one in result.findings if self.by_law(one)]
+            kept = [one for one in result.findings if one not in caused]
             result.findings = [*kept, self._finding(impossible)]
+            result.findings.sort(key=lambda one: one.explanation.kind in PROMISES)
+            result.warnings += [
+                f"{many(one.count, 'case')} of {one.fingerprint}: a law that is wrong explains this, so it is no "
+                "finding of its own; audit again when the law is mended"
+                for one in caused
+                if one.explanation.kind != IMPOSSIBLE
+            ]
+
+    def by_law(self, finding: Finding) -> bool:
+        """Whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
+        return finding.explanation.kind in (*BY_LAW, "unattributed")
 
     @staticmethod
     def conclusions(result: Audit) -> None:
@@ -231,7 +271,8 @@ class SamplingLane:
 
     def _finding(self, impossible: list[Finding]) -> Finding:
         """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""
-        outcome = self.gathered.explained(self.cause(self.gathered))
+        smallest = impossible[0].outcome if impossible else None
+        outcome = self.gathered.explained(self.cause(self.gathered), smallest)
         tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
         count = sum(one.count for one in impossible) or 1
         return law_finding(outcome, tokens, count, self.decoder.lossless is True)

@@ -17,12 +17,13 @@ from eqcheck.lanes.sampling.decode import DRAFT, TARGET, UNCUT, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.options import ORDER
 from eqcheck.sampling.bets import tighter
-from eqcheck.sampling.rounds import Read
-from eqcheck.sampling.row import Floats
+from eqcheck.sampling.rounds import AROUND, Read
+from eqcheck.sampling.row import Floats, Ints
 from eqcheck.sampling.suspects import BESIDE, VARIANTS
 
 _BEHIND = ("top-k", "top-p", "min-p", "temperature")
 Rounds = dict[int, list[list[Mark]]]  # of each row, the marks of each of its rounds
+COLD = 3e-6  # as good as greedy
 _OWN = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -46,19 +47,16 @@ def _rounds(marks: list[Mark]) -> list[list[Mark]]:
 
 
 def _read(outcome: SampledOutcome, number: int, marks: list[Mark], digests: Words, rounds: Rounds) -> Read:
-    case, row = outcome.case, outcome.sampled[number]
+    row = outcome.sampled[number]
     at = np.array([mark.at for mark in marks])
     assert row.q is not None
     p, q = (
         {name: law[at] for name, law in _variants(outcome, which, number, digests, right).items()}
         for which, right in ((TARGET, row.p), (DRAFT, row.q))
     )
-    behind, q_behind = row.p[np.minimum(at + 1, len(row.p) - 1)], q[""].copy()
-    for i, mark in enumerate(marks):
-        if mark.behind:
-            tokens = [*row.tokens[: mark.at].tolist(), mark.draft]
-            behind[i] = law_behind(case, TARGET, number, tokens, mark.behind)
-            q_behind[i] = law_behind(case, DRAFT, number, tokens, mark.behind)
+    own = row.p[at], row.q[at]
+    beside = _beside(outcome, number, own[1], rounds)
+    spent = _spent(marks, row.tokens[at], *own)
     return Read(
         np.array([mark.role for mark in marks]),
         np.array([mark.drafted for mark in marks]),
@@ -68,10 +66,46 @@ def _read(outcome: SampledOutcome, number: int, marks: list[Mark], digests: Word
         at == 0,
         p,
         q,
-        row.p[np.maximum(at - 1, 0)],
-        behind,
-        _beside(outcome, number, q[""], q_behind, rounds),
+        _around(outcome, number, rounds[number]),
+        beside,
+        *spent,
     )
+
+
+def _around(outcome: SampledOutcome, number: int, rounds: list[list[Mark]]) -> dict[str, Floats]:
+    """The target's laws ``[n, V]`` at other places of the row, by `AROUND`."""
+    p = outcome.sampled[number].p
+    found: dict[str, list[Floats]] = {name: [] for name in AROUND}
+    for count, marks in enumerate(rounds):
+        before = rounds[count - 1][-1] if count else None
+        last = None if before is None else p[before.at]
+        end = last if before is None or not before.refused else _behind(outcome, TARGET, number, before, -1)
+        for mark in marks:
+            own = p[mark.at]
+            found["before"].append(p[max(mark.at - 1, 0)])
+            follows = p[min(mark.at + 1, len(p) - 1)]
+            found["behind"].append(_behind(outcome, TARGET, number, mark, 0) if mark.refused else follows)
+            found["first-column"].append(p[mark.at - mark.column] if mark.column <= mark.at else own)
+            found["round-before"].append(own if last is None else last)
+            found["round-before-end"].append(own if end is None else end)
+    return {name: np.array(laws) for name, laws in found.items()}
+
+
+def _behind(outcome: SampledOutcome, which: int, number: int, mark: Mark, count: int) -> Floats:
+    """The law behind one of the draft tokens that were refused."""
+    tokens = [*outcome.sampled[number].tokens[: mark.at].tolist(), mark.draft]
+    return law_behind(outcome.case, which, number, tokens, mark.refused[count])
+
+
+def _spent(marks: list[Mark], tokens: Ints, p: Floats, q: Floats) -> tuple[Floats, Floats]:
+    """What bounds the number that accepted the draft token before ``[n]``, and all of the round so far."""
+    spent, lowest = np.ones(len(marks)), np.ones(len(marks))
+    for i, (mark, before) in enumerate(zip(marks[1:], marks, strict=False), 1):
+        token = tokens[i - 1]
+        if mark.call == before.call and mark.column == before.column + 1 and q[i - 1, token] > 0:
+            spent[i] = min(1.0, p[i - 1, token] / q[i - 1, token])
+            lowest[i] = min(lowest[i - 1], spent[i])
+    return np.maximum(spent, 1e-9), np.maximum(lowest, 1e-9)
 
 
 def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, right: Floats) -> dict[str, Floats]:
@@ -93,7 +127,7 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
     others = {"first-row": 0, "next-row": (number + 1) % count, "row-before": (number - 1) % count}
     options: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": 1.0},
-        "temperature-twice": {"temperature": own.temperature**2},
+        "temperature-twice": {"temperature": max(own.temperature**2, COLD)},
         "top-k": {"top_k": 0},
         "top-p": {"top_p": 1.0},
         "min-p": {"min_p": 0.0},
@@ -101,36 +135,41 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
         "options": UNCUT,
         "greedy": {"temperature": 0.0},
         "top-k-tighter": {"top_k": own.top_k - 1 if own.top_k > 1 else own.top_k},
-        "top-k-greedy": {"temperature": 1e-5 if own.top_k else own.temperature},
-        "greedy-beside": {"temperature": 1e-5 if greedy else own.temperature},
-        "first-row-temperature": {"temperature": case.rows[0].temperature},
+        "top-k-looser": {"top_k": own.top_k + 1 if own.top_k else 0},
+        "top-k-greedy": {"temperature": COLD if own.top_k else own.temperature},
+        "greedy-beside": {"temperature": COLD if greedy else own.temperature},
+        "greatest-top-k": {"top_k": max(row.top_k for row in case.rows)},
+        **{f"first-row-{one.replace('_', '-')}": {one: getattr(case.rows[0], one)} for one in _OWN},
         **{name: {one: getattr(case.rows[row], one) for one in _OWN} for name, row in others.items()},
     }
     found = {name: (replace(own, **values), case.order) for name, values in options.items()}
     return {**found, "order": (own, _BEHIND), "order-first": (own, ORDER)}
 
 
-def _beside(outcome: SampledOutcome, number: int, q: Floats, behind: Floats, rounds: Rounds) -> dict[str, Floats]:
+def _beside(outcome: SampledOutcome, number: int, q: Floats, rounds: Rounds) -> dict[str, Floats]:
     """The draft's laws ``[n, V]`` of other rows and columns of each token's round; zeros where they are not known."""
     found = {name: np.zeros_like(q) for name in BESIDE}
     count_rows, i = len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
-        drafts = sum(mark.draft >= 0 for mark in marks) + marks[-1].more  # settled before any of them was accepted
+        own, end = q[i : i + len(marks)], marks[-1]
+        # What was settled before any draft token was accepted: the laws of all columns.
+        settled = [law for law, mark in zip(own, marks, strict=True) if mark.draft >= 0]
+        settled += [_behind(outcome, DRAFT, number, end, fed) for fed in range(len(end.refused) - 1)]
         others = {
             "q-next-row": _row_of(rounds, number, count, 1, count_rows),
             "q-row-before": _row_of(rounds, number, count, -1, count_rows),
             "q-first-row": _row_of(rounds, -1, count, 1, count_rows),
             "q-round-before": rounds[number][count - 1] if count else [],
         }
-        for column, mark in enumerate(marks):
+        for place, mark in enumerate(marks):
             for name, other in others.items():
                 found[name][i] = _at(outcome, other, mark.column)
-            if mark.more:
-                found["q-next-column"][i] = behind[i]
-            elif column + 1 < drafts:
-                found["q-next-column"][i] = q[i + 1]
-            if mark.column and column:
+            if place + 1 < len(settled):
+                found["q-next-column"][i] = settled[place + 1]
+            if mark.column and place:
                 found["q-column-before"][i] = q[i - 1]
+            if settled and marks[0].column == 0:
+                found["q-first-column"][i], found["q-last-column"][i] = settled[0], settled[-1]
             i += 1
     return found
 

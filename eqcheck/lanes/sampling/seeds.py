@@ -103,6 +103,7 @@ def broken_promise(
         expected_row=first,
         observed_row=other,
         wrong_rows=(row,),
+        given=case.given(row),
         subject=level if level != "repeatable" else "",
         tied=True,
     )

@@ -22,6 +22,8 @@ COUNTERS = {
     "eos_first": "an EOS as the first new token",
     "eos_at_limit": "an EOS as the last token the limit allows",
     "eos_absent": "a row that ends at its limit",
+    "eos_before_others": "a row emits its EOS in an earlier round than another row ends",
+    "limit_before_others": "a row reaches its limit in an earlier round than another row ends",
     "eos_in_prompt": "an EOS occurs in a prompt",
     "several_eos": "more than one EOS id",
     "pad_is_eos": "the pad id is an EOS",

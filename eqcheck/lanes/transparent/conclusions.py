@@ -15,6 +15,8 @@ from eqcheck.lanes.transparent.conditions import counted, lying, table
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.verdict import many
 
+_ENOUGH = 5  # failing cases that all show what may be chance in one
+
 
 def conclusions(result: Audit) -> None:
     """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
@@ -53,7 +55,32 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
         failing = tally.places(lambda one: one.claimed == claimed and bool(one.symptom) and one.symptom in finding.seen)
     failed = sum(count for (axis, _), count in failing.items() if axis == "family")
     hidden = tally.by(lambda one: "", lambda one: one.claimed == claimed and bool(one.symptom)).total() - failed
-    return replace(finding, axes=table(failing, run), only=tuple(lying(failing, right, hidden)))
+    crashing = tally.places(
+        lambda one: one.claimed == claimed and one.symptom.startswith("crash/") and one.symptom not in finding.seen
+    )
+    only = (*lying(failing, right, hidden, crashing), *_with_others(result, finding))
+    return replace(finding, axes=table(failing, run), only=only)
+
+
+def _with_others(result: Audit, finding: Finding) -> list[str]:
+    """Whether rows end early in every round in which another row ends, and in no other round, as far as was seen."""
+    claimed = result.claims(finding.case)
+    drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
+    failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
+    right = [one.coverage for one in drawn if not one.failed]
+    if finding.fingerprint != "bookkeeping/premature-stop" or len(failing) < _ENOUGH:
+        return []
+    for does, of_failing, of_right in (
+        ("emitted an EOS", {"eos_rows"}, {"eos_before_others"}),
+        ("reached the limit", {"limit_rows"}, {"limit_before_others"}),
+        ("ended", {"eos_rows", "limit_rows"}, {"eos_before_others", "limit_before_others"}),
+    ):
+        if all(of_failing & facts.keys() for facts in failing) and not any(of_right & seen for seen in right):
+            return [
+                f"in all {len(failing)} failing cases another row {does} in the round in which the row ends; "
+                f"no row of the {len(right)} right cases {does} before the last round of another row"
+            ]
+    return []
 
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
@@ -104,7 +131,7 @@ def luck_warnings(result: Audit) -> list[str]:
 def _about_claims(result: Audit) -> list[str]:
     """Warnings on what the audit cannot say, or on what the decoder declares and did not show."""
     tally = result.tally
-    warnings = vacuous(result.coverage) if tally.run else []
+    warnings = vacuous(result.coverage, result.decoder.requires) if tally.run else []
     warnings += declining.warnings_of(result.decoder, tally)
     warnings += all_warnings(tally.losses)
     warnings += luck_warnings(result)

@@ -47,14 +47,15 @@ def only(failing: Collection[Case], right: Collection[Case], hidden: int = 0) ->
     return lying(_places(failing), _places(right), hidden)
 
 
-def lying(failing: Places, right: Places, hidden: int = 0) -> list[str]:
+def lying(failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None) -> list[str]:
     """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
 
     ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. That the
     values spared are chosen after the fact is allowed for: that any choice of them is spared has a chance below 1 in
-    1000.
+    1000. Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
     """
     found = []
+    crashing = crashing or Counter()
     some = next(iter(AXES))
     failed_cases, right_cases = (
         sum(n for (axis, _), n in places.items() if axis == some) for places in (failing, right)
@@ -71,6 +72,13 @@ def lying(failing: Places, right: Places, hidden: int = 0) -> list[str]:
             found.append(
                 "; ".join([*sides, *(f"{named(axis, value)}: 0 of {of}" for value, of in spared.items())]) + beside
             )
+    if not (crashed := sum(n for (axis, _), n in crashing.items() if axis == some)):
+        return found
+    dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
+    found += [f"not known for {named(*place)}, where {many(crashing[place], 'case')} crash" for place in dark]
+    if not found:
+        shown = f"{failed_cases} of {total} cases that do not fail otherwise, under no condition that is sure"
+        found.append(f"{shown}; {many(crashed, 'case')} {'crashes' if crashed == 1 else 'crash'}, which may hide one")
     return found
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from eqcheck.attribution.packed import packs
 from eqcheck.attribution.parts import parts
+from eqcheck.declining import unseen
 from eqcheck.harness import Run, ranked
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.features import alike
@@ -66,6 +68,7 @@ def _rounds(run: Run) -> set[str]:
     case, truth = run.case, run.truth
     found = set()
     drafted_eos = set()
+    answered: dict[int, int] = {}  # by row, the call that answers for its last token
     counts: dict[int, set[int]] = defaultdict(set)
     ranks = ranked(case, truth) if case.tree else []
     off_spine = False
@@ -79,8 +82,15 @@ def _rounds(run: Run) -> set[str]:
             found |= {"all_accepted"} if part.accepted == case.num_draft_tokens else set()
         row = part.request
         end = len(case.prompts[row]) + len(truth.rows[row]) - 1
+        if part.last >= end - 1:
+            answered.setdefault(row, part.call.number)
         if part.last - part.accepted < end <= part.last and truth.rows[row][-1] in case.eos_token_ids:
             drafted_eos.add(row)
+    drafted = [call.number for call in run.trace.made(DRAFT)] + [call.number for call in run.trace.heads]
+    for row, call in answered.items():
+        later = max(answered.values())
+        if call < later and (not drafted or any(call < number < later for number in drafted)):
+            found.add("eos_before_others" if truth.rows[row][-1] in case.eos_token_ids else "limit_before_others")
     found |= {"off_spine"} if off_spine else set()
     found |= {"ragged_round"} if any(len(accepted) > 1 for accepted in counts.values()) else set()
     found |= {"eos_inside_block"} if drafted_eos else set()
@@ -88,9 +98,12 @@ def _rounds(run: Run) -> set[str]:
     return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
 
 
-def vacuous(coverage: dict[str, int]) -> list[str]:
-    """A warning that names the essential counters that stayed at zero; none when there are none."""
-    missing = [f"{name} ({COUNTERS[name]})" for name in ESSENTIAL if not coverage.get(name)]
+def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]:
+    """A warning that names the essential counters that stayed at zero; none when there are none.
+
+    The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
+    """
+    missing = [f"{name} ({COUNTERS[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
     found = [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
         found.append(

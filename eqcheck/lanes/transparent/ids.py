@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, cycle
 from random import Random
 from typing import Any
 
@@ -144,15 +144,44 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
         >>> case.prompts[0][0] == case.prompts[1][1]
         True
     """
+    return _renewed(case, Random(f"permuted {seed}"), tries, one_for_each=True)
+
+
+def redrawn(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
+    """As `permuted`, but equal ids of prompts become different, as far as there are ids, and different ones equal.
+
+    Kept are equal ids that are 0, an EOS or the pad, and a prefix that all rows share. An explanation that takes a
+    token for another with the same id says something else here. ``seed`` even: no id twice; odd: half as many ids.
+
+        >>> case = redrawn(Case(((5, 7), (7, 5)), max_new_tokens=6), seed=2)
+        >>> len({token for prompt in case.prompts for token in prompt})
+        4
+    """
+    return _renewed(case, Random(f"redrawn {seed}"), tries, one_for_each=False, scarce=bool(seed % 2))
+
+
+def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scarce: bool = False) -> Case:
+    """The case with other ids: ``one_for_each`` that it has, or one a place; of ``scarce`` ids many are equal."""
     places, traits = Places.of(case), _traits(case)
     table = {} if case.agreement is None else as_table(case)
-    random = Random(f"permuted {seed}")
+    kept = {0, case.pad_token_id, *case.eos_token_ids}
+    ids = {token for prompt in case.prompts for token in prompt}
     best, least = case, len(traits) + 1
     for _ in range(tries):
         others = list(range(1, case.vocab_size))
         random.shuffle(others)
         name = [0, *others, case.vocab_size]  # the last one is a pad that is no id of the vocabulary
         prompts = tuple(tuple(name[token] for token in prompt) for prompt in case.prompts)
+        if not one_for_each:
+            free = [token for token in others if token not in {name[one] for one in kept}]
+            supply = (
+                iter(random.choices(free[: len(ids) // 2 + 1], k=sum(map(len, prompts)))) if scarce else cycle(free)
+            )
+            prompts = tuple(
+                tuple(new if old in kept else next(supply) for old, new in zip(*pair, strict=True))
+                for pair in zip(case.prompts, prompts, strict=True)
+            )
+            prompts = tuple(prompts[0][: case.prefix_length] + prompt[case.prefix_length :] for prompt in prompts)
         new = with_ids(case, places.renamed(name), prompts=prompts, **table)
         different = sum(a != b for a, b in zip(_traits(new), traits, strict=True))
         if different < least:
@@ -163,13 +192,15 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
 
 
 def variants(case: Case) -> tuple[Case, ...]:
-    """The case with other ids, four times: twice with its pad, and twice with a pad that no token can be taken for.
+    """The case with other ids: three times with equal ids where they were, and three times with others equal.
 
-    >>> [variant.pad_token_id for variant in variants(Case(((5, 7),)))][2:]
+    Two of these have a pad that no token can be taken for.
+
+    >>> [variant.pad_token_id for variant in variants(Case(((5, 7),)))][2:4]
     [128, 128]
     """
-    renamed = [permuted(case, seed) for seed in range(1, 5)]
-    return (*renamed[:2], *(replace(one, pad_token_id=one.vocab_size) for one in renamed[2:]))
+    renamed = [*(permuted(case, seed) for seed in (1, 2, 3)), *(redrawn(case, seed) for seed in (2, 4, 5))]
+    return tuple(replace(one, pad_token_id=one.vocab_size) if at in (2, 3) else one for at, one in enumerate(renamed))
 
 
 def as_table(case: Case) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 
 from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.story import story_of
+from eqcheck.attribution.story import decode_of, story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.contract import Generate
@@ -17,6 +17,7 @@ from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
 from eqcheck.trace import TARGET
+from eqcheck.verdict import Explanation
 
 
 def luck_of(done: Run) -> tuple[str, str]:
@@ -65,3 +66,11 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         seconds=time.monotonic() - start,
         story=story_of(done, explanation) if opinion and explanation is not None else None,
     )
+
+
+def try_calls(
+    generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False, explanation: Explanation | None
+) -> Outcome:
+    """Decode one case, and keep every call of the models as ``observed["calls"]``, with what they explain."""
+    done = run(generate, case, timeout)
+    return Outcome(case, "skipped", outputs=done.outputs, observed={"calls": decode_of(done, explanation)})

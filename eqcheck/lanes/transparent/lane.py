@@ -6,31 +6,25 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-import torch
-
 from eqcheck.attribution.state import leaked
-from eqcheck.attribution.story import decode_of
 from eqcheck.case import Case
 from eqcheck.contract import POISONED, Decoder
-from eqcheck.errors import UsageError
-from eqcheck.family import FAMILY, base_of
+from eqcheck.family import FAMILY, claimed_by
 from eqcheck.findings import Audit, Finding, Options
-from eqcheck.harness import run
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import with_axes
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.judge import try_calls, try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.outcome import HANG, Outcome
-from eqcheck.requirements import refused, unmet
 from eqcheck.story import DrawnDecode
-from eqcheck.workers.forked import Forked, Limits
-from eqcheck.workers.local import InProcess, set_up
-from eqcheck.workers.pool import Workers
+from eqcheck.workers.forked import Limits
+from eqcheck.workers.pool import decoding
 from eqcheck.workers.runner import Runner
 
 
@@ -44,7 +38,7 @@ class TransparentLane:
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         claimed = decoder.families
         if targets := [family for family in families if FAMILY[family].target]:
-            claimed = tuple(family for family in targets if base_of(family) in decoder.families)
+            claimed = tuple(family for family in targets if claimed_by(decoder.families, family))
         states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
         self.source = Source(options.seed, families, decoder.padding_sides, states, decoder.requires, options.bounds)
         self.result = Audit(decoder, options, "transparent", families, claimed)
@@ -61,19 +55,11 @@ class TransparentLane:
 
     @contextmanager
     def runner(self, jobs: int) -> Iterator[Runner]:
-        """What runs the decoder; one that no spec names runs in this process and cannot be isolated."""
-        decoder, isolate, warnings = self.result.decoder, self.result.options.isolate, self.result.warnings
-        if isolate and not decoder.spec:
-            raise UsageError(f"decoder {decoder.name!r}: only one that a spec names can be isolated")
-        if not decoder.spec or (jobs <= 1 and not isolate):
-            torch.set_num_threads(1)
-            with set_up(decoder, warnings) as generate:
-                yield InProcess(generate, try_case, self.limits.timeout)
-            return
-        with ExitStack() as stack:
-            workers = [stack.enter_context(Forked(decoder.spec, self.limits, try_case)) for _ in range(jobs)]
-            yield Workers(workers)
-        warnings += dict.fromkeys(warning for worker in workers for warning in worker.warnings)
+        """What runs the decoder."""
+        result = self.result
+        isolate = result.options.isolate
+        with decoding(result.decoder, self.limits, try_case, result.warnings, isolate=isolate, jobs=jobs) as running:
+            yield running
 
     def cases(self) -> Iterator[Case]:
         return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
@@ -84,7 +70,7 @@ class TransparentLane:
             return False
         sides, states = source.padding_sides, source.cache_states
         within = case.family in source.families and case.padding_side in sides and case.cache_state in states
-        return within and not unmet(case, source.requires) and all(map(self.asks, case.before))
+        return within and all(map(self.asks, case.before))
 
     def draws_until(self, started: float) -> float | None:
         """All cases are drawn before any is looked into: the first of a fingerprint stands for all."""
@@ -193,7 +179,7 @@ class TransparentLane:
         if decoder.checkpoints:
             return Outcome(case, "skipped", declined="it loads checkpoints, and the case is for transparent models"), ""
         for earlier in (*case.before, case):
-            if declined := refused(earlier, decoder.requires) or _not_taken(decoder, earlier):
+            if declined := _not_taken(decoder, earlier):
                 return Outcome(case, "skipped", declined=declined), ""
         outcome = self._again(case)
         return outcome, "" if outcome.declined or not calls else self._calls(outcome)
@@ -208,13 +194,17 @@ class TransparentLane:
             return running.try_case(case, opinion=True)
 
     def _calls(self, outcome: Outcome) -> DrawnDecode | str:
-        if self.result.options.isolate and outcome.outputs is None:
-            return "The decoder failed in a process of its own: its calls are not shown."
-        with set_up(self.decoder, []) as generate:
-            done = run(generate, outcome.case, self.limits.timeout)
-        if done.outputs != outcome.outputs:
-            return decode_of(done, note="The decoder answered differently when its calls were recorded.")
-        return decode_of(done, outcome.explanation)
+        if outcome.fingerprint == HANG:
+            return "The decoder did not end: its calls are not shown."
+        task = partial(try_calls, explanation=outcome.explanation)
+        with decoding(self.decoder, self.limits, task, [], isolate=self.result.options.isolate) as running:
+            again = running.try_case(outcome.case)
+        shown: DrawnDecode | None = again.observed.get("calls")
+        if shown is None:
+            return "The decoder ended its process: its calls are not shown."
+        if again.outputs != outcome.outputs:
+            return replace(shown, story=None, note="The decoder answered differently when its calls were recorded.")
+        return shown
 
     @property
     def decoder(self) -> Decoder:
@@ -235,12 +225,8 @@ class TransparentLane:
             result.warnings.append("--memory: on real models it is not measured; audit the transparent target")
             return
         case = probe_case(families[0], decoder.padding_sides[0], decoder.requires)
-        if decoder.spec and result.options.isolate:
-            with Forked(decoder.spec, self.limits, try_memory) as worker:
-                outcome = worker.try_case(case)
-        else:
-            with set_up(decoder, []) as generate:
-                outcome = try_memory(generate, case, self.limits.timeout)
+        with decoding(decoder, self.limits, try_memory, [], isolate=result.options.isolate) as running:
+            outcome = running.try_case(case)
         result.facts["memory"] = {name: found for name, found in outcome.observed.items() if name != "warnings"}
         result.warnings += outcome.observed.get("warnings", ())
         if not outcome.observed:
@@ -256,6 +242,8 @@ class TransparentLane:
             "between requests, and has no spec: no fresh process can tell which"
         )
         case = finding.case.id
+        if self.sequences and case in self.sequences.unlike:
+            why = "alone the request fails each time, but not in the same way: the decoder is not repeatable"
         return f"INCONCLUSIVE: {finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
 
     @staticmethod

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
 
 import torch
 
 from eqcheck import pair
-from eqcheck.contract import Decoder, Request
-from eqcheck.errors import Unsupported
+from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.findings import RealPair
-from eqcheck.harness import why
+from eqcheck.harness import Truth, answered
 from eqcheck.oracle import Oracle
+from eqcheck.outcome import HANG, Outcome
+from eqcheck.requirements import barred, without_ids
 from eqcheck.text import render
-from eqcheck.workers.local import set_up
+from eqcheck.trace import Trace
+from eqcheck.workers.forked import Limits
+from eqcheck.workers.pool import decoding
 
 TEXTS = (
     "import os\nimport sys\n\n\ndef main(",
@@ -36,40 +42,77 @@ SPACE = 32  # a pad that prompts contain
 _EQUAL = 15  # what prompts are cut to where they are to be of one length
 
 
-def on_pair(decoder: Decoder) -> RealPair:
+_USUAL = Limits()
+
+
+@dataclass(frozen=True)
+class PairCase:
+    """A request to the pair, as what runs decoders wants a case to be."""
+
+    asked: Request
+    family: ClassVar[str] = ""
+    before: ClassVar[tuple[()]] = ()
+    known_ids: ClassVar[int] = pair.BYTES
+
+    @property
+    def alone(self) -> PairCase:
+        return self
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return self.asked.prompts
+
+    def request(self) -> Request:
+        """What the decoder is asked; a fresh copy each time."""
+        return deepcopy(self.asked)
+
+
+def on_pair(decoder: Decoder, limits: Limits = _USUAL, *, isolate: bool = False) -> RealPair:
     """Decode the texts with the pair: to the limit, and to a stop token, each on a padding side that is claimed.
 
-    Where the decoder declined, no row was decoded, and ``first`` says why.
+    Where the decoder declined, no row was decoded, and ``first`` says why. The first request that does not end is the
+    last.
     """
     began = time.perf_counter()
-    target, draft = pair.load(torch.float64)
-    oracle = Oracle(target)
     rows, equivalent, wrong, declined = 0, 0, "", ""
-    with set_up(decoder, []) as generate, torch.no_grad():
+    with decoding(decoder, limits, try_request, [], isolate=isolate) as running:
         for request in _requests(decoder):
-            prompts, eos = [list(prompt) for prompt in request.prompts], request.eos_token_ids
-            pad = request.pad_token_id
-            try:
-                outputs = generate(target, draft, request)
-                verdict = oracle.check(prompts, outputs, max_new_tokens=NEW, eos_token_ids=eos, pad_token_id=pad)
-            except Unsupported as error:
-                declined = declined or f"declined: {why(error)}"
+            outcome = running.try_case(PairCase(request))
+            if outcome.declined:
+                declined = declined or f"declined: {outcome.declined}"
                 continue
-            except Exception as error:  # the decoder's, or of the oracle at what it returned
-                rows += len(prompts)
-                wrong = wrong or f"{type(error).__name__}: {error}"
-                continue
-            rows += len(prompts)
-            equivalent += sum(row.first is None for row in verdict.rows)
-            if verdict.explanation is not None:
-                wrong = wrong or render(verdict.explanation)
+            rows += len(request.prompts)
+            equivalent += outcome.observed.get("right", 0)
+            if (found := outcome.explanation) is not None:
+                wrong = wrong or (found.detail if found.component == "crash" else render(found))
+            if outcome.fingerprint == HANG:
+                break
     return RealPair(rows, equivalent, wrong or declined, round(time.perf_counter() - began, 2))
+
+
+def try_request(generate: Generate, case: PairCase, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Decode one request with the pair, and judge it by its tokens: ``observed["right"]`` counts the right rows."""
+    target, draft = _models()
+    done = answered(generate, case, Truth((), (), ()), Trace(), (target, draft), timeout)
+    if done.outputs is None:
+        return Outcome(case, "skipped", declined=done.declined, explanation=done.failure)
+    eos, pad = case.asked.eos_token_ids, case.asked.pad_token_id
+    verdict = Oracle(target).check(case.prompts, done.outputs, max_new_tokens=NEW, eos_token_ids=eos, pad_token_id=pad)
+    right = sum(row.first is None for row in verdict.rows)
+    return Outcome(case, verdict.status, explanation=verdict.explanation, observed={"right": right})
+
+
+@cache
+def _models() -> pair.Pair:
+    return pair.load(torch.float64)
 
 
 def _requests(decoder: Decoder) -> list[Request]:
     """Two requests for all texts, or as many as it takes to meet what the decoder requires."""
     needs = decoder.requires
-    prompts = [pair.encode(text)[: _EQUAL if "equal-lengths" in needs else None] for text in TEXTS]
+    texts = [tuple(pair.encode(text)) for text in TEXTS]
+    texts = without_ids(texts, barred(needs), 256)
+    prompts = [list(text[: _EQUAL if "equal-lengths" in needs else None]) for text in texts]
     groups: dict[int, list[list[int]]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         key = number if "batch-1" in needs else len(prompt) if "equal-lengths" in needs else 0

@@ -26,12 +26,13 @@ from eqcheck.lanes.transparent.features import Feature, features, raggedness, sc
 from eqcheck.lanes.transparent.ids import permuted
 from eqcheck.lanes.transparent.shrink import smallest
 from eqcheck.requirements import checked, unmet
-from eqcheck.sizes import WIDE, Bounds
+from eqcheck.sizes import BLOCKS, WIDE, Bounds
 
 CHUNK = 50
 _DRAWN, _KEPT = 20, 10
 _CALLS = 20  # of the models, that what does not depend on a case's rounds costs as much as
 _AGAIN = 2  # of so many batches, one ends with a case that is another again with other ids
+_DIVERGE = 4  # of so many batches, one ends with requests that differ at the ends of blocks
 _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats itself
 
 
@@ -73,6 +74,9 @@ class Source:
             self._drawn.keep(self._candidates())
             if self._drawn.batches % _AGAIN == 0:
                 self._drawn.add(self._alike(self._drawn.order[-1]))
+            if self._drawn.batches % _DIVERGE == _DIVERGE - 1:
+                for case in self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE):
+                    self._drawn.add(case)
         return self._drawn.order[start : start + size]
 
     def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
@@ -83,6 +87,35 @@ class Source:
         """The case with other ids, for a decoder that takes a request for the one before, of the same lengths."""
         other = permuted(case, self._drawn.batches, tries=3)
         return None if other in self._drawn.known or unmet(other, self.requires) else other
+
+    def _diverging(self, case: Case, number: int) -> list[Case]:
+        """Two requests whose prompts are equal but for the last token of a block, for caches that find prefixes again.
+
+        The prompts of one request differ at the end of the first block, and then, in the next, at that of the second.
+        """
+        size = BLOCKS[number % len(BLOCKS)]
+        length, made = 2 * size + 1, list[Case]()
+        if self.bounds.prompt < length or self.bounds.rows < 2 or "empty" not in self.cache_states:
+            return made
+        barred = {case.pad_token_id, *case.eos_token_ids}
+        ids = [token for token in range(case.vocab_size) if token not in barred]
+        text = tuple(ids[(number + place) % len(ids)] for place in range(length))
+        for end in (size, 2 * size):
+            other = (*text[: end - 1], ids[(number - 1) % len(ids)], *text[end:])
+            prompts = (text, other) if "batch-1" not in self.requires else (other,)
+            made.append(
+                Case(
+                    prompts=prompts,
+                    max_new_tokens=case.max_new_tokens,
+                    num_draft_tokens=case.num_draft_tokens,
+                    agreement=case.agreement,
+                    eos_token_ids=case.eos_token_ids,
+                    pad_token_id=case.pad_token_id,
+                    padding_side=case.padding_side,
+                    family=case.family,
+                )
+            )
+        return [one for one in made if one not in self._drawn.known and not unmet(one, self.requires)]
 
     def _candidates(self) -> list[_Candidate]:
         """The next cases to choose from: none that was kept before."""

@@ -72,7 +72,8 @@ class SequenceSearch:
     """The search for sequences in one audit.
 
     ``claims`` are those of the cases that the audit may draw. ``proven`` are earlier requests that made a later one
-    fail, ``in_vain`` counts the searches that found none.
+    fail, ``in_vain`` counts the searches that found none. ``unlike`` are the ids of cases that failed in each fresh
+    process, but not in the same way in all.
     """
 
     fresh: Fresh
@@ -80,6 +81,7 @@ class SequenceSearch:
     claims: Claims
     proven: list[tuple[Case, ...]] = field(default_factory=list)
     in_vain: int = 0
+    unlike: set[str] = field(default_factory=set)
 
     def examine(self, outcome: Outcome, timeout: float | None, seconds: float) -> Outcome | None:
         """A failing case that fails alone, or else the smallest sequence that ends with one like it; None for neither.
@@ -92,7 +94,7 @@ class SequenceSearch:
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
-            return first if same or self._agree(case, first, RERUNS, timeout) else None
+            return first if same or self._alone(case, first, timeout) else None
         if not self._right_alone(case, _QUICKLY, timeout):
             return None
         for before in self.proven:
@@ -140,6 +142,18 @@ class SequenceSearch:
             if not self.fresh.try_case(case, timeout).repeats(first):
                 return False
         return True
+
+    def _alone(self, case: Case, first: Outcome, timeout: float | None) -> bool:
+        """Whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise, note it."""
+        same = True
+        for _ in range(RERUNS):
+            self.check()
+            again = self.fresh.try_case(case, timeout)
+            if again.explanation is None:
+                return False
+            same = same and again.repeats(first)
+        self.unlike |= set() if same else {case.id}
+        return same
 
     def _simplest(self, case: Case, timeout: float | None, end: float) -> Case:
         """The case with requests as small as can be, as long as it fails after them and not alone.

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from eqcheck.attribution.witnesses import mechanism
 from eqcheck.case import Case
-from eqcheck.lanes.transparent.ids import variants
+from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.sequences import RERUNS, SequenceSearch
 from eqcheck.outcome import HANG, Outcome
@@ -26,8 +26,11 @@ def confirms(
 ) -> Outcome | None:
     """The outcome if the case fails time and again, alone or (then it becomes a sequence) after earlier requests.
 
-    A decoder that hung is given up sooner than the first time: ``slowest`` is the longest that a case took which ended.
+    A decoder that hung has to hang again within the whole limit: some are slow once, when they compile. After that it
+    is given up sooner; ``slowest`` is the longest that a case took which ended.
     """
+    if outcome.fingerprint == HANG and not runner.try_case(outcome.case).repeats(outcome):
+        return None
     soon = max(_HANG_AGAIN_S, 20 * slowest) if outcome.fingerprint == HANG else None
     if sequences is not None:
         return sequences.examine(outcome, soon, seconds)
@@ -51,7 +54,7 @@ def of_state(others: list[Outcome], runner: Runner, sequences: SequenceSearch, s
 def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
     """The outcome with a second opinion: `unattributed`, with what each witness says, where they prove no cause.
 
-    Where it rests on a coincidence of ids and most cases with other ids have one cause, one of those stands for it.
+    Where it rests on a coincidence of ids, and most cases without equal ids have one cause, one of them stands for it.
     """
     if outcome.fingerprint == HANG or outcome.case.before:
         return outcome
@@ -60,7 +63,9 @@ def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
     if again.outputs != outcome.outputs:
         return outcome
     if again.explanation and again.explanation.component == "unattributed" and again.explanation.permuted[1]:
-        others = [runner.try_case(case, opinion=True) for case in variants(outcome.case)]
+        others = [
+            runner.try_case(case, opinion=True) for case in (*variants(outcome.case)[3:], redrawn(outcome.case, 6))
+        ]
         proved = [one for one in others if one.explanation and one.explanation.component != "unattributed"]
         for fingerprint, count in Counter(one.fingerprint for one in proved).items():
             if 4 * count >= 3 * len(others):

@@ -38,7 +38,8 @@ _KINDS = {
     "pad": "pad",
     "filler": "pad",
     "rejected draft": "draft",
-    "accepted draft": "draft",
+    "cut draft": "draft",
+    "accepted draft": "draft",  # in reports of eqcheck 0.2
     "row": "other",
     "draft model": "other",
     "an entry of": "other",

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eqcheck.findings import OtherCase
 from eqcheck.kinds import KINDS
 from eqcheck.report.schema import ReportedViolation
-from eqcheck.story import DrawnQuery, DrawnRow, DrawnSlot
+from eqcheck.statements import nothing_expected
+from eqcheck.story import DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 from eqcheck.text import argument, consequences, shifted
 from eqcheck.verdict import Explanation, Search, Slot
 
 _ROWS_SHOWN, _VALUES_SHOWN = 64, 4000
 _ENDS, _AROUND = 8, 12
+_CALLS = 40
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,17 @@ class Finding:
         return bool(self.picture or (self.v.story and self.v.story.call))
 
     @property
+    def timeline(self) -> Timeline | None:
+        """The rounds of all rows over the calls of the target; None where they are not known, or there is one row."""
+        batch = self.v.story.batch if self.v.story else ()
+        return timeline(batch) if len(batch) > 1 and any(batch) else None
+
+    @property
+    def others(self) -> list[tuple[OtherCase, list[tuple[str, list[str]]], str]]:
+        """Other failing cases, readable, and as JSON that `eqcheck replay` takes."""
+        return [(one, readable(one.case), json.dumps(one.case)) for one in self.v.others]
+
+    @property
     def shifted(self) -> str:
         return shifted(self.v.evidence)
 
@@ -92,6 +106,36 @@ class Finding:
     @property
     def case(self) -> list[tuple[str, list[str]]]:
         return readable(self.v.case)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Rows over calls of the target: ``rows`` have for each of ``calls`` a round, or ``waits``, ``no round``, ``left``.
+
+    ``left_out`` counts calls that are not shown.
+    """
+
+    calls: tuple[int, ...]
+    rows: tuple[tuple[DrawnRound | str, ...], ...]
+    left_out: int = 0
+
+
+def timeline(batch: Sequence[Sequence[DrawnRound]]) -> Timeline:
+    """The picture of a ragged batch.
+
+    >>> one, two, three = (DrawnRound(n, n + 1, (5,), 1, "bonus", 6, (5, 6)) for n in (1, 2, 3))
+    >>> [[getattr(cell, "number", cell) for cell in row] for row in timeline([[one], [two, three]]).rows]
+    [[1, 'left', 'left'], ['waits', 2, 3]]
+    """
+    every = sorted({one.call for rounds in batch for one in rounds})
+    calls = every[:_CALLS]
+    rows = []
+    for rounds in batch:
+        at = {one.call: one for one in rounds}
+        first, last = min(at, default=every[-1]), max(at, default=0)
+        away = {call: "waits" if call < first else "left" if call > last else "no round" for call in calls}
+        rows.append(tuple(at.get(call, away[call]) for call in calls))
+    return Timeline(tuple(calls), tuple(rows), len(every) - len(calls))
 
 
 @dataclass(frozen=True)
@@ -129,7 +173,7 @@ def _next(kept: set[int], n: int, length: int) -> int:
 
 def _token(e: Explanation, n: int) -> Token:
     lines = (e.expected_row, e.observed_row)
-    if not e.expected_row and e.component == "sampling":
+    if nothing_expected(e) or (not e.expected_row and e.component == "sampling"):
         lines = (e.observed_row, e.observed_row)
     first, second = (line[n] if n < len(line) else None for line in lines)
     wrong = "same" if first == second and n != e.token_index else "first" if n == e.token_index else "other"

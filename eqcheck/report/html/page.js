@@ -120,6 +120,25 @@
     });
   }
 
+  // Other failing cases of a cause are shown one at a time.
+  for (const walk of all("[data-walk]")) {
+    const cases = all("[data-other]", walk), bar = document.createElement("p");
+    let at = 0;
+    const show = (number) => {
+      at = (number + cases.length) % cases.length;
+      cases.forEach((one, other) => { one.hidden = other !== at; });
+    };
+    for (const [words, step] of [["← Previous", -1], ["Next →", 1]]) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = words;
+      button.addEventListener("click", () => show(at + step));
+      bar.append(button, " ");
+    }
+    if (cases.length > 1) cases[0].before(bar);
+    show(0);
+  }
+
   // Commands are copied with a button.
   for (const line of all("[data-copy]")) {
     const button = document.createElement("button");

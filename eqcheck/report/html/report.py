@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from eqcheck import __version__
 from eqcheck.campaign.lane import LANES
-from eqcheck.report.compare import Comparison, chance, compare, in_words
+from eqcheck.plain import printable
+from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.html import page
 from eqcheck.report.html.chart import Chart
 from eqcheck.report.html.finding import Finding
@@ -16,21 +18,47 @@ from eqcheck.report.markdown import about, asked, declined_of, memory, not_taken
 from eqcheck.report.schema import Report, ReportedViolation, printable_report
 from eqcheck.verdict import many
 
+_MOST = 100  # findings that a page draws; a browser shows no more of them at once
+_MOST_CHANGES = 500  # lines of a comparison
 _TITLES = {"violations": "", "discoveries": "Discovery", "inconclusive": "Inconclusive"}
 
 
 def to_html(reports: Sequence[Report]) -> str:
     """The page of one report, or of several, one after the other."""
-    shown = [_prepared(printable_report(report), number) for number, report in enumerate(reports)]
+    shown = [_prepared(printable_report(_shortened(report)), number) for number, report in enumerate(reports)]
     title = ", ".join(f"{one.r.decoder.name}: {one.r.verdict}" for one in shown)
     return page(f"{title} - eqcheck", "report.jinja", reports=shown)
 
 
 def compared_to_html(comparisons: Sequence[Comparison]) -> str:
     """The page of two audits beside each other, of one decoder or of several."""
-    clean = [compare(printable_report(one.before), printable_report(one.now)) for one in comparisons]
+    said = [printable(in_words(one)) for one in comparisons]
+    clean = [_printable(one) for one in comparisons]
+    left_out = [len(one.changes) - len(drawn.changes) for one, drawn in zip(comparisons, clean, strict=True)]
     names = ", ".join(one.now.decoder.name for one in clean)
-    return page(f"{names}: two audits - eqcheck", "compare.jinja", comparisons=clean, in_words=in_words, chance=chance)
+    shown = list(zip(clean, said, left_out, strict=True))
+    return page(f"{names}: two audits - eqcheck", "compare.jinja", comparisons=shown, chance=chance)
+
+
+def _shortened(report: Report) -> Report:
+    """The report with the findings that a page draws, and a warning where that leaves some out."""
+    left_out = sum(max(0, len(getattr(report, group)) - _MOST) for group in _TITLES)
+    if not left_out:
+        return report
+    warning = f"{many(left_out, 'finding')} of this audit stand in report.json alone: the page draws {_MOST} of a kind"
+    kept: dict[str, Any] = {group: getattr(report, group)[:_MOST] for group in _TITLES}
+    return replace(report, **kept, warnings=(*report.warnings, warning))
+
+
+def _printable(one: Comparison) -> Comparison:
+    """The comparison as a page draws it: its first changes, and of the reports what is no finding."""
+    none: dict[str, Any] = dict.fromkeys(_TITLES, ())
+    before, now = (printable_report(replace(report, **none)) for report in (one.before, one.now))
+    changes = [
+        replace(change, fingerprint=printable(change.fingerprint), meaning=printable(change.meaning))
+        for change in one.changes[:_MOST_CHANGES]
+    ]
+    return replace(one, before=before, now=now, changes=tuple(changes), notes=tuple(map(printable, one.notes)))
 
 
 def _prepared(report: Report, number: int) -> SimpleNamespace:
@@ -48,7 +76,8 @@ def _prepared(report: Report, number: int) -> SimpleNamespace:
         findings=found,
         axes=getattr(lane, "AXES", {}),
         losses=getattr(lane, "LOSSES", {}),
-        exercised=_exercised(report, lane),
+        exercised=(exercised := _exercised(report, lane)),
+        never=sum(not count for _, rows in exercised for _, _, count in rows),
         counts_all=report.versions.get("eqcheck") == __version__,
         reached=[(report.reached.get(name, 0), what) for name, what in getattr(lane, "REACHED", {}).items()],
         clean_shows=getattr(lane, "CLEAN_SHOWS", ""),

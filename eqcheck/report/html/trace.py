@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from eqcheck.plain import one_line, printable
 from eqcheck.report.html import page
+from eqcheck.report.html.finding import timeline
 from eqcheck.story import DrawnCall, DrawnDecode, DrawnRound
+
+_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def trace_page(name: str, case: str, outcome: str, decode: DrawnDecode) -> str:
         text=text,
         steps=list(_steps(decode)),
         decode=decode,
+        batch=timeline(decode.rounds[:_ROWS]) if len(decode.rounds) > 1 and any(decode.rounds) else None,
         rows=[(row, rounds, decode.first_wrong(row)) for row, rounds in enumerate(decode.rounds)],
     )
 

@@ -164,7 +164,7 @@ _TABLE = {
         "pads-after-end": "the row goes on with {tokens} after its end, all of them pads",
     },
     "bookkeeping/row-swap": {"rows-swapped": "rows hold the output of other rows"},
-    "bookkeeping/premature-stop": {"ends-early": "the row ends after {tokens}, all of them right"},
+    "bookkeeping/premature-stop": {"ends-early": "the row ends after {tokens}"},
     "bookkeeping/past-eos": {"eos-passed": "the row goes on with {tokens} after its EOS"},
     "bookkeeping/over-length": {"limit-passed": "the row goes on with {tokens} after its limit"},
     "options/ignored-option": {

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from eqcheck.contract import RowOptions
 from eqcheck.errors import CaseError
-from eqcheck.lanes.checkpoint.case import EngineCase, whole
-from eqcheck.options import ORDER, SEEDS
+from eqcheck.lanes.checkpoint.case import PAD, EngineCase, whole
+from eqcheck.options import ORDER, SEEDS, asked_of
+from eqcheck.verdict import Given
 
 REGIMES = ("std", "one", "peaked", "flat", "ngram")
 """What cases are drawn for; `eqcheck.lanes.checkpoint.sampled.drawing` has the figures."""
@@ -67,6 +68,14 @@ class SampledEngineCase(EngineCase):
         ]
         settings = {one.name: getattr(self, one.name) for one in fields(EngineCase) if one.name != "rows"}
         return EngineCase(tuple(plain), **settings)
+
+    def given(self, number: int) -> Given:
+        """What a row was asked with, and the rows beside it."""
+        rows = tuple(
+            Given(row.prompt, None, one.eos_token_ids, limit=one.max_new_tokens, sampling=asked_of(one))
+            for row, one in ((row, row.options) for row in self.rows)
+        )
+        return replace(rows[number], pad_token_id=PAD, num_draft_tokens=self.num_draft_tokens, rows=rows)
 
     def renewed(self, rng: Random) -> SampledEngineCase:
         """The same request with other chance: another entropy, and another seed wherever there is one."""

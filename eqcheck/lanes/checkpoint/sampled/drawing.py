@@ -43,7 +43,7 @@ DRAWN = {
 
 @dataclass(frozen=True)
 class SampledEngineCases:
-    """Where the cases come from; ``capabilities`` are those of the decoder.
+    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
 
     >>> cases = SampledEngineCases(1, ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
@@ -55,6 +55,7 @@ class SampledEngineCases:
     most_rows: int = 6
     promise: str = "none"
     order: tuple[str, ...] = ORDER
+    requires: tuple[str, ...] = ()
 
     @property
     def regimes(self) -> tuple[str, ...]:
@@ -72,7 +73,8 @@ class SampledEngineCases:
         regime = DRAWN[name]
         k = Random(f"eqcheck sampled {self.seed} block {block}").randint(*regime.k)
         rng = Random(f"eqcheck sampled {self.seed} case {number}")
-        size = rng.randint(min(2, self.most_rows), self.most_rows)
+        most = 1 if "batch-1" in self.requires else self.most_rows
+        size = rng.randint(min(2, most), most)
         limit, eos = rng.randint(*LIMITS), self._eos(rng)
         rows = [EngineRow(self._prompt(rng, name), self._options(rng, regime, limit, eos)) for _ in range(size)]
         if rng.randrange(_GREEDY_IN) == 0 and size > 2:
@@ -91,7 +93,7 @@ class SampledEngineCases:
             entropy=rng.getrandbits(48),
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
             order=self.order,
-        )
+        ).meeting(self.requires)
         if case.promise != "repeatable":
             return case
         # What rows without a seed draw, others may depend on.

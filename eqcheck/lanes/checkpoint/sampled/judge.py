@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.errors import OutputError
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE
+from eqcheck.lanes.checkpoint.case import VOCAB_SIZE
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement, truth
 from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
@@ -16,7 +16,7 @@ from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.verdict import Explanation, Given, check_rows
+from eqcheck.verdict import Explanation, check_rows
 
 GREEDY = "greedy-row"
 """The subject of a wrong greedy row, as long as nobody has looked into it."""
@@ -121,7 +121,6 @@ def _impossible(
 def _explanation(
     case: SampledEngineCase, component: str, kind: str, number: int, index: int, output: tuple[int, ...], detail: str
 ) -> Explanation:
-    row = case.rows[number]
     return Explanation(
         component,
         kind,
@@ -130,10 +129,9 @@ def _explanation(
         observed=output[index] if index < len(output) else None,
         detail=detail,
         observed_row=output,
-        expected_row=output[:index],
         wrong_rows=(number,),
         tied=True,
-        given=Given(row.prompt, PAD, row.options.eos_token_ids, case.num_draft_tokens),
+        given=case.given(number),
     )
 
 

@@ -53,8 +53,8 @@ class CheckpointSamplingLane(SamplingLane):
         self.python = environment(decoder, options.python)
         families = (SampledEngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint-sampling", families, families)
-        rows = 1 if "batch-1" in decoder.requires else min(6, options.bounds.rows)
-        self.source = SampledEngineCases(options.seed, decoder.capabilities, rows, decoder.seeds, decoder.option_order)
+        takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires)
         self.regimes = self.source.regimes
         self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
@@ -130,12 +130,13 @@ class CheckpointSamplingLane(SamplingLane):
                 self._promises()
                 if violated:
                     self._investigate()
-        result = self.result
-        greedy = [one for one in result.findings if one.explanation.subject == GREEDY]
         super().conclude()
-        # A greedy row has no law that could explain it.
-        result.findings += [one for one in greedy if one not in result.findings]
+        result = self.result
         result.findings = [self._with_script(finding) for finding in result.findings]
+
+    def by_law(self, finding: Finding) -> bool:
+        """As in the other lane, but a greedy row has no law that could explain it."""
+        return super().by_law(finding) and finding.explanation.subject != GREEDY
 
     @staticmethod
     def conclusions(result: Audit) -> None:

@@ -87,7 +87,7 @@ def bets(p: Any, q: Any, raw: Any, token: int, twin: int) -> Any:
         np.arange(len(p)) == q.argmax(),
         np.arange(len(p)) == p.argmax(),
         np.full(len(p), 1 / len(p)),
-        *((p**power / (p**power).sum()) for power in (1.43, 0.7)),
+        *((p**power / (p**power).sum()) for power in (1.36, 0.74)),
         raw,
         both + (1 - both.sum()) * p,
         p * (q + 1 - (p * q).sum()),

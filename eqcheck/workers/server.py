@@ -1,0 +1,10 @@
+"""What the fork server imports: before all else that it ends with the audit, then all that a worker needs."""
+
+from eqcheck.workers.serve import end_with_parent
+
+end_with_parent()
+
+import transformers.generation.utils  # noqa: E402, F401
+
+import eqcheck.hashlm  # noqa: E402
+import eqcheck.workers.forked  # noqa: E402, F401

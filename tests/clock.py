@@ -1,0 +1,58 @@
+"""A clock that a test sets: what a budget leaves is counted, however fast the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Clock:
+    """Stands for the module `time` where it is put."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def perf_counter(self) -> float:
+        """Later each time: who waits for a moment comes to it."""
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def put(self, patched: pytest.MonkeyPatch, modules: Iterable[str]) -> Clock:
+        """Have these modules of eqcheck read this clock."""
+        for name in modules:
+            patched.setattr(import_module(f"eqcheck.{name}"), "time", self)
+        return self
+
+    def charge(self, patched: pytest.MonkeyPatch, owner: Any, name: str, seconds: float) -> Clock:
+        """Have each call of a function take so many seconds of this clock."""
+        call: Callable[..., Any] = getattr(owner, name)
+
+        @wraps(call)
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds
+            return call(*args, **kwargs)
+
+        patched.setattr(owner, name, charged)
+        return self
+
+
+TRANSPARENT = (
+    "campaign.loop",
+    *(f"lanes.transparent.{name}" for name in ("judge", "lane", "settle", "sequences", "shrink")),
+)
+CHECKPOINT = (
+    "campaign.loop",
+    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink", "sampled.investigate", "sampled.lane")),
+    "lanes.sampling.gathered",
+)

@@ -1,0 +1,232 @@
+"""Rows that begin or end wrongly, and calls made twice: what is said of them, and what only seems to be wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
+
+from eqcheck.attribution.rounds import draft_warnings
+from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.campaign.loop import audit
+from eqcheck.case import Case
+from eqcheck.catalogue import BUILDS, FAULTS
+from eqcheck.catalogue.engines.batched import RolledBack
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
+from eqcheck.catalogue.engines.plain import Uncached
+from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.contract import Decoder
+from eqcheck.findings import Options
+from eqcheck.harness import run, truth_of
+from eqcheck.lanes.transparent.ids import variants
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.oracle import Oracle, judge
+from eqcheck.verdict import Explanation
+
+PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def explained(decoder: Decoder, case: Case) -> Explanation:
+    """The explanation with what all witnesses say."""
+    done = run(decoder.function, case)
+    found = judge(done).explanation
+    assert found is not None
+    return second_opinion(decoder.function, done, found, None, variants(case))
+
+
+def planted(switch: str) -> list[Decoder]:
+    found = [fault.decoder() for fault in FAULTS if fault.switch == switch]
+    assert len(found) > 1
+    return found
+
+
+def build(engine: type[RoundEngine], base: str) -> Decoder:
+    mixed = type(engine.__name__, (engine, BUILDS[base].engine), {"__doc__": "Broken."})
+    return replace(BUILDS[base], engine=mixed).decoder(engine.__name__)
+
+
+# Calls made twice:
+
+
+def test_a_draft_that_is_out_of_step_is_told_where_calls_are_made_twice() -> None:
+    total = Counter[str]()
+    for case in Source(8, ("rotary",), ("left",)).chunk(0, 12):
+        total.update(losses_and_rounds(twice(DraftSeesNoPrompt), case)[0])
+    (warning,) = draft_warnings(total)
+    assert warning.startswith("draft/desync: ")
+
+
+def test_no_share_is_more_than_the_whole() -> None:
+    (warning,) = draft_warnings(Counter({"rounds": 90, "ideal": 20, "allowed": 40, "lost": 50}))
+    assert "%" not in warning
+    assert "90 rounds were made where 20 do, so some committed nothing" in warning
+
+
+# Answers to a part of the prompt:
+
+
+@pytest.mark.parametrize("decoder", planted("T29-first-piece-answered"), ids=lambda one: one.name)
+def test_an_answer_to_a_part_of_the_prompt_is_told(decoder: Decoder) -> None:
+    case = Case(PROMPTS, 4, 2, accepts=((1,), (0,), (2,)), cache_state="chunked", prefill_chunk=2)
+    found = explained(decoder, case)
+    assert found.fingerprint == "bookkeeping/unfinished-prompt"
+    assert (found.facts["last"], found.facts["position"]) == (1, 1)
+    assert "the prompt was not yet fed whole" in found.detail
+    assert found.detail.endswith("the emitted token is its answer behind position 1")
+
+
+def test_where_no_draft_proposed_a_token_it_is_no_rejected_one() -> None:
+    """A prompt is fed two tokens a round, each answer is committed, and all is fed anew each round."""
+
+    class TwoARound(PerRow):
+        def verify(self, drafts: Rows) -> Rows:
+            found = []
+            for place, i in enumerate(self.active):
+                pending = self.rows[i][self.lengths[i] :]
+                whole = len(pending) <= 2 or self.lengths[i] >= self.starts[i]
+                block = pending + drafts[place] if whole else pending[:2]
+                answers = self.feed(i, block).argmax(-1).tolist()
+                drafts[place][:] = drafts[place] if whole else []
+                found.append(answers[-len(drafts[place]) - 1 :])
+            return found
+
+        def cached_after(self, place: int, count: int) -> int:
+            i = self.active[place]
+            return min(self.lengths[i], super().cached_after(place, count) if self.lengths[i] > self.starts[i] else 99)
+
+    decoder = build(TwoARound, "per_row")
+    wrong = [judge(run(decoder.function, case)) for case in Source(4, ("rotary", "learned"), ("left",)).chunk(0, 30)]
+    found = [one.explanation.fingerprint for one in wrong if one.explanation]
+    assert len(found) > 9
+    assert set(found) == {"bookkeeping/unfinished-prompt"}
+
+
+# Starts that are too early:
+
+
+@pytest.mark.parametrize("decoder", planted("T17-start-counted-without-pads"), ids=lambda one: one.name)
+def test_a_start_that_is_short_by_the_pads_of_the_prompt_is_told(decoder: Decoder) -> None:
+    case = Case(((5, 7, 6, 7, 12), (9, 3)), 4, 2, accepts=((1,), (2,)), pad_token_id=7)
+    found = explained(decoder, case)
+    assert (found.fingerprint, found.row) == ("bookkeeping/prompt-in-output", 0)
+    assert found.detail == (
+        "the output begins 2 ids too early, with the end of its prompt; as many ids of the prompt equal the pad id"
+    )
+
+
+def test_a_start_that_is_short_for_another_reason_names_none() -> None:
+    class ShortestForAll(RoundEngine):
+        def outputs(self) -> Rows:
+            return [row[min(self.starts) :] for row in self.rows]
+
+    found = explained(build(ShortestForAll, "uncached"), Case(PROMPTS, 4, pad_token_id=3))
+    assert found.fingerprint == "bookkeeping/prompt-in-output"
+    assert found.detail == "the output begins 1 id too early, with the end of its prompt"
+
+
+def test_the_oracle_tells_it_from_outputs_alone() -> None:
+    from eqcheck.hashlm import HashConfig, HashLM
+
+    oracle = Oracle(HashLM(HashConfig(seed=1)))
+    truth = oracle.truth([3, 0, 4], max_new_tokens=3)
+    found = oracle.check([[3, 0, 4]], [[4, *truth]], max_new_tokens=3, pad_token_id=0).explanation
+    assert found is not None
+    assert found.detail.endswith("as many ids of the prompt equal the pad id, and as many equal id 0")
+
+
+# Rows that end early:
+
+
+class StripsEos(RoundEngine):
+    def outputs(self) -> Rows:
+        return [row[:-1] if row[-1] in self.eos else row for row in super().outputs()]
+
+
+class EndsWithOne(RoundEngine):
+    def retire(self, counts: list[int], going: list[int]) -> None:  # type: ignore[override]
+        super().retire(counts, going if len(going) == len(self.active) else [])
+
+
+def ending(row: int, index: int, limit: int = 6) -> Case:
+    """A case in which a row ends at a new token by its EOS."""
+    case = Case(PROMPTS, limit, 2, accepts=((1, 2), (0, 2), (2, 0)))
+    return replace(case, eos_token_ids=(truth_of(case).uncut[row][index],))
+
+
+@pytest.mark.parametrize("base", ["realigned", "per_row", "rolled_back", "uncached"])
+def test_an_eos_that_is_not_written_is_told(base: str) -> None:
+    found = explained(build(StripsEos, base), ending(1, 2))
+    assert found.fingerprint == "bookkeeping/premature-stop"
+    assert "the target had answered its EOS" in found.detail
+    assert str(found.facts["also"]).startswith("eos-answered")
+
+
+@pytest.mark.parametrize("base", ["realigned", "per_row", "uncached"])
+def test_the_row_that_ended_in_the_round_is_said(base: str) -> None:
+    found = explained(build(EndsWithOne, base), ending(1, 0))
+    assert (found.fingerprint, found.facts["eos_rows"]) == ("bookkeeping/premature-stop", "1")
+    assert "row 1 emitted an EOS in this round" in found.detail
+    assert "the target is not called after this round" in found.detail
+
+
+def test_the_row_that_reached_its_limit_in_the_round_is_said() -> None:
+    case = Case(PROMPTS, 5, 2, accepts=((2, 2), (0,), (0,)))
+    found = explained(build(EndsWithOne, "realigned"), case)
+    assert (found.row, found.facts["limit_rows"]) == (1, "0")
+    assert "row 0 reached the limit in this round" in found.detail
+
+
+def test_an_answer_that_was_taken_back_when_the_batch_ended_is_no_missing_eos() -> None:
+    """Rows wait for the one that accepts least; the EOS of row 0 is answered, and row 1 ends the batch."""
+    case = Case(((5, 7, 11), (9, 3, 4, 8)), 2, 2, accepts=((2,), (0, 0)))
+    truth = truth_of(case).uncut
+    case = replace(case, eos_token_ids=(truth[0][1], truth[1][0]))
+    engine = type("Ends", (EndsWithOne, RolledBack), {"__doc__": "Broken."})
+    found = explained(replace(BUILDS["rolled_back"], engine=engine).decoder("ends"), case)
+    assert found.fingerprint == "bookkeeping/premature-stop"
+    assert (found.facts["statement"], found.facts["eos_rows"]) == ("eos-missing", "1")
+
+
+def test_a_block_without_room_is_said() -> None:
+    for decoder in planted("T28-no-room-for-a-block"):
+        found = explained(decoder, Case(PROMPTS, 5, 2, accepts=((2,), (0, 0), (1,))))
+        assert found.fingerprint == "bookkeeping/premature-stop"
+        assert "short of its limit, where a block has up to K + 1 = 3" in found.detail
+
+
+def test_what_all_failing_cases_share_and_no_right_one_has_is_said() -> None:
+    result = audit(build(EndsWithOne, "uncached"), Options(cases=60, seed=3))
+    (finding,) = result.violations
+    assert finding.fingerprint == "bookkeeping/premature-stop"
+    assert any(
+        " failing cases another row ended in the round in which the row ends; no row of the " in one
+        and one.endswith(" right cases ended before the last round of another row")
+        for one in finding.only
+    )
+    (other,) = audit(build(StripsEos, "uncached"), Options(cases=60, seed=3)).violations
+    assert other.fingerprint == "bookkeeping/premature-stop"
+    assert not any("another row" in one for one in other.only)
+
+
+def test_a_prompt_that_is_fed_at_once_is_never_unfinished() -> None:
+    """The answer behind another id of the prompt is emitted, from the call that was fed all of it."""
+
+    class OneEarly(Uncached):
+        def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:
+            found = [row.argmax(-1).tolist() for row in logits]
+            return [
+                row[-len(d) - 2 : -1] if len(row) > len(d) + 1 else row for row, d in zip(found, drafts, strict=True)
+            ]
+
+    found = judge(run(build(OneEarly, "uncached").function, Case(PROMPTS, 4, 2, accepts=((2,), (1,))))).explanation
+    assert found is not None
+    assert found.kind != "unfinished-prompt"

@@ -1,0 +1,285 @@
+"""The first screen: what is printed at once, while an audit runs, and last, where a terminal stands still."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import on_a_terminal, told
+
+from eqcheck import cli, registry
+from eqcheck.campaign import apart
+from eqcheck.campaign.events import CaseDone, Event, Finished, Settling, Started, ViolationSeen
+from eqcheck.campaign.loop import audit
+from eqcheck.case import Case
+from eqcheck.errors import UsageError
+from eqcheck.findings import Audit, Options
+from eqcheck.lanes.transparent.lane import TransparentLane
+from eqcheck.outcome import Outcome
+from eqcheck.report.terminal import progress, summary
+from eqcheck.verdict import Explanation
+
+ROOT = Path(__file__).parents[1]
+WITHOUT_TORCH = """
+import sys
+
+class No:
+    def find_spec(self, name, *_):
+        if name in ("torch", "transformers"):
+            raise ImportError(f"{name} is not to be imported here")
+
+sys.meta_path.insert(0, No())
+from eqcheck.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+Printed = pytest.CaptureFixture[str]
+
+
+def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_first_line_comes_before_torch_does() -> None:
+    done = without_torch("audit", "bsp")
+    assert done.stderr.startswith("loading torch\n")
+    assert "is not to be imported here" in done.stderr
+    assert without_torch("audit", "bsp", "--json").stdout == ""
+
+
+def test_the_list_needs_no_torch() -> None:
+    done = without_torch("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == registry.names()
+
+
+@pytest.mark.parametrize("name", registry.shipped())
+def test_what_is_read_of_a_decoder_is_what_it_declares(name: str) -> None:
+    loaded, declared = registry.load(name), registry.declared(name)
+    for field in ("families", "padding_sides", "origin", "checkpoints"):
+        assert getattr(declared, field) == getattr(loaded, field)
+    sure = [one for one in declared.known if "versions" not in one]
+    assert sure == [one for one in loaded.known if f"{one} (in some versions)" not in declared.known]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that have passed, which only the test moves."""
+    passed = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
+    return passed
+
+
+def an_outcome(symptom: str = "mask/window") -> Outcome:
+    component, _, kind = symptom.partition("/")
+    return Outcome(Case(prompts=((3, 1),)), "violation", explanation=Explanation(component, kind, row=0))
+
+
+def test_what_is_not_confirmed_says_so_and_what_is_known_too(capsys: Printed) -> None:
+    known = {"mine": {"mask/window"}}
+    with progress(known=known) as listen:
+        listen(Started("mine", "transparent", 300, ("rotary", "learned")))
+        listen(Started("drawn", "transparent", 20, (), sampled=True))
+        listen(ViolationSeen("mine", an_outcome(), 1))
+        listen(ViolationSeen("mine", an_outcome("cache/stale-entry"), 2))
+        listen(ViolationSeen("other", an_outcome(), 1))
+    case = an_outcome().case.id
+    assert capsys.readouterr().err.splitlines() == [
+        "mine: draws 300 cases, families rotary, learned",
+        "drawn: draws 20 cases, and sampled ones",
+        f"mine: seen, not confirmed yet: mask/window, known (case {case})",
+        f"mine: seen, not confirmed yet: cache/stale-entry (case {case})",
+        f"other: seen, not confirmed yet: mask/window (case {case})",
+    ]
+
+
+def test_while_causes_are_looked_for_each_is_named_and_counted(clock: list[float], capsys: Printed) -> None:
+    with progress() as listen:
+        listen(CaseDone("mine", 300, 300, 182))
+        listen(Settling("mine", "mask/window", 1, 0, 182))
+        clock[0] += 6
+        listen(Settling("mine", "cache/stale-entry", 2, 150, 182))
+        clock[0] += 1
+        listen(Settling("mine", "cache/wrong-row", 3, 160, 182))
+        listen(Settling("mine", "", 2, 182, 182))
+    assert capsys.readouterr().err.splitlines() == [
+        "mine: 0 of 182 failing cases explained; cause 1: mask/window",
+        "mine: 150 of 182 failing cases explained; cause 2: cache/stale-entry",
+        "mine: 182 of 182 failing cases explained; 2 causes",
+    ]
+
+
+def test_a_bar_counts_the_cases_that_are_explained(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress() as listen:
+        listen(Settling("mine", "mask/window", 1, 0, 48))
+        listen(Settling("mine", "", 1, 48, 48))
+    shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).split("\n")[-2].split())
+    assert shown.startswith("mine explained ")
+    assert " 48/48 " in shown
+    assert shown.endswith(" 1 cause")
+
+
+def test_one_sampled_case_is_one_and_not_several(clock: list[float], capsys: Printed) -> None:
+    with progress() as listen:
+        listen(Started("mine", "transparent", None))
+        for number in (1, 2):
+            clock[0] += 6
+            listen(CaseDone("mine", number, None, 0, lane="sampling"))
+    assert capsys.readouterr().err.splitlines()[1:] == ["mine: 1 sampled case", "mine: 2 sampled cases"]
+
+
+def test_decoders_side_by_side_have_a_clock_each(clock: list[float], capsys: Printed) -> None:
+    with progress() as listen:
+        for number in range(1, 13):
+            clock[0] += 1
+            listen(CaseDone("one", number, 100, 0))
+            listen(CaseDone("two", number, 100, 0))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["one", "two", "one", "two"]
+    assert said[0] == "one: 6 of 100 cases, about 78 s left"
+
+
+def test_the_campaign_tells_which_cause_and_how_far() -> None:
+    events: list[Event] = []
+    audit(registry.load("bsp"), Options(cases=12), events.append)
+    started = [event for event in events if isinstance(event, Started)]
+    assert [(event.total, event.families) for event in started] == [(12, ("rotary", "learned"))]
+    settling = [event for event in events if isinstance(event, Settling)]
+    failing = [event.failing for event in events if isinstance(event, CaseDone)][-1]
+    assert {event.total for event in settling} == {failing}
+    assert [event.number for event in settling[:-1]] == sorted(event.number for event in settling[:-1])
+    *looking, last = settling
+    assert all(0 <= event.done < failing for event in looking)
+    assert (last.symptom, last.done) == ("", failing)
+    seen = {event.outcome.symptom for event in events if isinstance(event, ViolationSeen)}
+    assert {event.symptom for event in looking} <= seen
+
+
+def test_that_causes_are_looked_for_is_told_before_processes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[None]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(TransparentLane, "settling", interrupted)
+    events: list[Event] = []
+    audit(registry.load("bsp"), Options(cases=6), events.append)
+    settling = [event for event in events if isinstance(event, Settling)]
+    assert [(event.number, event.done) for event in settling] == [(1, 0)]
+
+
+def test_the_last_lines_are_the_verdict_the_causes_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    on_a_terminal(monkeypatch, 80)
+    text = summary([told("showcase/bsp")], ["reports/showcase/bsp"])
+    lines = text.splitlines()
+    assert lines[-4:] == [
+        "bsp: violation in 263 of 300 cases; exact match 19.6 %, prefix match 59.5 %",
+        "  223 cases: position/query-position (known)",
+        "  40 cases: bookkeeping/past-eos (known)",
+        "bsp: report in reports/showcase/bsp, page: reports/showcase/bsp/report.html",
+    ]
+    screen = "\n".join(lines[-23:])
+    for part in ("Let   row 0 have", "However, the query carries position 3", "<--", "Reproduce: eqcheck replay"):
+        assert part in screen, "24 lines show the most frequent cause whole"
+    assert text.index("bookkeeping/past-eos - ") < text.index("position/query-position - ")
+
+
+def test_of_several_decoders_each_cause_is_a_line_and_the_table_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch, 80)
+    reports = [told(f"showcase/{name}") for name in ("bsp", "dsd", "hf_pr")]
+    lines = summary(reports, ["a", "b", "c"]).splitlines()
+    assert [line.split()[0] for line in lines[-5:]] == ["decoder", "-------", "bsp", "dsd", "hf_pr"]
+    assert len(lines) < 45
+    assert not [line for line in lines if "Let   row" in line]
+    said = " ".join(" ".join(lines).split())
+    for report in reports:
+        for one in report.violations:
+            assert said.count(f"{one.fingerprint} (known), {one.cause.meaning}") == 1 + (
+                one.fingerprint == "bookkeeping/past-eos"
+            )
+
+
+def test_an_audit_that_exercised_too_little_says_so_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = replace(told("showcase/bsp"), verdict="equivalent", violations=(), warnings=())
+    loud = replace(right, warnings=("VACUOUS: no case was seen to exercise: ragged_round",))
+    on_a_terminal(monkeypatch, 80)
+    marked = [line.split()[-2:] for line in summary([right, loud], ["a", "b"]).splitlines()[-2:]]
+    assert [words[-1] for words in marked] == ["-", "(VACUOUS)"]
+    assert "; VACUOUS, see the warning" in summary([loud], ["a"])
+    assert "VACUOUS" not in summary([right], ["a"])
+
+
+def test_narrow_tables_stay_tables(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    on_a_terminal(monkeypatch, 60)
+    table = summary([told("showcase/bsp"), told("showcase/hf_pr")], ["a", "b"]).split("\n\n")[-1]
+    assert table.splitlines() == [
+        "decoder  verdict    cases   exact  prefix  violations",
+        "-------  ---------  -----  ------  ------  -----------------",
+        "bsp      violation    300  19.6 %  59.5 %  position 223,",
+        "                                           bookkeeping 40",
+        "hf_pr    violation    300  63.6 %  83.4 %  bookkeeping 182",
+    ]
+    on_a_terminal(monkeypatch, 80)
+    assert cli.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith("decoder ")
+    assert len(listed.splitlines()) <= 22  # of 24, with the command and the prompt
+    assert {line.split()[0] for line in listed.splitlines() if line} >= set(registry.names())
+    assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_decoders_are_audited_side_by_side_as_they_are_one_after_the_other() -> None:
+    decoders = [registry.load(name) for name in ("bsp", "hf_pr")]
+    events: list[Event] = []
+    found = {one.decoder.name: one for one in apart.side_by_side(decoders, Options(cases=10, jobs=2), events.append)}
+    assert sorted(found) == ["bsp", "hf_pr"]
+    for decoder in decoders:
+        alone, beside = audit(decoder, Options(cases=10)), found[decoder.name]
+        assert beside.decoder is decoder
+        assert [one.fingerprint for one in beside.findings] == [one.fingerprint for one in alone.findings]
+        assert [one.outputs for one in beside.outcomes] == [one.outputs for one in alone.outcomes]
+        mine = [event for event in events if event.decoder == decoder.name]
+        assert isinstance(mine[0], Started)
+        assert isinstance(mine[-1], Finished)
+        assert len([event for event in mine if isinstance(event, CaseDone)]) == 10
+
+
+def test_an_audit_that_is_lost_beside_others_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\nimport pathlib\nimport eqcheck\n\nif pathlib.Path(__file__).with_name('ends').exists():\n"
+        "    os._exit(1)\n\n@eqcheck.decoder(name='ends')\ndef f(target, draft, request):\n    return []\n"
+    )
+    decoders = [registry.load(str(tmp_path / "mine.py"))]
+    (tmp_path / "ends").touch()
+    with pytest.raises(UsageError, match="ends: the process that audited it ended; try it alone, with --isolate"):
+        list(apart.side_by_side(decoders, Options(cases=1, jobs=1), lambda event: None))
+
+
+def test_a_first_interrupt_ends_the_audits_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def interrupted(pipes: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return connection.wait(pipes)
+
+    monkeypatch.setattr(apart, "wait", interrupted)
+    decoders = [registry.load(name) for name in ("eqspec", "ragged")]
+    found: list[Audit] = []
+    asked = Options(cases=100_000, jobs=1)
+    found += apart.side_by_side(decoders, asked, lambda event: None)
+    assert [(one.decoder.name, one.interrupted) for one in found] == [("eqspec", True)]
