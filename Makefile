@@ -2,17 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-4.57
-INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP = -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# uv takes the CPU build of torch. Without uv it is the build of the index: the public one requires CUDA packages on
+# Linux, unless PIP_EXTRA_INDEX_URL names PyTorch's own index of CPU builds.
+WITHOUT_UV := uv is missing: torch comes from the index of pip, on Linux the public one brings CUDA packages
+WITHOUT_UV += (docs/start.md)
+UV := $(shell command -v uv)
+UV_PIP = $(UV) pip install --quiet --torch-backend cpu --constraint constraints.txt --python
+install = $(if $(UV),$(UV_PIP) $(1)/bin/python,$(1)/bin/python $(PIP))
+say_index = @$(if $(UV),:,echo '$(WITHOUT_UV)')
 
 # What is imported is compiled once, when it is first imported; without this, in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm llama_cpp
 
-.PHONY: audit showcase test test-oldest lint docs bench comparison engines engines-test cluster-test dist clean
+.PHONY: audit showcase test test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist clean
 
 audit: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --allow-known --pair
+	$(VENV)/bin/eqcheck audit --allow-known --jobs 2
 
 # The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
 showcase: $(VENV)/.installed
@@ -27,6 +35,13 @@ test: $(VENV)/.installed
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_engines.py \
 		tests/test_wild.py "tests/test_adapters.py::test_right_decoders_have_no_undeclared_violation[transformers]"
+
+# The golden net (tests/golden): what 300 cases and the commands give, compared with what is stored; or stored anew.
+golden: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden
+
+golden-write: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
@@ -54,7 +69,7 @@ cluster-test: $(VENV)/.with-ray
 	$(VENV)/bin/python -m pytest -p no:xdist tests/cluster
 
 $(VENV)/.with-ray: $(VENV)/.installed
-	$(VENV)/bin/python $(INSTALL) --editable '.[dev,ray]'
+	$(call install,$(VENV)) --editable '.[dev,ray]'
 	touch $@
 
 # What would be published: built, the wheel from the sdist, and checked. tests/test_dist.py does the same.
@@ -70,16 +85,19 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("eqcheck needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(INSTALL) --editable '.[dev]'
+	$(say_index)
+	$(call install,$(VENV)) --editable '.[dev]'
 	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python $(INSTALL) 'transformers==4.57.6' --editable '.[test]'
+	$(say_index)
+	$(call install,$(OLDEST)) 'transformers==4.57.6' --editable '.[test]'
 	touch $@
 
 .venv-%/.installed: environments/%.txt
 	$(PYTHON) -c 'import sys; sys.exit("the engines need Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python $(INSTALL) --no-deps --requirement environments/$*.txt
+	$(say_index)
+	$(call install,.venv-$*) --no-deps --requirement environments/$*.txt
 	touch $@

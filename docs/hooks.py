@@ -22,6 +22,8 @@ def on_files(files: Files, config: Any) -> Files:
     for name in PICTURES:
         picture = str(ROOT / "reports" / "bench" / name)
         files.append(File.generated(config, f"pictures/bench-{name}", abs_src_path=picture))
+    for kind in FINGERPRINTS:
+        files.append(File.generated(config, f"kinds/{anchor(kind)}.md", content=_kind(kind)))
     return files
 
 
@@ -36,22 +38,25 @@ def findings(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put every kind where the page of kinds has its mark; `eqcheck explain COMPONENT/KIND` prints the same."""
+    """Put the table of kinds where its page has a mark; a kind's own page has what `eqcheck explain` prints of it."""
     return markdown.replace("<!-- kinds -->", kinds()) if page.file.src_uri == "kinds.md" else markdown
 
 
 def kinds() -> str:
-    """Every kind, by component: a table, then what is known of each.
+    """Every kind, by component, with its page; a row keeps the anchor that links from elsewhere have.
 
-    >>> "[`mask/window`](#mask-window) | the attention window is wrong" in kinds()
+    >>> "[`mask/window`](kinds/mask-window.md){ #mask-window } | the attention window is wrong" in kinds()
     True
     """
-    rows = [f"| [`{kind}`](#{anchor(kind)}) | {KINDS[kind.partition('/')[2]].meaning} |" for kind in FINGERPRINTS]
-    return "\n".join(["| kind | what was seen |", "|---|---|", *rows, "", *map(_kind, FINGERPRINTS)])
+    rows = [
+        f"| [`{kind}`](kinds/{anchor(kind)}.md){{ #{anchor(kind)} }} | {KINDS[kind.partition('/')[2]].meaning} |"
+        for kind in FINGERPRINTS
+    ]
+    return "\n".join(["| kind | what was seen |", "|---|---|", *rows])
 
 
 def anchor(kind: str) -> str:
-    """The anchor of a kind on its page."""
+    """The name of a kind's page, and its anchor in the table."""
     return kind.replace("/", "-")
 
 
@@ -59,8 +64,9 @@ def _kind(kind: str) -> str:
     said = EXPLAINED[kind]
     meaning = KINDS[kind.partition("/")[2]].meaning
     causes = [f"- {cause.what} {' '.join(map(_link, cause.urls))}".rstrip() for cause in said.causes]
-    parts = [f"## {kind} {{ #{anchor(kind)} }}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]
-    return "\n\n".join([*parts, "**Usual causes.**\n\n" + "\n".join(causes), f"**How to mend it.** {said.fix}", ""])
+    parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]
+    parts += ["**Usual causes.**\n\n" + "\n".join(causes), f"**How to mend it.** {said.fix}"]
+    return "\n\n".join([*parts, f"`eqcheck explain {kind}` prints this page. [All kinds](../kinds.md)", ""])
 
 
 def _link(url: str) -> str:
