@@ -24,7 +24,7 @@ from eqcheck.oracle import judge
 from eqcheck.trace import TARGET
 
 CHUNKS = 6
-COUNTS_TOKENS = re.compile("-end-at-|-ten-tokens-")
+COUNTS_TOKENS = re.compile("-end-at-|-ten-tokens-|-before-new-block")
 ENOUGH = 4  # violations of one fault
 MISREAD_AT_MOST = 0.04  # a coincidence of tokens can make one fault look like another, about once in a vocabulary
 DRAFT = [fault for fault in FAULTS if fault.component == "draft"]  # these only cost speed

@@ -17,7 +17,7 @@ import numpy as np
 from eqcheck.attribution.alignment import align
 from eqcheck.attribution.branches import Block, grows_trees
 from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments, writes
-from eqcheck.attribution.record import Label, Record, Sequences, overwritten, self_hidden
+from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden
 from eqcheck.harness import Run
 from eqcheck.trace import DRAFT, Call, Trace
 
@@ -34,8 +34,10 @@ class Labels(Record):
         drafted: bool = False,
         branches: bool = False,
         most: float = inf,
+        unused: frozenset[Write] = frozenset(),
     ) -> None:
         super().__init__(requests, pad, padding_side, drafted, branches)
+        self._unused = unused
         self.most = most  # draft tokens of a round: what is the pad id behind so many is a pad, even if it was proposed
         for call in trace.calls:
             self.add(call, given=call.number <= trace.given)
@@ -59,7 +61,7 @@ class Labels(Record):
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
-        lost = overwritten(call, row)
+        lost = [gone or (call.number, row, at) in self._unused for at, gone in enumerate(overwritten(call, row))]
         places = [[] if gone else self._places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
         begun = beginnings(self, call, row)
         packed = self.packed or begins_anew(self, call, row, begun)
@@ -153,7 +155,8 @@ class Labels(Record):
             theirs = places[column]
             if not theirs or any(r == request for r, _ in theirs) or column < self._pads(call, row):
                 continue
-            if int(call.tokens[row, column]) != self.pad or self._goes_on(call, row, column, places):
+            pad = int(call.tokens[row, column]) == self.pad and not any(position for _, position in theirs)
+            if not pad or self._goes_on(call, row, column, places):
                 found.append(column)
         return found
 
@@ -227,6 +230,30 @@ class Labels(Record):
         prompt = len(self.requests[request].prompt)
         begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
         self._begun[request] = max(self._begun.get(request, -1), begins)
+
+    def unused_beginnings(self) -> frozenset[Write]:
+        """Queries behind others of a row that are taken for a request's beginning, and that no later query sees.
+
+        A column that fills up a row and sees only itself has by chance the context of a prompt of one equal id. The
+        request begins elsewhere; where it begins nowhere else, it may have begun here.
+        """
+        starts = [write for write, label in self.of.items() if label.exact and not label.position]
+        ahead = {write for write in starts if self._behind_another(write)}
+        begun = {self.of[write].request for write in starts if write not in ahead}
+        ahead = {write for write in ahead if self.of[write].request in begun}
+        seen = {
+            write
+            for call in (self.calls.values() if ahead else ())
+            for row in range(len(call.tokens))
+            for slot, write in enumerate(writes(call, row))
+            if write in ahead and call.visible[row, :, slot].sum() > (call.number == write[0])
+        }
+        return frozenset(ahead - seen)
+
+    def _behind_another(self, write: Write) -> bool:
+        number, row, column = write
+        before = [self.of[number, row, at] for at in range(column)]
+        return any(label.request != self.of[write].request and label.what != "pad" for label in before)
 
     def draws_drafts(self) -> bool:
         """Whether a decoder feeds draft tokens that are not its draft's first choice: drawn ones, or second best.
@@ -316,7 +343,9 @@ def labels_of(run: Run, trace: Trace) -> Labels:
     known = [Sequences(*row) for row in rows]
     most = inf if case.num_draft_tokens is None else case.num_draft_tokens
     branches = bool(case.tree) or (grows_trees(run) and not packs(run))
-    labels = Labels(trace, known, case.pad_token_id, case.padding_side, drafted, branches, most)
-    if labels.draws_drafts():
-        return Labels(trace, known, case.pad_token_id, case.padding_side, False, branches, most)
-    return labels
+    about = (trace, known, case.pad_token_id, case.padding_side)
+    labels = Labels(*about, drafted, branches, most)
+    unused = labels.unused_beginnings()
+    if unused:
+        labels = Labels(*about, drafted, branches, most, unused)
+    return Labels(*about, False, branches, most, unused) if labels.draws_drafts() else labels
