@@ -20,11 +20,11 @@ ENGINES := openvino_genai vllm mlx_vlm llama_cpp
 .PHONY: audit showcase test test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist clean
 
 audit: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --allow-known --jobs 2
+	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
 
 # The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
 showcase: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --out reports/showcase
+	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
 test test-oldest: export OMP_NUM_THREADS = 1

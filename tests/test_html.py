@@ -121,7 +121,7 @@ def test_the_page_tells_what_the_report_says() -> None:
     text = to_html(told("showcase/bsp", a_story()))
     report = told("showcase/bsp")
     for said in (
-        "263 of 300 cases fail. Found: 2 causes.",
+        "131 of 150 cases fail. Found: 2 causes.",
         "position/query-position",
         "A query carries a position other than its logical one.",
         "eqcheck replay",
@@ -271,6 +271,6 @@ def test_the_top_has_the_date_and_the_command_and_what_was_exercised_is_folded()
     assert "<time>2026-11-23 10:00 UTC</time>" in top
     assert "<code>eqcheck audit bsp --cases 300</code>" in top
     assert re.search(
-        r'<details class="fold"><summary>How many of 300 cases exercised each thing, the least first', text
+        r'<details class="fold"><summary>How many of 150 cases exercised each thing, the least first', text
     )
     assert "<time>" not in to_html(replace(report, written=""))

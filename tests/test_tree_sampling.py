@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PRO
 from test_sampling_lane import audited
 
 import eqcheck
+from eqcheck import registry
 from eqcheck.contract import RowOptions
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.judge import try_case
@@ -138,3 +141,10 @@ def test_a_branch_that_another_row_of_the_same_prompt_emitted_makes_no_row_of_tw
         entropy=entropy,
     )
     assert try_case(eqcheck.load("tree").function, case, None).status == "equivalent"
+
+
+@pytest.mark.parametrize("stored", json.loads(Path(__file__).with_name("tree_cases.json").read_text()))
+def test_columns_that_fill_a_row_up_and_nodes_that_feed_the_pad_id_are_told_apart(stored: dict[str, Any]) -> None:
+    """A filler that sees itself alone is like a prompt of one id; a pad id that a node feeds is no pad."""
+    with registry.load("tree").running() as generate:
+        assert try_case(generate, SampledCase.from_dict(stored), 60.0).explanation is None

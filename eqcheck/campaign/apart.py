@@ -61,7 +61,9 @@ def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listene
     The first ``KeyboardInterrupt`` ends those that run with what there is; of the others there is none.
     """
     share = replace(settings, jobs=max(1, settings.jobs // len(decoders)))
-    waiting, running = list(decoders), dict[Any, tuple[Decoder, Any]]()
+    # Samplers take longest: one that began last would run on when all others are done.
+    waiting = sorted(decoders, key=lambda decoder: "temperature" not in decoder.capabilities)
+    running = dict[Any, tuple[Decoder, Any]]()
     try:
         while waiting or running:
             while waiting and len(running) < settings.jobs:
