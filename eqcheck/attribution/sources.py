@@ -150,10 +150,11 @@ class Sources:
         """
         if self.labels.branches:
             return self.proposed(row, position) | self._verified(row, position)
-        if self.labels.drafted and (proposed := self.proposed(row, position)):
+        proposed = self.proposed(row, position)
+        if self.labels.drafted and proposed:
             return proposed
         drafts = self.run.trace.of(DRAFT) if self.labels.drafted else []
-        queries, found = self.labels.queries(row, position), set[int]()
+        queries, found = self.labels.queries(row, position), proposed
         for (number, call_row, column), _ in queries if drafts else queries[:1]:
             told = [call.predictions for call in drafts if call.number < number]
             for token in self.labels.calls[number].tokens[call_row, column + 1 : column + 2].tolist():
