@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from eqcheck.statements import held
 from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot
 from eqcheck.text import ids
 from eqcheck.verdict import many
@@ -183,21 +184,20 @@ def _slots(row: DrawnRow) -> Table:
 
 def _alike(row: DrawnRow, number: int, slot: DrawnSlot) -> tuple[object, ...]:
     """What neighbouring slots have in common that are shown in one line."""
-    what, at = _place(slot)
+    at = slot.of_position
+    what = slot.holds if at is None else (slot.kind, slot.of_row)
     seen = tuple(_mark(query, number) for query in row.queries)
     ordered = None if at is None else at - number, None if slot.position is None else slot.position - number
     return what, ordered, seen, slot.position_right, at is None and slot.id
 
 
-def _place(slot: DrawnSlot) -> tuple[str, int | None]:
-    """What a slot holds, and the logical position that ends the words."""
-    words, _, number = slot.holds.rpartition(" ")
-    return (words, int(number)) if words.endswith("position") and number.isdigit() else (slot.holds, None)
-
-
 def _holds(first: DrawnSlot, last: DrawnSlot) -> str:
-    (what, begin), (_, end) = _place(first), _place(last)
-    return what if begin is None or end is None else f"{what}s {begin}..{end}"
+    """What neighbouring slots hold that are shown in one line."""
+    return (
+        first.holds
+        if first.of_position is None
+        else held(first.kind, first.of_row, first.of_position, last.of_position)
+    )
 
 
 def _span(first: int, last: int | None) -> str:

@@ -25,7 +25,7 @@ from eqcheck.plain import describe, listed
 from eqcheck.requirements import refused
 from eqcheck.statements import Statement, state
 from eqcheck.ties import Referee, coarse
-from eqcheck.verdict import Explanation, Given, RowVerdict, Verdict, as_int, check_rows
+from eqcheck.verdict import BY_TOKENS, Explanation, Given, RowVerdict, Verdict, as_int, check_rows
 
 if TYPE_CHECKING:
     from eqcheck.watch import Watch
@@ -281,7 +281,7 @@ def _from_tokens(
         expected_row=verdict.expected,
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
-        basis="judged by the tokens alone",
+        basis=BY_TOKENS,
         given=Given(prompts[verdict.row], pad, eos, limit=limit),
     )
 

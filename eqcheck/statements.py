@@ -149,6 +149,35 @@ def together(first: Statement, *others: Statement) -> Statement:
     return Statement("; ".join(one.detail for one in (first, *others)), {**facts, **({"also": also} if also else {})})
 
 
+_AT = {"token": "", "draft": "rejected draft at ", "cut-draft": "cut draft at "}
+
+
+def held(kind: str, row: int | None, position: int | None, last: int | None = None) -> str:
+    """What a slot holds, by its kind, its row and its logical position, or neighbours up to the ``last`` position.
+
+    >>> held("token", 0, 3, 5), held("other-draft", 1, 3), held("pad", None, None)
+    ('positions 3..5', 'row 1, rejected draft at position 3', 'pad')
+    """
+    own = kind.removeprefix("other-")
+    if own not in _AT:
+        return kind
+    at = f"position {position}" if last is None else f"positions {position}..{last}"
+    return f"{'' if own == kind else f'row {row}, '}{_AT[own]}{at}"
+
+
+def held_within(kind: str, row: int | None, position: int | None) -> str:
+    """The same within a sentence.
+
+    >>> held_within("other-draft", 1, 3), held_within("pad", None, None)
+    ('the rejected draft at position 3 of row 1', 'a pad')
+    """
+    own = kind.removeprefix("other-")
+    if own not in _AT:
+        return {"pad": "a pad", "draft model": "an entry of the draft model"}.get(kind, kind)
+    draft = f"the {_AT[own]}" if _AT[own] else ""
+    return f"{draft}position {position}{'' if own == kind else f' of row {row}'}"
+
+
 def said(facts: Mapping[str, int | str]) -> list[str]:
     """The clauses of several statements that were put `together`, made from their facts; none for a single one.
 

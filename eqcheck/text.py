@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from eqcheck.kinds import KINDS
 from eqcheck.narrow import WHOLE, table, wrapped
-from eqcheck.statements import nothing_expected, said
-from eqcheck.verdict import Deviation, Explanation, Given, Search, Slot, many
+from eqcheck.statements import held_within, nothing_expected, said
+from eqcheck.verdict import BY_TOKENS, Deviation, Explanation, Given, Search, Slot, many
 
 
 def render(explanation: Explanation, width: int = WHOLE) -> str:
@@ -27,7 +26,7 @@ def render(explanation: Explanation, width: int = WHOLE) -> str:
     lines = [head, *_let(explanation)]
     if explanation.component == "unattributed" and explanation.query and explanation.repair:
         lines += [f"  Two opinions: {explanation.detail}.", "  What was read, which the others do not bear out:"]
-    lines += [*_then(explanation), *_however(explanation)]
+    lines += [*_laid_out("Then", _then(explanation)), *_laid_out("However", _however(explanation))]
     lines += _witnesses(explanation)
     if explanation.slots:
         lines += ["", *_picture(explanation, width)]
@@ -44,19 +43,22 @@ def argument(e: Explanation) -> list[tuple[str, list[str]]]:
     >>> argument(e)[-1]
     ('However', ['new token 1 is id 7 where the row should have ended.'])
     """
-    clauses = [sentence(clause) for clause in e.detail.split("; ") if clause]
     if e.row is None or e.token_index is None:
-        return [("", clauses)]
-    found: list[tuple[str, list[str]]] = []
-    beside = _indented(_beside(e))
-    reasons = [] if e.component == "sampling" else [*_then(e), *_however(e)]
-    for line in [*_row(e), *beside, *reasons]:
-        begin = re.match(r" {2}(?:(Let|Then|However),? +)?(?! )", line)
-        if begin:
-            found.append((begin[1] or "", [line[begin.end() :]]))
-        else:
-            found[-1][1].append(line.strip())
-    return [*found, ("However", clauses)] if e.component == "sampling" else found
+        return [("", _clauses(e))]
+    let = ("Let", [_row(e), *_beside(e)])
+    if e.component == "sampling":
+        return [let, ("However", _clauses(e))]
+    return [let, *([("Then", then)] if (then := _then(e)) else []), ("However", _however(e))]
+
+
+def _laid_out(begin: str, sentences: Sequence[str]) -> list[str]:
+    """Sentences below one another, behind the word that the first begins with."""
+    head = f"  {begin + ',' if begin == 'However' else begin:<5} "
+    return [f"{head}{sentences[0]}", *(f"{'':{len(head)}}{more}" for more in sentences[1:])] if sentences else []
+
+
+def _clauses(e: Explanation) -> list[str]:
+    return [sentence(clause) for clause in e.detail.split("; ") if clause]
 
 
 def _witnesses(e: Explanation) -> list[str]:
@@ -78,14 +80,14 @@ def _sampled(e: Explanation) -> list[str]:
         emitted = (
             f"It emits ids {ids(e.expected_row, e.token_index)}, and then ids {ids(e.observed_row, e.token_index)}."
         )
-    return [*_row(e), *_indented([emitted, *_beside(e)]), *(f"  {sentence(clause)}" for clause in e.detail.split("; "))]
+    return [*_laid_out("Let", [_row(e), emitted, *_beside(e)]), *(f"  {sentence}" for sentence in _clauses(e))]
 
 
 def _let(e: Explanation) -> list[str]:
     expected, emitted = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
     lines = [f"It is expected to emit ids {expected}.", f"It is observed to emit ids {emitted}."]
     lines = [f"It emits ids {emitted}."] if nothing_expected(e) else lines
-    return [*_row(e), *_indented([*lines, *_beside(e), *_others(e)])]
+    return _laid_out("Let", [_row(e), *lines, *_beside(e), *_others(e)])
 
 
 def _others(e: Explanation) -> list[str]:
@@ -97,16 +99,16 @@ def _others(e: Explanation) -> list[str]:
     return [f"Rows {', '.join(begin)} and {last} are wrong, too."]
 
 
-def _row(e: Explanation) -> list[str]:
+def _row(e: Explanation) -> str:
     given = e.given
     if given is None:
-        return [f"  Let   row {e.row} be the one at fault."]
+        return f"row {e.row} be the one at fault."
     own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else None
     known = _asked(own or given)
     known += [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
     known += [] if given.eos_token_ids is None else [_eos(given.eos_token_ids)]
     known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    return [f"  Let   row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."]
+    return f"row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."
 
 
 def _beside(e: Explanation) -> list[str]:
@@ -135,26 +137,22 @@ def _eos(ids: tuple[int, ...] | None) -> str:
     return f"EOS id{'s' * (len(ids) > 1)} {shown}" if ids else "no EOS id"
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"        {line}" for line in lines]
-
-
 def _then(e: Explanation) -> list[str]:
     where = f" (round {e.round} of the row)" if e.round else ""
     if e.query is None and nothing_expected(e):
         return []
     if e.query is None:
-        basis = e.detail if e.component == "unattributed" else e.basis or "judged by the tokens alone"
-        first = f"  Then  new token {e.token_index} is the first that differs{where}"
-        return [f"{first}, {basis}."] if basis.startswith("judged") else [f"{first}.", *_indented([sentence(basis)])]
+        first = f"new token {e.token_index} is the first that differs{where}"
+        basis = e.detail if e.component == "unattributed" else e.basis
+        return [f"{first}, {BY_TOKENS}."] if basis in ("", BY_TOKENS) else [f"{first}.", sentence(basis)]
     q = e.query
     row = e.deviations[0].row if e.deviations else e.row
     seen = f"positions {q.sees_from}..{q.logical_position}, each once"
     by_reading = "By that reading this" if e.component == "unattributed" else "This"
     return [
-        f"  Then  call {q.call}{where} feeds {_id(q.token, e)} in column {q.column} of batch row {q.call_row}.",
-        f"        {by_reading} query stands for position {q.logical_position} of row {row}.",
-        f"        It should see {seen if q.logical_position else 'position 0 alone'}.",
+        f"call {q.call}{where} feeds {_id(q.token, e)} in column {q.column} of batch row {q.call_row}.",
+        f"{by_reading} query stands for position {q.logical_position} of row {row}.",
+        f"It should see {seen if q.logical_position else 'position 0 alone'}.",
     ]
 
 
@@ -172,7 +170,7 @@ def _however(e: Explanation) -> list[str]:
         clauses += [e.detail] if e.detail and e.component != "unattributed" else []
         even = e.expected == e.observed  # a wrong context that led to the right token
         clauses.append(f"even so, new token {e.token_index} is right" if even and not drawn else _difference(e))
-    return [f"  However, {clauses[0]}.", *(f"           {sentence(clause)}" for clause in clauses[1:])]
+    return [f"{clauses[0]}.", *map(sentence, clauses[1:])]
 
 
 def sentence(clause: str) -> str:
@@ -212,8 +210,8 @@ def about_condition(needs: Sequence[str], plain: str) -> str:
     'Needs token-budget. Without speculation the engine is right on this case.'
     """
     options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
-    needed = f"Needs {', '.join(options)}." if options else "Needs no option: it fails at the defaults."
-    needed = needed.replace(".", ", with many rows.") if many_rows else needed
+    needed = f"Needs {', '.join(options)}" if options else "Needs no option: it fails at the defaults"
+    needed += ", with many rows." if many_rows else "."
     if plain == "right":
         return f"{needed} Without speculation the engine is right on this case."
     if not plain:
@@ -263,10 +261,9 @@ def say(d: Deviation) -> str:
 
 def _held(d: Deviation) -> str:
     """What a slot holds, within a sentence."""
-    kept = {"pad": "a pad", "draft model": "an entry of the draft model"}.get(d.origin, d.origin or "an unknown entry")
-    kept = re.sub(r"^row (\d+), (.*)", r"\2 of row \1", kept)
-    kept = re.sub(r"^(rejected|cut) draft", r"the \1 draft", kept)
-    return f"{kept} (id {d.token})" if d.origin.startswith("filler") else kept
+    if d.source == "filler":
+        return f"{d.origin} (id {d.token})"
+    return held_within(d.source, d.of_row, d.of_position) or d.origin or "an unknown entry"
 
 
 def consequences(e: Explanation) -> list[str]:
@@ -303,9 +300,9 @@ def _picture(e: Explanation, width: int) -> list[str]:
 def shifted(e: Explanation) -> str:
     """A sentence on the shift that all right positions of the row have, where its family forgives one; else empty."""
     offsets = {
-        slot.expected_position - int(found[1])
+        slot.expected_position - slot.of_position
         for slot in e.slots
-        if slot.expected_position is not None and (found := re.fullmatch(r"position (\d{1,9})", slot.holds))
+        if slot.expected_position is not None and slot.of_position is not None and slot.kind == "token"
     }
     if len(offsets) == 1 and (offset := offsets.pop()):
         return f"All positions of the row are shifted by {offset:+d}, which models of this family forgive."

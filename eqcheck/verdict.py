@@ -15,6 +15,7 @@ from typing import Any
 from eqcheck.errors import OutputError
 from eqcheck.plain import listed, one_line
 
+BY_TOKENS = "judged by the tokens alone"
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
 
@@ -32,13 +33,13 @@ def merge(verdicts: Iterable[str]) -> str:
 class Slot:
     """One column of a row's cache at the query that went wrong, observed beside expected.
 
-    ``holds`` says what is stored: ``position 3`` (the row's token at logical position 3), ``rejected draft at position
-    3`` (``cut draft`` where the target agreed with it, behind the row's end), ``pad``, ``blank``, ``row 1,
-    position 3``, ``draft model``, ``unknown``. ``token`` is its id, ``position`` the one that it carries.
-    ``expected_position`` is None for a slot that should be hidden. A token that should be there and is in no slot of
-    the row has ``index`` and ``position`` None. ``torn``: its copies in K and V, heads and layers disagree; ``token``
-    and ``position`` are then those of K in the first head and layer. What is stored belongs to the row ``of_row``, at
-    its logical position ``of_position``; None for what is no row's token.
+    ``holds`` says in words what is stored: ``position 3`` (the row's token at logical position 3), ``row 1, position
+    3``, ``pad``. ``kind`` says it without numbers: ``token``, ``draft`` (rejected), ``cut-draft`` (the target agreed
+    with it, behind the row's end), each with ``other-`` before it where it is another row's, ``pad``, ``filler``,
+    ``blank``, ``draft model``, ``target model`` or ``unknown``; empty in reports of eqcheck 0.2. ``of_row`` and
+    ``of_position`` are the row and logical position of a token. ``token`` is its id, ``position`` the one that it
+    carries. ``expected_position`` is None for a slot that should be hidden; ``index`` and ``position`` are None for a
+    token that is in no slot. ``torn``: its copies in K and V, heads and layers disagree.
     """
 
     index: int | None
@@ -51,17 +52,18 @@ class Slot:
     torn: bool = False
     of_row: int | None = None
     of_position: int | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class Deviation:
     """One difference between what a query saw and what it should have seen.
 
-    ``token`` is the id and ``token_position`` the logical position concerned; ``origin`` says what a surplus entry
-    holds, where an absent one is, or where a position comes from; ``expected`` and ``observed`` are positions, for
-    position faults; where entries are misaligned in a row of several requests, how many it should see of its own and
-    sees. What ``origin`` says is in fields, too: the row and logical position ``of`` a surplus entry, the
-    batch row that an absent one is ``held_by``, the ``shift`` in slots of a row that was moved.
+    ``token`` is the id and ``token_position`` the logical position concerned; ``expected`` and ``observed`` are
+    positions, or numbers of entries where several requests share a row. ``origin`` says in words, and ``source``
+    without numbers, how an entry or a position came to be; of a surplus entry ``source`` is the kind of a `Slot`.
+    ``of_row`` and ``of_position`` are those of a surplus entry, ``held_by`` is the batch row that holds an absent one,
+    ``shift`` the slots by which a row was moved.
     """
 
     component: str
@@ -79,6 +81,7 @@ class Deviation:
     of_position: int | None = None
     held_by: int | None = None
     shift: int | None = None
+    source: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -280,12 +283,12 @@ class Verdict:
     @property
     def exact_match(self) -> float:
         """Share of rows that are equal in full; 0 when the decoder returned no rows."""
-        return _mean([float(row.first is None) for row in self.rows])
+        return sum(row.first is None for row in self.rows) / max(len(self.rows), 1)
 
     @property
     def prefix_match(self) -> float:
         """Mean over rows of the leading equal tokens as a share of the expected ones."""
-        return _mean([row.prefix_match for row in self.rows])
+        return sum(row.prefix_match for row in self.rows) / max(len(self.rows), 1)
 
     def explain(self) -> str:
         """The explanation as text; for an equivalent batch one line that says so."""
@@ -297,10 +300,6 @@ class Verdict:
             but = "; near-ties, which rounding decides, are passed over" if self.status == "tie" else ""
             return f"equivalent: {many(len(self.rows), 'row')}, every token as the target alone emits it{but}"
         return render(self.explanation)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:

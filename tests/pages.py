@@ -23,10 +23,13 @@ def a_story(text: str = "", rows: int = 1, slots: int = 15) -> Story:
     """A row whose query in column 0 carries a wrong position, sees a rejected draft, and misses a token."""
     size = slots - 3
     held = (
-        *(DrawnSlot(f"position {n}{text}", 100 + n, n, True, f"call 1, column {n}{text}") for n in range(size)),
-        DrawnSlot(f"rejected draft at position {size}{text}", 62, size, None, f"call 2, column 1{text}"),
-        DrawnSlot(f"position {size}{text}", 104, size + 1, False, f"call 3, column 0{text}"),
-        DrawnSlot(f"never written{text}", None, None, None, ""),
+        *(
+            DrawnSlot(f"position {n}{text}", 100 + n, n, True, f"call 1, column {n}{text}", "token")
+            for n in range(size)
+        ),
+        DrawnSlot(f"rejected draft at position {size}{text}", 62, size, None, f"call 2, column 1{text}", "draft"),
+        DrawnSlot(f"position {size}{text}", 104, size + 1, False, f"call 3, column 0{text}", "token"),
+        DrawnSlot(f"never written{text}", None, None, None, "", "blank"),
     )
     seen, right = "0" + "1" * (size + 1) + "0", "1" * size + "010"
     wrong = DrawnQuery(0, f"position {size}{text}", 104, size + 1, size, seen, right, 73, 12)

@@ -40,10 +40,10 @@ def test_neighbours_that_are_alike_are_gathered_and_wrong_ones_never() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holds", "kind"), [("row 1, position 3", "other"), ("pad", "pad"), ("draft model", "other"), ("?", "unknown")]
+    ("held", "kind"), [("other-token", "other"), ("pad", "pad"), ("draft model", "other"), ("?", "unknown")]
 )
-def test_what_a_slot_holds_has_a_class_of_a_fixed_list(holds: str, kind: str) -> None:
-    assert Column("0", DrawnSlot(holds, 1, 1, True, ""), (), False).kind == kind
+def test_what_a_slot_holds_has_a_class_of_a_fixed_list(held: str, kind: str) -> None:
+    assert Column("0", DrawnSlot("words", 1, 1, True, "", held), (), False).kind == kind
 
 
 def test_rounds_say_which_drafts_were_accepted_and_where_tokens_lie_in_the_output() -> None:

@@ -145,20 +145,32 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
     [
         (
             "stale-entry",
-            {"origin": "rejected draft at position 2"},
+            {"source": "draft", "of_row": 1, "of_position": 2},
             "slot 4 holds the rejected draft at position 2 and is",
         ),
         (
             "stale-entry",
-            {"origin": "row 2, rejected draft at position 2"},
+            {"source": "other-draft", "of_row": 2, "of_position": 2},
             "the rejected draft at position 2 of row 2 and",
         ),
-        ("wrong-row", {"origin": "row 1, position 3"}, "slot 4 holds position 3 of row 1 and is seen"),
-        ("wrong-row", {"origin": "draft model"}, "slot 4 holds an entry of the draft model and is seen"),
-        ("pad-visible", {"origin": "pad"}, "slot 4 holds a pad and is seen"),
+        (
+            "wrong-row",
+            {"source": "other-token", "of_row": 1, "of_position": 3},
+            "slot 4 holds position 3 of row 1 and is seen",
+        ),
+        ("wrong-row", {"source": "draft model"}, "slot 4 holds an entry of the draft model and is seen"),
+        ("pad-visible", {"source": "pad"}, "slot 4 holds a pad and is seen"),
         ("pad-visible", {"origin": "blank"}, "slot 4 was never written and is seen"),
-        ("duplicate-entry", {"origin": "position 3"}, "slot 4 holds position 3 again and is seen"),
-        ("future-visible", {"origin": "position 3"}, "slot 4 holds the later position 3 and is seen"),
+        (
+            "duplicate-entry",
+            {"source": "token", "of_row": 1, "of_position": 3},
+            "slot 4 holds position 3 again and is seen",
+        ),
+        (
+            "future-visible",
+            {"source": "token", "of_row": 1, "of_position": 3},
+            "slot 4 holds the later position 3 and is seen",
+        ),
         ("token-hidden", {}, "slot 4 holds position 5 and is hidden"),
         (
             "missing-entry",
@@ -197,7 +209,7 @@ def test_positions_say_where_they_come_from() -> None:
 
 def test_a_shift_that_is_forgiven_is_told() -> None:
     query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=4, predicted=9)
-    slots = [Slot(n, f"position {n}", 5, n + 3, n + 3, True, True) for n in range(2)]
+    slots = [Slot(n, f"position {n}", 5, n + 3, n + 3, True, True, False, 1, n, "token") for n in range(2)]
     told = "All positions of the row are shifted by +3, which models of this family forgive."
     assert told in render(given(query=query, slots=tuple(slots)))
     slots[1] = replace(slots[1], position=4, expected_position=1)

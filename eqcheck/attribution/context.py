@@ -12,14 +12,15 @@ from eqcheck.attribution.branches import as_wrong_path
 from eqcheck.attribution.handover import as_mask_of_another
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import not_kept_apart, read_elsewhere, writes
-from eqcheck.attribution.record import NEVER_FED, NO_WRITE, Label, Write
-from eqcheck.attribution.torn import disagreement, emptied_slots, never_written, torn_slots
+from eqcheck.attribution.record import NEVER_FED, NO_WRITE, Label, Write, holds, kind_held, place_held
+from eqcheck.attribution.torn import Torn, disagreement, emptied_slots, never_written, torn_slots
 from eqcheck.family import Family
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, Ints, stored_digest
 from eqcheck.trace import DRAFT, TARGET, Call
 from eqcheck.verdict import Deviation, Slot
 
-FED_WITH = "fed with this position"
+FED_WITH = "fed"
+_CARRIED = {FED_WITH: "fed with this position", "changed": "changed in the cache", "counted": "counted by its slot"}
 _UNWRITTEN = Label(-1, -1, "blank")
 _FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 _UNKNOWN = Label(-1, -1, "unknown")
@@ -35,7 +36,7 @@ class Entry:
     digest: int
     write: Write
     label: Label
-    torn: str
+    torn: Torn | None
     visible: bool
 
 
@@ -135,7 +136,9 @@ def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
     for entry in sorted(seen, key=lambda one: one.write != (query.call.number, query.row, query.column)):
         own, position = query.is_own(entry), entry.label.position
         if entry.torn:
-            deviations.append(query.deviation("cache", "torn-entry", entry, origin=entry.torn))
+            deviations.append(
+                query.deviation("cache", "torn-entry", entry, origin=entry.torn.words, source=entry.torn.kind)
+            )
             if own:  # it is there, and whatever else is wrong with it follows
                 right.setdefault(position, entry)
         elif own and position < query.low:
@@ -146,7 +149,8 @@ def _seen(query: _Query) -> tuple[list[Deviation], dict[int, Entry]]:
             origin = holds(entry.label, query.request)
             origin += f" of call {entry.write[0]}" if entry.label.what == "filler" else ""
             component, kind = _surplus(entry, query)
-            deviations.append(query.deviation(component, kind, entry, origin=origin, **_place(entry.label)))
+            facts = {"origin": origin, "source": kind_held(entry.label, query.request), **place_held(entry.label)}
+            deviations.append(query.deviation(component, kind, entry, **facts))
     return deviations, right
 
 
@@ -164,9 +168,11 @@ def _unseen(query: _Query, right: dict[int, Entry]) -> list[Deviation]:
             continue
         if (where := hidden.get(position)) is None:
             other = _elsewhere(query.call, query.row, query.request, position, query.labels)
-            held = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
+            where_held = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
             fed = query.labels.was_fed(query.request, position, query.call.number)
-            facts = {"token_position": position, "origin": held if fed else NEVER_FED, "held_by": other}
+            source = "" if other is None else "held-by-another" if fed else "never-fed"
+            origin = where_held if fed else NEVER_FED
+            facts = {"token_position": position, "origin": origin, "held_by": other, "source": source}
             deviations.append(query.deviation("cache", "missing-entry", None, **facts))
         else:  # a window that counts slots loses what is that far away in slots, a narrow one what is oldest
             full = (query.family.window or query.at + 2) == query.at + 1
@@ -196,12 +202,13 @@ def _misplaced(
         if entry.position != position + offset:
             writer = query.labels.calls.get(entry.write[0])
             fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
-            origin = FED_WITH if fed == entry.position else "changed in the cache"
+            source = FED_WITH if fed == entry.position else "changed"
             if not query.family.fed:
-                origin = "counted by its slot"
+                source = "counted"
             elif fed == entry.position and entry.write[0] <= call.number:
                 follow.append(entry.write)
-            places = {"expected": position + offset, "observed": entry.position}
+            places = {"expected": position + offset, "observed": entry.position, "source": source}
+            origin = _CARRIED[source]
             fault = query.deviation("position", "key-position", entry, token_position=position, origin=origin, **places)
             deviations.append(fault)
         elif entry.digest != stored[position]:
@@ -251,7 +258,7 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
         if emptied[slot] and write[0] in calls:
             token = int(calls[write[0]].tokens[write[1:]])
             place = int(calls[write[0]].positions[write[1:]]) if family.fed else place
-        why = disagreement(copies[:, :, :, slot]) if torn[slot] else ""
+        why = disagreement(copies[:, :, :, slot]) if torn[slot] else None
         found.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
     return found
 
@@ -302,6 +309,7 @@ def _as_shift(query: _Query, deviations: list[Deviation]) -> list[Deviation]:
         return deviations
     origin = f"{shift:+d} slots from where the mask shows"
     moved = replace(query.deviation("cache", "misaligned"), slot=min(own), origin=origin, shift=shift)
+    moved = replace(moved, source="shifted-up" if shift > 0 else "shifted-down")
     return [moved, *(d for d in deviations if d.slot not in own | shown)]
 
 
@@ -318,21 +326,6 @@ def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int
     return max(votes, key=lambda offset: (votes[offset], offset == 0, offset == own))
 
 
-def holds(label: Label, request: int) -> str:
-    """What a slot holds, in words."""
-    if label.what not in ("token", "draft"):
-        return label.what
-    what = "" if label.what == "token" else "cut draft at " if label.agreed else "rejected draft at "
-    row = "" if label.request == request else f"row {label.request}, "
-    return f"{row}{what}position {label.position}"
-
-
-def _place(label: Label) -> dict[str, int]:
-    """The row and logical position of what a slot holds, where it is a row's token."""
-    ours = label.what in ("token", "draft")
-    return {"of_row": label.request, "of_position": label.position} if ours else {}
-
-
 def _slot(entry: Entry, query: _Query, due: Mapping[int, Entry], offset: int) -> Slot:
     """A slot as a query saw it; ``due`` are the entries that it is to see, by logical position."""
     expected = query.is_own(entry) and due.get(entry.label.position) is entry
@@ -346,5 +339,6 @@ def _slot(entry: Entry, query: _Query, due: Mapping[int, Entry], offset: int) ->
         visible=entry.visible,
         expected_visible=expected,
         torn=bool(entry.torn),
-        **_place(label),
+        kind=kind_held(label, query.request),
+        **place_held(label),
     )

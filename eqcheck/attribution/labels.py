@@ -124,7 +124,7 @@ class Labels(Record):
     def _label_segment(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], begun: int | None
     ) -> int:
-        """Label the columns of one request in a row that holds several: the request, ``begun`` if that is known."""
+        """Label the columns of a request in a row that holds several: the request, ``begun`` if that is known."""
         exact = [(column, *place) for column in columns for place in places[column]]
         if begun is not None or exact:
             counts = Counter(request for _, request, _ in exact)
@@ -238,9 +238,8 @@ class Labels(Record):
         request begins elsewhere; where it begins nowhere else, it may have begun here.
         """
         starts = [write for write, label in self.of.items() if label.exact and not label.position]
-        ahead = {write for write in starts if self._behind_another(write)}
-        begun = {self.of[write].request for write in starts if write not in ahead}
-        ahead = {write for write in ahead if self.of[write].request in begun}
+        begun = {self.of[write].request for write in starts if not self._behind_another(write)}
+        ahead = {write for write in starts if self._behind_another(write) and self.of[write].request in begun}
         seen = {
             write
             for call in (self.calls.values() if ahead else ())

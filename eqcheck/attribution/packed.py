@@ -214,9 +214,8 @@ def read_elsewhere(
     if _overwritten(record, call, row) if absent else _ordered(record, call, row):
         return deviations
     origin = "in an order, or in places, that are not those from which the call reads them"
-    counts = {"expected": len(own) + absent, "observed": len(shown & own)}
-    first = deviations[0]
-    return [Deviation("cache", "misaligned", call.number, column, first.row, origin=origin, **counts)]
+    found = Deviation("cache", "misaligned", call.number, column, deviations[0].row, origin=origin)
+    return [replace(found, expected=len(own) + absent, observed=len(shown & own))]
 
 
 def _overwritten(record: Record, call: Call, row: int) -> bool:

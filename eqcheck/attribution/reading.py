@@ -145,7 +145,7 @@ class Reader:
     def _by_rounding(self, verdict: RowVerdict, index: int, write: Write) -> tuple[tuple[int, ...], Explanation]:
         """A query that saw exactly its row but for what its cache makes of entries, and answered wrongly."""
         origin = f"entries are up to {self.run.trace.rounded:.2g} of their length away from what was written"
-        torn = Deviation("cache", "torn-entry", write[0], write[2], verdict.row, origin=origin)
+        torn = Deviation("cache", "torn-entry", write[0], write[2], verdict.row, origin=origin, source="rounded")
         found = self._explanation(
             "cache",
             "torn-entry",
@@ -231,7 +231,7 @@ class Reader:
         of_write = self._context(write).deviations
         if root.component == "mask" and (slots := displaced(self.labels.calls[write[0]], *write[1:], of_write)):
             return self._unattributed(verdict, index, state("displaced", shown_slot=slots[0], own_slot=slots[1]))
-        if root.kind == "key-position" and root.origin == FED_WITH:
+        if root.kind == "key-position" and root.source == FED_WITH:
             root, write = self._as_fed(root, write)
         same_query = tuple(d for _, d, w in roots if w == write and d.fingerprint == root.fingerprint) or (root,)
         rest = tuple(d for _, d, w in found if d not in same_query)
@@ -269,7 +269,7 @@ class Reader:
         writers = [w for w in self._context(write).follow if w in self.labels.of and self.labels.of[w].position == at]
         if not any(self.labels.of[writer].exact for writer in writers):
             return None
-        return replace(deviation, kind="torn-entry", origin="layer 1 does not hold what was written")
+        return replace(deviation, kind="torn-entry", source="layer-1", origin="layer 1 does not hold what was written")
 
     def _as_fed(self, deviation: Deviation, write: Write) -> tuple[Deviation, Write]:
         """A key that was fed with a wrong position: the query that it was then, which carries the position."""
@@ -277,8 +277,8 @@ class Reader:
         for writer in entries:
             label, call = self.labels.of[writer], self.labels.calls[writer[0]]
             if label.position == deviation.token_position and call.positions[writer[1:]] == deviation.observed:
-                fed = replace(deviation, kind="query-position", call=writer[0], column=writer[2], slot=None, origin="")
-                return fed, writer
+                fed = replace(deviation, kind="query-position", call=writer[0], column=writer[2], slot=None)
+                return replace(fed, origin="", source=""), writer
         return deviation, write
 
     def _explained(self, deviation: Deviation, write: Write) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
+from eqcheck.statements import held
 from eqcheck.trace import TARGET, Call
 
 Write = tuple[int, int, int]
@@ -28,6 +29,25 @@ class Label:
     what: str
     exact: bool = False
     agreed: bool = False
+
+
+def kind_held(label: Label, request: int) -> str:
+    """The kind of what a slot holds, as `eqcheck.verdict.Slot` has it, from the view of a request."""
+    if label.what not in ("token", "draft"):
+        return label.what
+    kind = "cut-draft" if label.what == "draft" and label.agreed else label.what
+    return kind if label.request == request else f"other-{kind}"
+
+
+def holds(label: Label, request: int) -> str:
+    """What a slot holds, in words."""
+    return held(kind_held(label, request), label.request, label.position)
+
+
+def place_held(label: Label) -> dict[str, int]:
+    """The row and logical position of what a slot holds, where it is a row's token."""
+    ours = label.what in ("token", "draft")
+    return {"of_row": label.request, "of_position": label.position} if ours else {}
 
 
 class Sequences(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.attribution.context import Context, Entry, entries, holds, read
+from eqcheck.attribution.context import Context, Entry, entries, read
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.record import Label, Write, self_hidden
+from eqcheck.attribution.record import Label, Write, holds, kind_held, place_held, self_hidden
 from eqcheck.attribution.turns import Turns
 from eqcheck.family import FAMILY
 from eqcheck.harness import Run
@@ -24,6 +24,7 @@ from eqcheck.verdict import Explanation, RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
 BATCH = 16  # rows whose rounds are told
+_OF_MODELS = {"draft model": "an entry of the draft", "target model": "an entry of the target"}
 _CELLS = 4000  # of a call, slots times columns: rows beyond it are left out, but for the one at fault
 _ALL_CELLS = 150_000  # of all calls
 _MODELS = {TARGET: "target", DRAFT: "draft"}
@@ -256,15 +257,19 @@ class _Scene:
     def _slot(self, entry: Entry, request: int, offsets: Mapping[int, int | None], visible: Bools) -> DrawnSlot:
         label = self.labels.seen_by(entry.label, request) if request >= 0 else entry.label
         if label.what == "blank":
-            return DrawnSlot("what no model wrote" if entry.torn else "never written", None, None, None, "")
-        text = f"an entry of the {label.what.split()[0]}" if label.what.endswith(" model") else holds(label, request)
+            kind, text = ("no-model", "what no model wrote") if entry.torn else ("blank", "never written")
+            return DrawnSlot(text, None, None, None, "", kind)
+        kind = kind_held(label, request)
+        text = _OF_MODELS.get(kind) or holds(label, request)
+        at = place_held(label) if not entry.torn else {}
         # Where tokens are counted in the mask, one that it hides has no place.
         position = None if self.family.counts_mask and not visible[:, entry.slot].any() else entry.position
         offset = next((offset for r, offset in offsets.items() if self.labels.same(label, r)), None)
         right = None if position is None or offset is None else position == label.position + offset
         call, row, column = entry.write
         origin = f"call {call}, batch row {row}, column {column}"
-        return DrawnSlot(f"{text}; {entry.torn}" if entry.torn else text, entry.token, position, right, origin)
+        text = f"{text}; {entry.torn.words}" if entry.torn else text
+        return DrawnSlot(text, entry.token, position, right, origin, kind, **at)
 
 
 def _bits(which: Iterable[Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def never_written(deviations: Sequence[Deviation], blank: Collection[int]) -> li
     if any(one.kind == "missing-entry" for one in deviations):
         return list(deviations)
     return [
-        replace(one, component="mask", kind="pad-visible", origin="blank")
+        replace(one, component="mask", kind="pad-visible", origin="blank", source="blank")
         if one.kind == "torn-entry" and one.slot in blank
         else one
         for one in deviations
@@ -79,15 +79,22 @@ def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:
     return cast(Bools, whole & ((one < 0) | (one > 255)))
 
 
-def disagreement(copies: Ints) -> str:
-    """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what, in words."""
+class Torn(NamedTuple):
+    """How the copies of an entry disagree: the ``kind`` without numbers, and in ``words``."""
+
+    kind: str
+    words: str
+
+
+def disagreement(copies: Ints) -> Torn:
+    """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what."""
     if (copies[..., MODEL] > 2).any():
-        return "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)"
+        return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
     if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
         layer, value, head = np.argwhere(copies[..., PLACE] != _PLACES)[0]
         was = np.unravel_index(copies[layer, value, head, PLACE], _PLACES.shape)
         here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
-        return f"{here} holds what was written as {there}"
+        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} holds what was written as {there}")
     names = ("id", "position", "digest", "write")
     values = np.stack(
         [
@@ -105,7 +112,8 @@ def disagreement(copies: Ints) -> str:
             if differs.any():
                 a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
                 shown = f" ({a} and {b})" if name in ("id", "position") else ""
-                return f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+                words = f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+                return Torn(f"{('layers', 'values', 'heads')[axis]}-{name}", words)
     if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
-        return "its copies are from different models, or some were never written"
-    return "it holds numbers that no model wrote (scaled or rounded)"
+        return Torn("models", "its copies are from different models, or some were never written")
+    return Torn("scaled", "it holds numbers that no model wrote (scaled or rounded)")

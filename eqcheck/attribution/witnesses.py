@@ -19,7 +19,6 @@ that no repair helps proves nothing. A right context proves bookkeeping, because
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from eqcheck.contract import Generate
 from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.kinds import KINDS
-from eqcheck.verdict import Deviation, Explanation, Opinion
+from eqcheck.verdict import Explanation, Opinion
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
 # asserted; `tests/test_witnesses.py` tries every combination.
@@ -134,7 +133,7 @@ def mechanism(explanation: Explanation) -> Mechanism:
     The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
-    wrong = frozenset((deviation.kind, _source(deviation)) for deviation in explanation.deviations)
+    wrong = frozenset((deviation.kind, deviation.source) for deviation in explanation.deviations)
     source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
@@ -155,12 +154,3 @@ def _pad_instead(found: Explanation, explanation: Explanation) -> bool:
     """Whether with other ids the wrong token is the pad id, and was not: so it is where tokens are as good as drawn."""
     pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (found, explanation)]
     return pads == [True, False]
-
-
-def _source(deviation: Deviation) -> str:
-    """Where a deviation comes from, without numbers; whether an absent token's id was fed elsewhere is chance."""
-    return "" if deviation.kind == "missing-entry" and deviation.held_by is None else _unnumbered(deviation.origin)
-
-
-def _unnumbered(text: str) -> str:
-    return re.sub(r"\d+", "n", text)

@@ -48,10 +48,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     try:
         outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
     except OutputError as error:
-        detail = one_line(str(error))
-        failure = Explanation(
-            "crash", "invalid-output", detail=detail, subject=detail.partition(":")[0].partition("[")[0]
-        )
+        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
         return EngineOutcome(case, "violation", explanation=failure)
     observed, shown = dict(answer.get("observed") or {}), set[str]()
     rounds = observed.pop("rounds", None)

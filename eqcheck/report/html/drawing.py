@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,21 +29,18 @@ class Column:
     @property
     def kind(self) -> str:
         """What is held, as the name of a class: ``token``, ``pad``, ``draft``, ``other``, ``blank`` or ``unknown``."""
-        return next((kind for begin, kind in _KINDS.items() if self.slot.holds.startswith(begin)), "unknown")
+        return _CLASSES.get(self.slot.kind, "unknown")
 
 
-_KINDS = {
-    "position": "token",
+_CLASSES = {
+    "token": "token",
     "pad": "pad",
     "filler": "pad",
-    "rejected draft": "draft",
-    "cut draft": "draft",
-    "accepted draft": "draft",  # in reports of eqcheck 0.2
-    "row": "other",
-    "draft model": "other",
-    "an entry of": "other",
-    "what no model wrote": "other",
-    "never written": "blank",
+    "draft": "draft",
+    "cut-draft": "draft",
+    **dict.fromkeys(
+        ("other-token", "other-draft", "other-cut-draft", "draft model", "target model", "no-model"), "other"
+    ),
     "blank": "blank",
 }
 
@@ -92,7 +88,7 @@ def _likeness(column: Column) -> tuple[object, ...] | None:
     """What neighbours have in common that are alike; None for a column that is to be looked at by itself."""
     if column.wrong or any("wrongly" in one for one in column.cells):
         return None
-    return (column.kind, re.sub(r"\d+", "", column.slot.holds), column.cells, column.slot.position_right)
+    return (column.slot.kind, column.slot.of_row, column.cells, column.slot.position_right)
 
 
 def drafts(one: DrawnRound) -> list[tuple[int, str]]:

@@ -204,6 +204,9 @@ def of_evidence(e: Explanation) -> tuple[DrawnRow, tuple[str, ...]] | None:
             one.position,
             None if one.expected_position is None else one.expected_position == one.position,
             "",
+            one.kind,
+            one.of_row,
+            one.of_position,
         )
         for one in e.slots
     )

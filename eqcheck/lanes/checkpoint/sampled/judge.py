@@ -35,11 +35,8 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     try:
         outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
     except OutputError as error:
-        detail = one_line(str(error))
-        subject = detail.partition(":")[0].partition("[")[0]
-        return SampledEngineOutcome(
-            case, "violation", explanation=Explanation("crash", "invalid-output", detail=detail, subject=subject)
-        )
+        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+        return SampledEngineOutcome(case, "violation", explanation=failure)
     observed = answer.get("observed") or {}
     laws = laws_of(case, outputs, dtype)
     sampled = {number: one.row for number, one in laws.items()}
