@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from eqcheck.contract import REQUIREMENTS, Decoder
+from eqcheck.notice import VACUOUS, Notice
 from eqcheck.requirements import told
 from eqcheck.tally import Alike, Tally
 
@@ -42,10 +43,11 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     """The warning where more than `MOST_DECLINED` of all cases were declined."""
     if sum(reasons.values()) <= MOST_DECLINED * total:
         return []
-    return [
-        f"VACUOUS: {summary(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of "
-        f"every request, requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
-    ]
+    said = (
+        f"{summary(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of every request"
+    )
+    some = f"requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
+    return [Notice(f"{said}, {some}", VACUOUS)]
 
 
 def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iterable[str]) -> list[str]:
@@ -83,10 +85,8 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
             at = (field, name)
             if drawn[at] and drawn[at] == passed[at]:
                 reasons = dict(tally.by(lambda one: one.declined, partial(_declined_at, at)).most_common())
-                found.append(
-                    f"VACUOUS: every case of {what} {name} was declined ({summary(reasons, drawn[at])}); the audit "
-                    "says nothing about that claim"
-                )
+                said = f"every case of {what} {name} was declined ({summary(reasons, drawn[at])})"
+                found.append(Notice(f"{said}; the audit says nothing about that claim", VACUOUS))
     return found
 
 

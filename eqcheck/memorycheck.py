@@ -13,6 +13,7 @@ from eqcheck.catalogue.builds import BUILDS
 from eqcheck.catalogue.leaks import KEEPING, LEAKS
 from eqcheck.contract import Decoder
 from eqcheck.memory.probe import probe_case, try_memory
+from eqcheck.notice import kind_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _check(decoder: Decoder, expected: str, held_back: bool) -> MemoryResult:
     case = probe_case(decoder.families[0], decoder.padding_sides[0], decoder.requires)
     with decoder.running() as generate:
         observed = try_memory(generate, case, 60.0).observed
-    found = tuple(dict.fromkeys(warning.partition(":")[0] for warning in observed["warnings"]))
+    found = tuple(dict.fromkeys(map(kind_of, observed["warnings"])))
     return MemoryResult(decoder.name, expected, found, held_back, observed.get("waste"))
 
 

@@ -32,6 +32,7 @@ from eqcheck.harness import Run, run
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.memorycheck import MemoryResult, memory_checks
+from eqcheck.notice import kind_of
 from eqcheck.oracle import judge
 from eqcheck.sampledcheck import SampledResult, named_as_planted, sampled_checks
 from eqcheck.verdict import Explanation
@@ -338,6 +339,6 @@ def _seen(fault: Fault | HeadFault, done: Run, losses: Counter[str]) -> Explanat
     if explanation is None and fault.component == "draft":
         losses.update(all_losses(done))
         for warning in all_warnings(losses):
-            component, _, kind = warning.partition(":")[0].partition("/")
+            component, _, kind = kind_of(warning).partition("/")
             return Explanation(component, kind)
     return explanation

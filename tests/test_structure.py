@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 # From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
 LAYERS = (
-    "errors plain narrow limits sizes architectures family kinds explained trees",
+    "errors plain narrow limits sizes architectures family kinds explained trees notice",
     "verdict text statements sampling",
     "requirements options contract modules registry arguments known",
     "case outcome tally findings declining story",

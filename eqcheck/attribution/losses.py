@@ -8,6 +8,7 @@ from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.harness import Run
 from eqcheck.kinds import HEAD_LOSSES
+from eqcheck.notice import Notice
 
 
 def all_losses(run: Run) -> Counter[str]:
@@ -27,20 +28,16 @@ def head_warnings(losses: Counter[str]) -> list[str]:
     doubtful = "stale" if counts["hit stale"] > counts["hit wrong-row"] else "wrong-row"
     for prefix in ("", "hit "):
         counts[f"{prefix}{doubtful}"] += counts.pop(f"{prefix}wrong-row?", 0)
-    found = []
+    found: list[str] = []
     for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
         hits, lost = counts[f"hit {name}"], counts[name]
         if hits > 1 and hits * 100 >= counts["rounds"]:
-            found.append(
-                f"draft/{name}{'' if name == 'token-shift' else '-hidden'}: {lost} of {counts['allowed']} draft tokens "
-                f"that could have been accepted were lost ({100 * lost / max(1, counts['allowed']):.0f} %, "
-                f"{lost / counts['rounds']:.2f} per round), in {hits} of {counts['rounds']} rounds of a head: "
-                f"{HEAD_LOSSES[name]}. This costs speed, not output"
-            )
+            share = f"{100 * lost / max(1, counts['allowed']):.0f} %, {lost / counts['rounds']:.2f} per round"
+            said = f"{lost} of {counts['allowed']} draft tokens that could have been accepted were lost ({share}), in"
+            said += f" {hits} of {counts['rounds']} rounds of a head: {HEAD_LOSSES[name]}. This costs speed, not output"
+            found.append(Notice(said, f"draft/{name}{'' if name == 'token-shift' else '-hidden'}"))
     lost = counts["unnamed"] + (0 if found else counts["unclear"])
     if lost > 1 and lost * 100 >= counts["allowed"]:
-        found.append(
-            f"draft: {lost} of {counts['allowed']} draft tokens of a head that could have been accepted were lost: no "
-            "cause was seen. This costs speed, not output"
-        )
+        said = f"{lost} of {counts['allowed']} draft tokens of a head that could have been accepted were lost"
+        found.append(Notice(f"{said}: no cause was seen. This costs speed, not output", "draft"))
     return found

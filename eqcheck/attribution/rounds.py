@@ -49,6 +49,7 @@ from eqcheck.attribution.branch_losses import branch_losses
 from eqcheck.attribution.parts import Part, Places, once, parts
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.harness import Run, agrees
+from eqcheck.notice import Notice
 from eqcheck.trace import DRAFT
 
 _COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
@@ -310,7 +311,7 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
     to be the row's next token, it looks as if an answer had been thrown away.
     """
     counts = settled(losses)
-    found = []
+    found: list[str] = []
     for name, kinds in _WARNINGS.items():
         lost = sum(counts[kind] for kind in kinds)
         if lost > 1 and lost * _COINCIDENCES >= counts["allowed"]:
@@ -319,5 +320,5 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
             said = f"{lost} of {counts['allowed']} draft tokens that could have been accepted were lost ({share})"
             if lost > counts["allowed"]:  # each round that commits a token loses fewer than it could have
                 said = f"{counts['rounds']} rounds were made where {counts['ideal']} do, so some committed nothing"
-            found.append(f"{name}: {said}: {seen}. This costs speed, not output")
+            found.append(Notice(f"{said}: {seen}. This costs speed, not output", name))
     return found

@@ -18,6 +18,7 @@ from eqcheck.campaign.shardfile import Part, Shard, evidence_of, finding_of, out
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, Options
+from eqcheck.notice import with_kinds
 from eqcheck.verdict import many
 
 _MOST_WARNINGS = 50
@@ -86,7 +87,7 @@ class _Lane:
         result.interrupted |= part.interrupted
         result.files |= part.files
         self.versions |= {part.version: None} if part.version else {}
-        self.warnings |= dict.fromkeys(part.warnings)
+        self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
         for finding in (finding_of(*one) for one in part.findings):
             key = finding.standing, finding.fingerprint, finding.needs
             self.findings[key] = _one(self.findings[key], finding) if key in self.findings else finding

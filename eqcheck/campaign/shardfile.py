@@ -20,6 +20,7 @@ from eqcheck.campaign.casefile import case_of, read_json, write_whole
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding
 from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
+from eqcheck.notice import kind_of
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.sampling.exclusion import Exclusion
@@ -102,6 +103,7 @@ class Part:
     wealth: dict[str, Any] | None = None
     exclusion: dict[str, Any] | None = None
     telling: tuple[float, Seen] | None = None
+    warning_kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def part_of(audit: Audit) -> Part:
         _packed(audit.wealth.to_dict()) if audit.wealth else None,
         _packed(audit.exclusion.to_dict()) if audit.exclusion else None,
         (audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
+        tuple(map(kind_of, audit.warnings)),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqcheck.memory.contents import COPIES, NEEDED, PADS, REJECTED, SPARE, TOKEN, UNREAD, Use
+from eqcheck.notice import Notice
 
 FEWEST = 6  # rounds with the same rows, or growth is not judged
 SLOPE = 0.4  # tokens a round, for each row: a draft of three tokens loses more than that where it is kept
@@ -22,18 +23,19 @@ AMPLE = 4.0  # times what is needed: so much may be allocated beforehand
 LINGERS = 3  # rounds
 
 
-def leaks(uses: Sequence[Use], left: Sequence[int]) -> list[str]:
+def leaks(uses: Sequence[Use], left: Sequence[int]) -> list[Notice]:
     """Warnings about one decode; ``left`` are the bytes still alive after each of several equal decodes."""
     found = list(_growth(uses))
-    if not any(warning.startswith("memory/storage-kept") for warning in found):  # which explains what it holds of them
+    if not any(warning.kind == "memory/storage-kept" for warning in found):  # which explains what it holds of them
         found += _finished(uses)
     if len(left) > 1 and left[-1] - left[0] >= TOKEN:
         more = f"{_tokens(left[-1] - left[0])} more than after the first"
-        found.append(f"memory/kept-after-return: when {len(left)} equal requests were answered, {more} were alive")
+        said = f"when {len(left)} equal requests were answered, {more} were alive"
+        found.append(Notice(said, "memory/kept-after-return"))
     return found
 
 
-def _growth(uses: Sequence[Use]) -> Iterator[str]:
+def _growth(uses: Sequence[Use]) -> Iterator[Notice]:
     steady = max((list(some) for _, some in groupby(uses, lambda use: use.rows)), key=len, default=[])
     if len(steady) < FEWEST or not steady[0].rows:
         return
@@ -49,10 +51,11 @@ def _growth(uses: Sequence[Use]) -> Iterator[str]:
     if min(beyond, slopes[culprit], total) >= max(SLOPE * rows, least) and grown >= RISE:
         idle = _slope([use.idle[culprit] for use in steady])
         name = "storage-kept" if culprit == COPIES and idle > 0 else _GROWS[culprit]
-        yield f"memory/{name}: {_WORDS[culprit]} grow by {slopes[culprit]:.1f} tokens a round, with {rows} rows"
+        said = f"{_WORDS[culprit]} grow by {slopes[culprit]:.1f} tokens a round, with {rows} rows"
+        yield Notice(said, f"memory/{name}")
     spare = [use.bytes[SPARE] / max(use.least, 1) for use in steady]
     if spare[-1] > AMPLE and spare[-1] > 1.2 * spare[0]:
-        yield f"memory/growth: spare slots grow to {spare[-1]:.1f} times what is needed"
+        yield Notice(f"spare slots grow to {spare[-1]:.1f} times what is needed", "memory/growth")
 
 
 _GROWS = {REJECTED: "rejected-kept", PADS: "growth", COPIES: "growth", UNREAD: "growth"}
@@ -64,7 +67,7 @@ _WORDS = {
 }
 
 
-def _finished(uses: Sequence[Use]) -> list[str]:
+def _finished(uses: Sequence[Use]) -> list[Notice]:
     """Rows that ended and whose entries linger."""
     lingering: dict[int, list[int]] = {}
     for use in uses:
@@ -75,7 +78,7 @@ def _finished(uses: Sequence[Use]) -> list[str]:
         return []
     row = max(kept, key=lambda one: len(kept[one]))
     lasted = f"{_tokens(kept[row][-1])} of row {row}, {len(kept[row])} rounds after it ended"
-    return [f"memory/finished-row-kept: entries of rows that ended are kept: {lasted}"]
+    return [Notice(f"entries of rows that ended are kept: {lasted}", "memory/finished-row-kept")]
 
 
 def _slope(sizes: Sequence[npt.ArrayLike]) -> float:

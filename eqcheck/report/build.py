@@ -12,6 +12,7 @@ from eqcheck.campaign.casefile import command, file_stem, read_case, stored_viol
 from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Finding, by_cause
 from eqcheck.kinds import KINDS
+from eqcheck.notice import kind_of
 from eqcheck.plain import one_line
 from eqcheck.report.html import to_html
 from eqcheck.report.markdown import to_markdown
@@ -68,7 +69,8 @@ def write(audit: Audit, folder: Path) -> Report:
         why = error.strerror or error
         warning = f"the report could not be written to {one_line(str(folder))}: {why}; older files stay"
         data = to_builtins(report)
-        report = from_builtins({**data, "warnings": [*data["warnings"], warning]})
+        kinds = [*data["warning_kinds"], ""]
+        report = from_builtins({**data, "warnings": [*data["warnings"], warning], "warning_kinds": kinds})
     return report
 
 
@@ -97,6 +99,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         discoveries=_violations(audit, "discovery", folder),
         inconclusive=_violations(audit, "inconclusive", folder),
         warnings=tuple(one_line(warning, 2000) for warning in audit.warnings),
+        warning_kinds=tuple(map(kind_of, audit.warnings)),
         declined=tally.declined,
         requires=decoder.requires,
         capabilities=decoder.capabilities if decoder.checkpoints else (),

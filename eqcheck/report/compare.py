@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eqcheck.narrow import columns, table, wrapped
+from eqcheck.notice import INCONCLUSIVE, VACUOUS
 from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Report
 from eqcheck.verdict import many
@@ -135,7 +136,7 @@ def _notes(before: Report, now: Report) -> list[str]:
     found += [
         f"the audit {when} was interrupted" for when, one in (("before", before), ("now", now)) if one.interrupted
     ]
-    loud = [warning for warning in now.warnings if warning.startswith(("VACUOUS", "INCONCLUSIVE"))]
+    loud = [warning for warning, kind in now.noticed if kind in (VACUOUS, INCONCLUSIVE)]
     return found + [f"now: {warning}" for warning in loud]
 
 

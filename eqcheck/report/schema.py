@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from eqcheck.findings import Evidence, OtherCase, RealPair
+from eqcheck.notice import with_kinds
 from eqcheck.plain import cleaned
 from eqcheck.story import Story
 from eqcheck.verdict import Explanation
@@ -217,6 +218,12 @@ class Report:
     outdated: tuple[str, ...] = ()
     written: str = ""
     command: str = ""
+    warning_kinds: tuple[str, ...] = ()
+
+    @property
+    def noticed(self) -> list[tuple[str, str]]:
+        """Each warning with its kind, as of `eqcheck.notice.Notice`."""
+        return [(str(notice), notice.kind) for notice in with_kinds(self.warnings, self.warning_kinds)]
 
 
 def to_builtins(report: Report) -> dict[str, Any]:

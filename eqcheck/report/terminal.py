@@ -16,6 +16,7 @@ from tabulate import tabulate
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
 from eqcheck.kinds import KINDS
 from eqcheck.narrow import columns, table, wrapped
+from eqcheck.notice import VACUOUS
 from eqcheck.plain import printable
 from eqcheck.report.markdown import (
     UNCLAIMED_NOTE,
@@ -175,7 +176,7 @@ def _table(reports: Sequence[Report], width: int) -> str:
 
 def _vacuous(report: Report) -> bool:
     """Whether a warning says that the audit did not exercise what it is for."""
-    return any(warning.startswith("VACUOUS") for warning in report.warnings)
+    return any(kind == VACUOUS for _, kind in report.noticed)
 
 
 def _verdict(report: Report, folder: str, width: int, short: bool) -> list[str]:

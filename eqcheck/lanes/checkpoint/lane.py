@@ -28,6 +28,7 @@ from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
+from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.outcome import UNTRIED, Outcome
 from eqcheck.tally import DICTATED, SPEAKS
 from eqcheck.verdict import many
@@ -281,17 +282,16 @@ def _warnings(result: Audit) -> list[str]:
         found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
-        found.append(f"VACUOUS: no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}")
+        said = f"no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}"
+        found.append(Notice(said, VACUOUS))
     found += [*_about_rounds(result), *_about_contexts(result)]
     found += declining.of_requirements(result.decoder)
     found += declining.too_many(tally.declined, tally.drawn)
     if result.doubtful:
         count = sum(finding.count for finding in result.doubtful)
         ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
-        found.append(
-            f"INCONCLUSIVE: {many(count, 'failing case')} did not fail in the same way when decoded alone "
-            f"by a new process ({ids}); what was decoded before may matter, so this is no violation"
-        )
+        said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
+        found.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
     return found
 
 
@@ -305,9 +305,9 @@ def _about_rounds(result: Audit) -> list[str]:
     if not result.coverage.get("dictated"):
         return []
     rounds = _dictated_rounds(result)
-    asked, found = rounds[dictated.ASKED], []
+    asked, found = rounds[dictated.ASKED], list[str]()
     if not rounds[dictated.PLAYED]:
-        found.append("VACUOUS: draft tokens were dictated, and no round was seen to be played as asked")
+        found.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
     if rounds[dictated.OTHERS]:
         found.append(
             f"in {many(rounds[dictated.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from eqcheck.findings import Audit, Evidence, Finding
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 from eqcheck.verdict import many
@@ -65,20 +66,18 @@ def _doubts(result: Audit, wealth: Wealth) -> list[str]:
     found = []
     alone = sum(map(of_law, result.findings))
     if alone:
-        found.append(
-            f"INCONCLUSIVE: {many(alone, 'shard')} alone reached {VIOLATION:g}, and all shards together do not: one of "
-            "many shards may by chance, or the machine that it ran on is at fault. Audit with its seed again"
-        )
+        said = f"{many(alone, 'shard')} alone reached {VIOLATION:g}, and all shards together do not: one of many shards"
+        said += " may by chance, or the machine that it ran on is at fault. Audit with its seed again"
+        found.append(Notice(said, INCONCLUSIVE))
     if wealth.verdict() == "inconclusive" and wealth.tokens:
-        found.append(
-            f"INCONCLUSIVE: the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} "
-            f"tokens: more than {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
-        )
-    return found
+        said = f"the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} tokens: more than"
+        said += f" {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
+        found.append(Notice(said, INCONCLUSIVE))
+    return list(found)
 
 
 def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
     few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
     if wealth.supremum >= VIOLATION or not few or not result.tally.run:
         return []
-    return [f"VACUOUS: fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"]
+    return [Notice(f"fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}", VACUOUS)]

@@ -11,6 +11,7 @@ from eqcheck.declining import unseen
 from eqcheck.harness import Run, ranked
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.features import alike
+from eqcheck.notice import VACUOUS, Notice
 from eqcheck.sizes import BLOCKS
 from eqcheck.trace import DRAFT, TARGET
 
@@ -104,10 +105,10 @@ def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]
     The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
     """
     missing = [f"{name} ({COUNTERS[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
-    found = [f"VACUOUS: no case was seen to exercise: {'; '.join(missing)}"] if missing else []
+    found = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
-        found.append(
-            f"VACUOUS: no case was seen to exercise: off_spine ({COUNTERS['off_spine']}); where only first choices are "
-            "accepted, a tree is a chain, and nothing has to be moved in a cache"
+        said = (
+            f"no case was seen to exercise: off_spine ({COUNTERS['off_spine']}); where only first choices are accepted"
         )
-    return found
+        found.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
+    return list(found)

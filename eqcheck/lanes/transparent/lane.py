@@ -21,6 +21,7 @@ from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.memory.probe import probe_case, try_memory
+from eqcheck.notice import INCONCLUSIVE, Notice
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.story import DrawnDecode
 from eqcheck.workers.forked import Limits
@@ -244,7 +245,8 @@ class TransparentLane:
         case = finding.case.id
         if self.sequences and case in self.sequences.unlike:
             why = "alone the request fails each time, but not in the same way: the decoder is not repeatable"
-        return f"INCONCLUSIVE: {finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
+        said = f"{finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
+        return Notice(said, INCONCLUSIVE)
 
     @staticmethod
     def conclusions(result: Audit) -> None:

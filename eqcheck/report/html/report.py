@@ -9,6 +9,7 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.campaign.lane import LANES
+from eqcheck.notice import VACUOUS
 from eqcheck.plain import printable
 from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.html import page
@@ -47,7 +48,9 @@ def _shortened(report: Report) -> Report:
         return report
     warning = f"{many(left_out, 'finding')} of this audit stand in report.json alone: the page draws {_MOST} of a kind"
     kept: dict[str, Any] = {group: getattr(report, group)[:_MOST] for group in _TITLES}
-    return replace(report, **kept, warnings=(*report.warnings, warning))
+    warnings = [*report.noticed, (warning, "")]
+    words, kinds = (tuple(part) for part in zip(*warnings, strict=True))
+    return replace(report, **kept, warnings=words, warning_kinds=kinds)
 
 
 def _printable(one: Comparison) -> Comparison:
@@ -83,8 +86,8 @@ def _prepared(report: Report, number: int) -> SimpleNamespace:
         clean_shows=getattr(lane, "CLEAN_SHOWS", ""),
         legend=next((one.anchor for one in found if one.drawn), ""),
         said=_said(report),
-        loud=[one for one in report.warnings if one.startswith("VACUOUS")],
-        warnings=[one for one in report.warnings if not one.startswith("VACUOUS")],
+        loud=[warning for warning, kind in report.noticed if kind == VACUOUS],
+        warnings=[warning for warning, kind in report.noticed if kind != VACUOUS],
         exact=percent(report.equivalence.exact_match),
         prefix=percent(report.equivalence.prefix_match),
         declined=declined_of(report),
