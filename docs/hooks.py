@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from eqcheck.explained import EXPLAINED
+from eqcheck.explained import about
 from eqcheck.kinds import FINGERPRINTS, KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +61,7 @@ def anchor(kind: str) -> str:
 
 
 def _kind(kind: str) -> str:
-    said = EXPLAINED[kind]
+    said = about(kind)
     meaning = KINDS[kind.partition("/")[2]].meaning
     causes = [f"- {cause.what} {' '.join(map(_link, cause.urls))}".rstrip() for cause in said.causes]
     parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]

@@ -15,7 +15,7 @@ from eqcheck import assert_equivalent, cli, registry
 from eqcheck.case import Case
 from eqcheck.cli import COMMANDS, new
 from eqcheck.errors import Violation
-from eqcheck.explained import EXPLAINED
+from eqcheck.explained import about
 from eqcheck.kinds import FINGERPRINTS, KINDS
 
 Printed = pytest.CaptureFixture[str]
@@ -42,9 +42,9 @@ def test_lists_and_explanations_fit(columns: int, capsys: Printed, monkeypatch: 
         shown = lines(capsys, "explain", fingerprint, columns=columns, monkeypatch=monkeypatch)
         assert all(len(line) <= columns for line in shown if "://" not in line)
         text = " ".join(" ".join(shown).split())
-        about = EXPLAINED[fingerprint]
-        assert all(part in text for part in (about.example, about.fix, KINDS[fingerprint.split("/")[1]].meaning))
-        assert {f"    {url}" for cause in about.causes for url in cause.urls} <= set(shown)
+        said = about(fingerprint)
+        assert all(part in text for part in (said.example, said.fix, KINDS[fingerprint.split("/")[1]].meaning))
+        assert {f"    {url}" for cause in said.causes for url in cause.urls} <= set(shown)
 
 
 @pytest.mark.parametrize("word", ["crash/exception:KeyError", "exception", "crash/exception"])

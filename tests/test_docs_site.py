@@ -17,7 +17,7 @@ import pytest
 
 import eqcheck
 from eqcheck import compat
-from eqcheck.explained import EXPLAINED
+from eqcheck.explained import about
 from eqcheck.kinds import FINGERPRINTS
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
         assert f'href="kinds/{name}.html" id="{name}"' in table or f'id="{name}" href="kinds/{name}.html"' in table
         page = (site / "kinds" / f"{name}.html").read_text(encoding="utf-8")
         assert f"eqcheck explain {kind}" in page
-        for cause in EXPLAINED[kind].causes:
+        for cause in about(kind).causes:
             assert all(f'href="{url}"' in page for url in cause.urls)
 
 

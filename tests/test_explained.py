@@ -5,13 +5,39 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from eqcheck.explained import EXPLAINED, Cause, Explained
+import eqcheck.explained
+from eqcheck.errors import EqcheckError
+from eqcheck.explained import Cause, Explained, about, reading
 from eqcheck.kinds import FINGERPRINTS
 
+FOLDER = Path(eqcheck.explained.__file__).parent
 LINK = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+#[1-9]\d*|https://[\w./-]+")
+FILE = """+++
+kind = "mask/window"
+
+[reports]
+1 = ["vllm-project/vllm#1"]
++++
+
+## Example
+
+Id 7 is
+lost.
+
+## Usual root causes
+
+1. A slot is cleared.
+2. A
+   `b` is lost.
+
+## How to fix it
+
+Keep it.
+"""
 
 
 def flaws(explained: Explained) -> list[str]:
@@ -25,12 +51,12 @@ def flaws(explained: Explained) -> list[str]:
 
 
 def test_every_kind_is_explained_and_nothing_else() -> None:
-    assert set(EXPLAINED) == set(FINGERPRINTS)
+    assert {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.md")} == set(FINGERPRINTS)
 
 
 @pytest.mark.parametrize("fingerprint", FINGERPRINTS)
 def test_explanations_are_sentences_and_links(fingerprint: str) -> None:
-    assert not flaws(EXPLAINED[fingerprint])
+    assert not flaws(about(fingerprint))
 
 
 def test_a_flaw_is_seen() -> None:
@@ -42,11 +68,66 @@ def test_a_flaw_is_seen() -> None:
 
 
 def test_causes_that_were_reported_come_first() -> None:
-    for fingerprint, explained in EXPLAINED.items():
-        reported = [bool(cause.links) for cause in explained.causes]
+    for fingerprint in FINGERPRINTS:
+        reported = [bool(cause.links) for cause in about(fingerprint).causes]
         assert reported == sorted(reported, reverse=True), fingerprint
 
 
-def test_explanations_need_no_model() -> None:
-    code = "import sys, eqcheck.explained; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+def test_a_file_is_read_into_its_record() -> None:
+    causes = (Cause("A slot is cleared.", ("vllm-project/vllm#1",)), Cause("A `b` is lost."))
+    assert reading.parsed("mask/window", FILE) == Explained("Id 7 is lost.", causes, "Keep it.")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("+++\n\n", "\n", "expected front matter, then the sections Example,"),
+        ("## How to fix it", "## Remedy", "expected front matter, then the sections Example,"),
+        ("Id 7 is", "Id 7 is\n\nnot", "expected front matter, then the sections Example,"),
+        ("Id 7 is", "Id 7 is\n## Remedy", "expected front matter, then the sections Example,"),
+        ("1. A slot is cleared.", "A slot is cleared.", "expected front matter, then the sections Example,"),
+        ("   `b`", "`b`", "expected front matter, then the sections Example,"),
+        ("2. A", "1. A", "expected causes numbered from 1, got [1, 1]"),
+        ("2. A", "3. A", "expected causes numbered from 1, got [1, 3]"),
+        ("1 = [", "3 = [", "there are reports of the causes [3], and the causes [1, 2]"),
+        ("1 = [", "one = [", "Expected `int`, got `str` - at `key` in `$.reports`"),
+        ('["vllm-project/vllm#1"]', '"vllm-project/vllm#1"', "Expected `array`, got `str`"),
+        ("[reports]", "[links]", "Object contains unknown field `links`"),
+        ("kind =", "kind", "Expected '=' after a key"),
+        ("mask/window", "mask/token-hidden", "expected the kind 'mask/window', got 'mask/token-hidden'"),
+    ],
+)
+def test_a_malformed_file_is_one_clear_error(
+    right: str, wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert FILE.count(right) == 1
+    monkeypatch.setattr(reading, "_HERE", tmp_path)
+    (tmp_path / "mask").mkdir()
+    (tmp_path / "mask" / "window.md").write_text(FILE.replace(right, wrong))
+    with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/explained/mask/window.md: {said}")):
+        about("mask/window")
+
+
+def test_only_the_kind_that_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    read_text = Path.read_text
+
+    def counted(path: Path, **how: str) -> str:
+        opened.append(path)
+        return read_text(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    about("mask/window")
+    assert opened == [FOLDER / "mask" / "window.md"]
+
+
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("import eqcheck.explained", {"torch", "transformers", "numpy", "msgspec"}),
+        ("import eqcheck.explained; eqcheck.explained.about('mask/window')", {"torch", "transformers", "numpy"}),
+    ],
+)
+def test_explanations_need_no_model(code: str, unneeded: set[str]) -> None:
+    code += f"; import sys; sys.exit(bool({unneeded!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -52,15 +52,15 @@ def kind_named(text: str) -> Kind:
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
     """What is known of a kind, in lines of at most ``width`` characters; links are not broken."""
-    from eqcheck.explained import EXPLAINED
+    from eqcheck.explained import about
 
-    about = EXPLAINED[kind.fingerprint]
+    said = about(kind.fingerprint)
     lines = [*_wrapped(f"{kind.fingerprint}: {kind.meaning}", width, "", "  "), "", "Example"]
-    lines += [*_wrapped(about.example, width, "  "), "", "Usual root causes"]
-    for cause in about.causes:
+    lines += [*_wrapped(said.example, width, "  "), "", "Usual root causes"]
+    for cause in said.causes:
         lines += _wrapped(cause.what, width, "  - ", "    ")
         lines += [f"    {url}" for url in cause.urls]
-    return "\n".join([*lines, "", "How to fix it", *_wrapped(about.fix, width, "  ")])
+    return "\n".join([*lines, "", "How to fix it", *_wrapped(said.fix, width, "  ")])
 
 
 def _wrapped(text: str, width: int, first: str, later: str | None = None) -> list[str]:

@@ -1,23 +1,25 @@
-"""Every kind of fault explained: an example, what usually causes it, and how it is mended. Plain data, without a model.
+"""Every kind of fault explained: an example, what usually causes it, and how it is mended; one Markdown file a kind.
 
-    >>> explained = EXPLAINED["mask/window"]
-    >>> print(explained.causes[0].urls[0])
+    >>> said = about("mask/window")
+    >>> print(said.causes[0].urls[0])
     https://github.com/huggingface/transformers/issues/48280
 
-What a kind means is said in `eqcheck.kinds`. Its explanation is keyed by the same fingerprint.
+`eqcheck.kinds` says what a kind means. Its file is named after its fingerprint, and is read when it is asked for.
 """
 
 from __future__ import annotations
 
-from eqcheck.explained import context, heads, memory, output, sampling
 from eqcheck.explained.record import Cause, Explained
 
-__all__ = ["EXPLAINED", "Cause", "Explained"]
+__all__ = ["Cause", "Explained", "about"]
 
-EXPLAINED: dict[str, Explained] = {
-    **context.RECORDS,
-    **heads.RECORDS,
-    **output.RECORDS,
-    **sampling.RECORDS,
-    **memory.RECORDS,
-}
+
+def about(fingerprint: str) -> Explained:
+    """The explanation of a kind; a malformed file is an `EqcheckError` that names the kind.
+
+    >>> len(about("crash/hang").causes)
+    3
+    """
+    from eqcheck.explained.reading import read  # msgspec takes longer to import than a file takes to read
+
+    return read(fingerprint)

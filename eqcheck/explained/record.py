@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What most examples are about: one round of one row.
-ROUND = (
-    "A row has the prompt ids 5 6. The draft proposes ids 7 8 9. The target answers 7, and 4 after it. So id 7 is "
-    "accepted, id 8 is rejected, and id 4 is the correction."
-)
-
 
 @dataclass(frozen=True)
 class Cause:
