@@ -25,7 +25,7 @@ from eqcheck.plain import describe, listed
 from eqcheck.requirements import refused
 from eqcheck.statements import Statement, state
 from eqcheck.ties import Referee, coarse
-from eqcheck.verdict import BY_TOKENS, Explanation, Given, RowVerdict, Verdict, as_int, check_rows
+from eqcheck.verdict import BY_TOKENS, Explanation, Given, RowVerdict, Verdict, as_int, check_row, check_rows
 
 if TYPE_CHECKING:
     from eqcheck.watch import Watch
@@ -207,20 +207,14 @@ class Oracle:
             hint = f"; use ({eos_token_ids},)" if isinstance(eos_token_ids, int) else ""
             got = eos_token_ids if hint else listed(eos_token_ids)
             raise OutputError(f"{name}: expected {wanted}, got {got}{hint}")
-        try:
-            return check_rows([list(eos_token_ids)], 1, self.vocab_size)[0]
-        except OutputError as error:
-            raise OutputError(str(error).replace("outputs[0]", name, 1)) from None
+        return check_row(list(eos_token_ids), self.vocab_size, name)
 
     def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
         if not isinstance(prompts, list | tuple):
             raise OutputError(f"prompts: expected list[list[int]], got {listed(prompts)}")
         if not prompts:
             raise OutputError("prompts: expected at least one row, got none")
-        try:
-            checked = check_rows(prompts, len(prompts), self.vocab_size)
-        except OutputError as error:
-            raise OutputError(str(error).replace("outputs", "prompts", 1)) from None
+        checked = check_rows(prompts, len(prompts), self.vocab_size, "prompts")
         for row, prompt in enumerate(checked):
             if not prompt:
                 raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")

@@ -302,31 +302,33 @@ class Verdict:
         return render(self.explanation)
 
 
-def check_rows(outputs: Any, count: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """``outputs`` as tuples of ints; `OutputError` says what was expected and what came.
+def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs") -> tuple[tuple[int, ...], ...]:
+    """``outputs`` as tuples of ints; `OutputError` says what was expected and what came, under this ``name``.
 
     Lists and tuples of integers (numpy's too) are taken; tensors are not, because a rectangle of tensors cannot say
     where a row ends.
     """
     expectation = f"expected list[list[int]] with {count} rows"
     if not isinstance(outputs, list | tuple):
-        raise OutputError(f"outputs: {expectation}, got {listed(outputs)}")
+        raise OutputError(f"{name}: {expectation}, got {listed(outputs)}")
     if len(outputs) != count:
-        raise OutputError(f"outputs: {expectation}, got {len(outputs)} rows")
-    rows: list[tuple[int, ...]] = []
-    for index, row in enumerate(outputs):
-        if not isinstance(row, list | tuple):
-            raise OutputError(f"outputs[{index}]: expected a list of token ids, got {listed(row)}")
-        tokens: list[int] = []
-        for at, token in enumerate(row):
-            value = as_int(token)
-            if value is None:
-                raise OutputError(f"outputs[{index}][{at}]: expected a token id (int), got {listed(token)}")
-            if not 0 <= value < vocab_size:
-                raise OutputError(f"outputs[{index}][{at}]: expected a token in 0..{vocab_size - 1}, got {value}")
-            tokens.append(value)
-        rows.append(tuple(tokens))
-    return tuple(rows)
+        raise OutputError(f"{name}: {expectation}, got {len(outputs)} rows")
+    return tuple(check_row(row, vocab_size, f"{name}[{index}]") for index, row in enumerate(outputs))
+
+
+def check_row(row: Any, vocab_size: int, name: str) -> tuple[int, ...]:
+    """One row as a tuple of ints; `OutputError` says under this ``name`` what was expected and what came."""
+    if not isinstance(row, list | tuple):
+        raise OutputError(f"{name}: expected a list of token ids, got {listed(row)}")
+    tokens: list[int] = []
+    for at, token in enumerate(row):
+        value = as_int(token)
+        if value is None:
+            raise OutputError(f"{name}[{at}]: expected a token id (int), got {listed(token)}")
+        if not 0 <= value < vocab_size:
+            raise OutputError(f"{name}[{at}]: expected a token in 0..{vocab_size - 1}, got {value}")
+        tokens.append(value)
+    return tuple(tokens)
 
 
 def as_int(value: Any) -> int | None:

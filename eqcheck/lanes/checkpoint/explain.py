@@ -29,7 +29,7 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
     component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
     search, statement = (found.search, NOTHING) if found else (None, Statement(unexplained, {}))
     # What was searched for is named after the edit that explains it; what nobody can explain, after how it looks.
-    subject = "" if found or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2].replace(" ", "-")
+    subject = "" if found or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]

@@ -17,7 +17,7 @@ from eqcheck.tally import DICTATED
 from eqcheck.verdict import Explanation, check_rows
 
 WRONG_TOKEN = "wrong token"
-HELD_BACK, TOO_EARLY = "EOS held back", "EOS too early"  # where the row has a minimum of new tokens
+HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a minimum of new tokens
 
 
 @dataclass(frozen=True)
