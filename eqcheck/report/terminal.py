@@ -248,7 +248,7 @@ def _causes(report: Report, width: int) -> list[str]:
     for discovery in reversed(report.discoveries):
         families = [f for f, entry in report.matrix.items() if discovery.fingerprint in entry.fingerprints]
         where = [f for f in families if not report.matrix[f].claimed] or [str(discovery.case.get("family", "-"))]
-        title = f"{name}: DISCOVERY, {discovery.count} cases in families not claimed ({', '.join(where)})"
+        title = f"{name}: DISCOVERY, {many(discovery.count, 'case')} in families not claimed ({', '.join(where)})"
         blocks.append(_finding(discovery, title, width))
     for violation in reversed(report.violations):
         known = f", {violation.in_known_words}" if violation.known else ""
@@ -262,7 +262,7 @@ def _finding(finding: ReportedViolation, title: str, width: int) -> str:
     lines += [wrapped(f"  Where: {statement}.", width) for statement in finding.only]
     for condition in finding.conditions[1:]:
         needs = ", ".join(condition.needs) or "the defaults"
-        lines.append(f"  Also with {needs}: {condition.count} cases. {condition.reproduce}")
+        lines.append(f"  Also with {needs}: {many(condition.count, 'case')}. {condition.reproduce}")
     return "\n".join([*lines, f"  Reproduce: {finding.reproduce}"])
 
 
