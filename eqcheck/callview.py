@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from eqcheck.explanation import many
 from eqcheck.statements import held
 from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot
 from eqcheck.text import ids
-from eqcheck.verdict import many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from eqcheck.architectures import parsed
 from eqcheck.contract import CACHE_STATES, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, did_you_mean
+from eqcheck.explanation import Given
 from eqcheck.limits import (
     MOST_BEFORE,
     MOST_DRAFT_TOKENS,
@@ -23,7 +24,6 @@ from eqcheck.limits import (
     MOST_WORK_BEFORE,
 )
 from eqcheck.trees import REJECTED, Nodes, of_round, wrong_with
-from eqcheck.verdict import Given
 
 # Fields that the format got later: left out where they say nothing, so that cases keep their ids.
 _LATER = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before")

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from eqcheck.hashing import Bools, Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
-from eqcheck.head import ScriptedHead
 from eqcheck.trace import DRAFT
 
 
@@ -24,7 +23,7 @@ class ScriptedDraft(HashLM):
         >>> draft.script(agreement=0.5)
     """
 
-    head: ScriptedHead
+    head: Any
 
     def __init__(self, config: HashConfig) -> None:
         super().__init__(config)

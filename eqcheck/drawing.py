@@ -5,15 +5,15 @@ Small is simple and simple comes first: of each choice the first option, of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from eqcheck.alone import continue_rows, continued
 from eqcheck.case import Case
+from eqcheck.choices import Choices, Prompt
 from eqcheck.family import FAMILY, WINDOW
 from eqcheck.hashing import mix
 from eqcheck.requirements import barred, without_ids
@@ -23,36 +23,6 @@ from eqcheck.tree_drawing import draw_trees, end_before
 VOCAB_SIZE = 128
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
 T = TypeVar("T")
-Prompt = tuple[int, ...]
-
-
-class Choices(Protocol):
-    """What makes the choices."""
-
-    def integer(self, low: int, high: int) -> int:
-        """A number from ``low`` to ``high``, both included."""
-
-    def pick(self, options: Sequence[T]) -> T:
-        """One of the options."""
-
-    def some(self, make: Callable[[Choices], T], least: int, most: int) -> list[T]:
-        """From ``least`` to ``most`` things."""
-
-
-class Chance:
-    """Choices by a random generator of Python's own, the same for the same seed on every machine."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random.random
-
-    def integer(self, low: int, high: int) -> int:
-        return low + int(self._random() * (high - low + 1))
-
-    def pick(self, options: Sequence[T]) -> T:
-        return options[int(self._random() * len(options))]
-
-    def some(self, make: Callable[[Choices], T], least: int, most: int) -> list[T]:
-        return [make(self) for _ in range(self.integer(least, most))]
 
 
 USUAL = Bounds(4, 6, 10, 4)  # most cases stay within these, in each respect

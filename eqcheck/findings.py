@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqcheck.contract import Decoder
+from eqcheck.explanation import Explanation, many
 from eqcheck.known import Known
 from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.outcome import Outcome
 from eqcheck.sizes import WIDE, Bounds
 from eqcheck.story import Story
 from eqcheck.tally import Tally
-from eqcheck.verdict import Explanation, many, merge
+from eqcheck.verdict import merge
 
 if TYPE_CHECKING:
     from eqcheck.sampling.exclusion import Exclusion

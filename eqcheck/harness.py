@@ -7,7 +7,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,55 +19,18 @@ from eqcheck.case import Case
 from eqcheck.contract import Generate
 from eqcheck.draft import ScriptedDraft
 from eqcheck.errors import OutputError, Unsupported
+from eqcheck.explanation import Explanation, crash
 from eqcheck.family import FAMILY
-from eqcheck.hashing import Words
 from eqcheck.hashlm import HashConfig, HashLM, Script
 from eqcheck.head import Contexts, ScriptedHead
 from eqcheck.plain import one_line, printable
 from eqcheck.real.decode import watched
 from eqcheck.real.rounding import ties_of
 from eqcheck.real.tap import NotRead, TapFailed
+from eqcheck.run import Run, Truth, cut
 from eqcheck.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.trees import REJECTED
-from eqcheck.verdict import Explanation, check_rows, crash
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What the target alone emits, per row.
-
-    ``rows`` end at the first EOS or at the limit; ``uncut`` go on to the limit regardless. ``digests[row]``
-    ``[layers, positions]`` are the hashes of a query at each logical position that saw exactly its row.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-    uncut: tuple[tuple[int, ...], ...]
-    digests: tuple[Words, ...]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One decode of one case.
-
-    ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
-    ``ties`` counts tokens that rounding decided, where the target computes in less than float64; the truth then goes on
-    after them.
-    """
-
-    case: Case
-    truth: Truth
-    trace: Trace
-    outputs: tuple[tuple[int, ...], ...] | None
-    failure: Explanation | None = None
-    failure_text: str = ""
-    declined: str = ""
-    ties: int = 0
-
-
-def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """A row up to and including its first EOS."""
-    end = next((i for i, token in enumerate(row) if token in eos_token_ids), len(row))
-    return tuple(row[: end + 1])
+from eqcheck.verdict import check_rows
 
 
 def truth_of(case: Case) -> Truth:

@@ -19,13 +19,14 @@ from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case import Case
 from eqcheck.contract import PADDING_SIDES, Decoder
 from eqcheck.errors import OutputError, Unsupported, UsageError, Violation
-from eqcheck.harness import Run, cut
+from eqcheck.explanation import BY_TOKENS, Explanation, Given
 from eqcheck.harness import run as run_case
 from eqcheck.plain import describe, listed
 from eqcheck.requirements import refused
+from eqcheck.run import Run, cut
 from eqcheck.statements import Statement, state
 from eqcheck.ties import Referee, coarse
-from eqcheck.verdict import BY_TOKENS, Explanation, Given, RowVerdict, Verdict, as_int, check_row, check_rows
+from eqcheck.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
 
 if TYPE_CHECKING:
     from eqcheck.watch import Watch

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from eqcheck.explanation import Explanation
 from eqcheck.story import Story
-from eqcheck.verdict import Explanation
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3

@@ -208,7 +208,7 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     from dataclasses import replace
 
     from eqcheck.contract import POISONED
-    from eqcheck.real.own import families_of
+    from eqcheck.real.targets import families_of
 
     states = tuple(state for state in decoder.cache_states if state not in POISONED)
     return replace(decoder, families=families_of(target), cache_states=states, capabilities=())
@@ -218,8 +218,8 @@ def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
     from eqcheck.errors import UsageError
     from eqcheck.family import asked_by, claimed_by
-    from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
+    from eqcheck.real.targets import families_of
 
     for family in families_of(target):
         check(family)

@@ -27,15 +27,16 @@ from eqcheck.catalogue.faults import PLANTED
 from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
 from eqcheck.contract import CLAIMED, PADDING_SIDES, Request
+from eqcheck.explanation import Explanation
 from eqcheck.family import LLAMA
-from eqcheck.harness import Run, run
+from eqcheck.harness import run
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.memorycheck import MemoryResult, memory_checks
 from eqcheck.notice import kind_of
 from eqcheck.oracle import judge
+from eqcheck.run import Run
 from eqcheck.sampledcheck import SampledResult, named_as_planted, sampled_checks
-from eqcheck.verdict import Explanation
 from eqcheck.workers.serve import end_with_parent
 
 MOST_CASES = 400  # a fault not caught by then is missed

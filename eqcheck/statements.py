@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from eqcheck.verdict import Explanation, many
+from eqcheck.explanation import Explanation, many
 
 # Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
 STATEMENTS = {

@@ -12,8 +12,9 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from eqcheck.case import Case
+from eqcheck.choices import Choices
 from eqcheck.contract import CLAIMED, PADDING_SIDES, TAKEN
-from eqcheck.drawing import VOCAB_SIZE, Choices, Claims, draw_case
+from eqcheck.drawing import VOCAB_SIZE, Claims, draw_case
 from eqcheck.errors import CaseError
 from eqcheck.requirements import checked
 from eqcheck.sizes import WIDE, Bounds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eqcheck.explanation import BY_TOKENS, Deviation, Explanation, Given, Search, Slot, many
 from eqcheck.kinds import KINDS
 from eqcheck.narrow import WHOLE, table, wrapped
 from eqcheck.statements import held_within, nothing_expected, said
-from eqcheck.verdict import BY_TOKENS, Deviation, Explanation, Given, Search, Slot, many
 
 
 def render(explanation: Explanation, width: int = WHOLE) -> str:

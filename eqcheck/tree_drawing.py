@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from eqcheck.trees import REJECTED, Nodes, of_round
 
 if TYPE_CHECKING:
-    from eqcheck.drawing import Choices, Prompt
+    from eqcheck.choices import Choices, Prompt
 
 
 def draw_trees(

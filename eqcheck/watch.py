@@ -6,25 +6,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from eqcheck.alone import digests_of
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.reading import Reader
 from eqcheck.case import Case
 from eqcheck.errors import UsageError
+from eqcheck.explanation import Given
 from eqcheck.family import FAMILY
-from eqcheck.harness import Run, Truth, cut
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
+from eqcheck.run import Run, Truth, cut
 from eqcheck.trace import DRAFT, TARGET, Trace
-from eqcheck.verdict import Given, RowVerdict, Verdict, check_rows
-
-if TYPE_CHECKING:
-    from eqcheck.oracle import Oracle
+from eqcheck.verdict import RowVerdict, Verdict, check_rows
 
 _LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
 _BY_MASK = ("bloom", "opt", "mpt")
+
+
+class Judge(Protocol):
+    """What is asked of an `eqcheck.Oracle`."""
+
+    @property
+    def target(self) -> Any: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def truth(self, prompt: Any, *, max_new_tokens: int) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ def family_like(model: Any) -> str:
 class Watch:
     """What was seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
 
-    def __init__(self, oracle: Oracle, case: WatchedCase, trace: Trace) -> None:
+    def __init__(self, oracle: Judge, case: WatchedCase, trace: Trace) -> None:
         self._oracle, self._case, self._trace = oracle, case, trace
         self.outputs: Sequence[Sequence[int]] | None = None
 
@@ -119,7 +129,7 @@ def _as_far_as_asked(run: Run) -> Run:
     return replace(run, outputs=tuple(outputs), truth=replace(run.truth, rows=tuple(rows)))
 
 
-def _after_ties(run: Run, oracle: Oracle) -> Run:
+def _after_ties(run: Run, oracle: Judge) -> Run:
     """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
     assert run.outputs is not None
     for row, tokens in enumerate(run.outputs):
@@ -145,7 +155,7 @@ def _answered(run: Run, row: int, position: int, token: int) -> bool:
 
 
 @contextmanager
-def watching(oracle: Oracle, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
+def watching(oracle: Judge, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
     """Watch the oracle's target, and a draft, for as long as the context lasts."""
     trace = Trace()
     models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]

@@ -19,8 +19,9 @@ from eqcheck.attribution.story import decode_of
 from eqcheck.callview import _ranges, parts, view
 from eqcheck.case import Case
 from eqcheck.contract import Request
-from eqcheck.harness import Run, run
+from eqcheck.harness import run
 from eqcheck.oracle import judge
+from eqcheck.run import Run
 from eqcheck.story import DrawnDecode
 from eqcheck.trace import DRAFT, TARGET
 

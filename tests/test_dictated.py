@@ -16,6 +16,7 @@ import torch
 from eqcheck import registry
 from eqcheck.contract import RowOptions, decoder
 from eqcheck.errors import CaseError
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint import dictated, drawing
 from eqcheck.lanes.checkpoint.abduction import abduce
@@ -30,7 +31,6 @@ from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import to_markdown
-from eqcheck.verdict import Explanation
 
 CLAIMS = ("row-limits", "row-eos", "dictated-drafts")
 Round = tuple[list[int], list[int]]  # the draft tokens, and the target's choice before each of them and after the last

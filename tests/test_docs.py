@@ -16,8 +16,8 @@ from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.real.models import model_of
-from eqcheck.real.own import families_of
 from eqcheck.real.readable import check
+from eqcheck.real.targets import families_of
 from eqcheck.registry import load
 
 PAGE = (Path(__file__).parent.parent / "docs" / "bridge.md").read_text()

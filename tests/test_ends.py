@@ -20,12 +20,12 @@ from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import Decoder
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Options
 from eqcheck.harness import run, truth_of
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import Oracle, judge
-from eqcheck.verdict import Explanation
 
 PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))
 

@@ -14,12 +14,12 @@ from test_blackbox import ENGINE
 from eqcheck import registry
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.contract import RowOptions
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Finding, Options
 from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.judge import RowJudgement
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
-from eqcheck.verdict import Explanation
 from eqcheck.workers.process import ProcessWorker
 
 

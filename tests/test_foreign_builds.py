@@ -16,13 +16,14 @@ from eqcheck.case import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import Request
+from eqcheck.explanation import Explanation, crash
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirms
 from eqcheck.oracle import judge
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.text import render
-from eqcheck.verdict import Explanation, RowVerdict, crash
+from eqcheck.verdict import RowVerdict
 
 Decode = Callable[[Any, Any, Request], list[list[int]]]
 

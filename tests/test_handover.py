@@ -10,11 +10,11 @@ import torch
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract import Decoder
+from eqcheck.explanation import Explanation
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.text import render
-from eqcheck.verdict import Explanation
 
 
 @pytest.fixture(autouse=True)

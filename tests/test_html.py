@@ -11,15 +11,15 @@ import pytest
 from jinja2 import Environment
 from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Evidence, OtherCase
 from eqcheck.lanes.transparent.about import COUNTERS
-from eqcheck.report import html
-from eqcheck.report.html import page, to_html
+from eqcheck.report.html import pages, to_html
 from eqcheck.report.html.drawing import Column, cell, columns, committed, drafts
 from eqcheck.report.html.finding import readable, timeline, tokens
+from eqcheck.report.html.pages import page
 from eqcheck.report.html.trace import trace_page
 from eqcheck.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
-from eqcheck.verdict import Explanation
 
 
 def test_a_cell_says_what_is_seen_and_what_should_be() -> None:
@@ -79,10 +79,10 @@ def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) ->
 
 
 def test_a_page_without_escaping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = html._environment()
+    made = pages._environment()
     loose = Environment(autoescape=False, loader=made.loader, trim_blocks=True, lstrip_blocks=True)
     loose.filters |= made.filters
-    monkeypatch.setattr(html, "_environment", lambda: loose)
+    monkeypatch.setattr(pages, "_environment", lambda: loose)
     hostile, harmless = (to_html(filled("showcase/bsp", text)) for text in (HOSTILE, " harmless"))
     assert elements(hostile) != elements(harmless)
 

@@ -14,13 +14,13 @@ from eqcheck.case import Case
 from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.errors import UsageError
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.known import Known, in_ci, load, unheard
 from eqcheck.outcome import Outcome
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks
 from eqcheck.tally import Alike, Tally
-from eqcheck.verdict import Explanation
 
 TODAY = date(2026, 11, 23)
 PAST_EOS = "bookkeeping/past-eos"

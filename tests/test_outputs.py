@@ -18,6 +18,7 @@ from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled
 from eqcheck.case import Case
 from eqcheck.cli import main
 from eqcheck.contract import Decoder
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.transparent.about import REACHED
 from eqcheck.outcome import Outcome
@@ -27,7 +28,6 @@ from eqcheck.report.github import commands_of, step_summary, untrusted
 from eqcheck.report.junit import junit
 from eqcheck.report.ndjson import EventLog, told
 from eqcheck.report.schema import Report
-from eqcheck.verdict import Explanation
 
 SHOWCASE = Path(__file__).parents[1] / "reports" / "showcase"
 HOSTILE = "]]></failure>&<b>\x00\x1b[31m\ud800\ufffe\r\n::error::gotcha\n##[error]x|`%0A\u2028, a:b"

@@ -13,11 +13,12 @@ from eqcheck.attribution.witnesses import bearing, second_opinion
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, PLANTED, Fault
 from eqcheck.contract import Generate
-from eqcheck.harness import Run, run
+from eqcheck.explanation import Explanation
+from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
+from eqcheck.run import Run
 from eqcheck.trace import Call, Fix
-from eqcheck.verdict import Explanation
 
 CASES, CHUNKS = 60, 5  # as many as an audit draws
 TRIED = [

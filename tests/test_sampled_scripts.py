@@ -12,6 +12,7 @@ import torch
 
 from eqcheck import registry
 from eqcheck.contract import RowOptions
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Finding
 from eqcheck.lanes.checkpoint.case import EngineRow
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
@@ -20,7 +21,6 @@ from eqcheck.lanes.checkpoint.sampled.script import checked_script, evidence_fil
 from eqcheck.lanes.checkpoint.sampled.shown import CROSSES, earned, evidence, names
 from eqcheck.law import law
 from eqcheck.outcome import Outcome
-from eqcheck.verdict import Explanation
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 ENGINE = """

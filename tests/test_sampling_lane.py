@@ -17,6 +17,7 @@ from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.contract import Decoder, Request, RowOptions
 from eqcheck.errors import CaseError
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Options
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import decode
@@ -32,7 +33,6 @@ from eqcheck.report.markdown import sampled, to_markdown
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.text import render
-from eqcheck.verdict import Explanation
 
 Laws = torch.Tensor
 TAKES = ("temperature", "top-k", "top-p", "min-p")

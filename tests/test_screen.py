@@ -22,11 +22,11 @@ from eqcheck.campaign.events import CaseDone, Event, Finished, Settling, Started
 from eqcheck.campaign.loop import audit
 from eqcheck.case import Case
 from eqcheck.errors import UsageError
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Options
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.outcome import Outcome
 from eqcheck.report.terminal import progress, summary
-from eqcheck.verdict import Explanation
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = """

@@ -12,8 +12,9 @@ import pytest
 
 from eqcheck import registry
 from eqcheck.case import Case
+from eqcheck.choices import Chance
 from eqcheck.contract import CACHE_STATES, FAMILIES, REQUIREMENTS
-from eqcheck.drawing import Chance, draw_case
+from eqcheck.drawing import draw_case
 from eqcheck.errors import UsageError
 from eqcheck.harness import truth_of
 from eqcheck.lanes.transparent.features import features, raggedness, script

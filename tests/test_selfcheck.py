@@ -13,11 +13,12 @@ import pytest
 from eqcheck import cli
 from eqcheck import selfcheck as module
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.harness import Run
+from eqcheck.explanation import Explanation
 from eqcheck.oracle import judge
+from eqcheck.run import Run
 from eqcheck.sampledcheck import SampledResult
 from eqcheck.selfcheck import SelfCheck, check_fault, check_known_good, in_processes, short
-from eqcheck.verdict import Explanation, Verdict
+from eqcheck.verdict import Verdict
 
 FEW = FAULTS[::60]
 

@@ -23,6 +23,7 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case import Case
 from eqcheck.contract import decoder
 from eqcheck.errors import CaseError, Violation
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.lane import TransparentLane
@@ -31,7 +32,6 @@ from eqcheck.limits import MOST_BEFORE
 from eqcheck.oracle import assert_equivalent, judge
 from eqcheck.outcome import Outcome
 from eqcheck.text import render
-from eqcheck.verdict import Explanation
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"

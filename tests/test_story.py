@@ -18,12 +18,13 @@ from eqcheck.callview import view
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract import FAMILIES, Decoder, Request
-from eqcheck.harness import Run, agrees, run, truth_of
+from eqcheck.explanation import Explanation
+from eqcheck.harness import agrees, run, truth_of
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.report.html.trace import trace_page
+from eqcheck.run import Run
 from eqcheck.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
-from eqcheck.verdict import Explanation
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,11 @@ MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 # From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
 LAYERS = (
     "errors plain narrow limits sizes architectures family kinds explained trees notice",
-    "verdict text statements sampling",
+    "explanation verdict text statements sampling",
     "requirements options contract modules registry arguments known",
     "case outcome tally findings declining story",
-    "hashing families caches trace hashparts head hashlm draft harness drawing tree_drawing ties pair law alone "
-    "spread real",
+    "hashing families caches trace run hashparts head hashlm draft harness choices drawing tree_drawing ties pair law "
+    "alone spread real",
     "attribution",
     "oracle strategies callview watch",
     "memory",
@@ -62,6 +64,33 @@ def test_an_import_upwards_is_seen(tmp_path: Path) -> None:
     module = tmp_path / "trace.py"
     module.write_text("from eqcheck import cli\nfrom eqcheck.campaign.loop import audit\n")
     assert {name for name in imported(module) if RANK[name] > RANK["trace"]} == {"cli", "campaign"}
+
+
+def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which modules each one imports, at once, later, or for types alone; ``modules`` are texts by dotted name."""
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for name, text in modules.items():
+        for node in ast.walk(ast.parse(text)):
+            named: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                named = [f"{node.module}.{alias.name}" for alias in node.names]
+                named = [one if one in modules else str(node.module) for one in named]
+            elif isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            found[name] |= {one for one in named if one in modules and one != name}
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES}
+    TopologicalSorter(graph({names[path].removesuffix(".__init__"): path.read_text() for path in MODULES})).prepare()
+
+
+def test_a_circle_is_seen() -> None:
+    later = {"eqcheck.a": "def f():\n    from eqcheck import b", "eqcheck.b": "import eqcheck.c", "eqcheck": ""}
+    TopologicalSorter(graph(later | {"eqcheck.c": ""})).prepare()
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph(later | {"eqcheck.c": "from eqcheck.a import f"})).prepare()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,13 +16,13 @@ from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract import FAMILIES, Request, decoder
 from eqcheck.errors import UsageError
+from eqcheck.explanation import Deviation, Explanation, Given, Query, Search, Slot
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.text import render, say, searched
-from eqcheck.verdict import Deviation, Explanation, Given, Query, Search, Slot
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
 ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}

@@ -14,11 +14,11 @@ from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract import CLAIMED, Decoder, Request, decoder
+from eqcheck.explanation import Deviation, Explanation, Opinion, Query
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle import judge
 from eqcheck.text import render
-from eqcheck.verdict import Deviation, Explanation, Opinion, Query
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,14 @@ from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutat
 from eqcheck.case import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract import Generate
-from eqcheck.harness import Run, run
+from eqcheck.explanation import Explanation, Opinion
+from eqcheck.harness import run
 from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
-from eqcheck.verdict import Explanation, Opinion
+from eqcheck.run import Run
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}

@@ -9,7 +9,7 @@ from eqcheck.statements import Statement, state, together
 from eqcheck.verdict import RowVerdict
 
 if TYPE_CHECKING:
-    from eqcheck.harness import Run
+    from eqcheck.run import Run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from eqcheck.attribution.branches import seen_in_block
 from eqcheck.attribution.parts import Part, once, parts
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.harness import Run, ranked
+from eqcheck.harness import ranked
+from eqcheck.run import Run
 from eqcheck.trees import cut, depths, walk
 
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from eqcheck.attribution.parts import Part, once, parts, places
 from eqcheck.attribution.rounds import Allowed
-from eqcheck.harness import Run
 from eqcheck.hashing import LAYERS, States
+from eqcheck.run import Run
 from eqcheck.trace import DRAFT, TARGET, HeadCall
 
 

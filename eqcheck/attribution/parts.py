@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.harness import Run
 from eqcheck.hashing import CALL, COLUMN, ROW, decoded
+from eqcheck.run import Run
 from eqcheck.trace import TARGET, Call
 
 Places = dict[int, dict[int, int]]  # a context's digest -> the requests whose context it is, each with the position

@@ -10,8 +10,8 @@ import numpy as np
 
 from eqcheck import hashing
 from eqcheck.attribution.parts import Part, places, served
-from eqcheck.harness import Run
 from eqcheck.hashing import Ints
+from eqcheck.run import Run
 from eqcheck.trace import DRAFT, Call
 
 Query = tuple[Call, int, int]  # a row and column of a call

@@ -17,12 +17,13 @@ from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources, Told
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.explanation import Deviation, Explanation, Query
 from eqcheck.family import FAMILY
-from eqcheck.harness import Run
 from eqcheck.hashing import truncated
 from eqcheck.kinds import KINDS
+from eqcheck.run import Run
 from eqcheck.statements import NOTHING, Statement, state
-from eqcheck.verdict import Deviation, Explanation, Query, RowVerdict
+from eqcheck.verdict import RowVerdict
 
 _LAST = (10**9,)
 
@@ -42,10 +43,8 @@ class Reader:
 
     def explain(self) -> Explanation | None:
         """The first fault in causal order over all wrong rows; None when every row is right."""
-        verdicts = [
-            RowVerdict(row, expected, observed)
-            for row, (expected, observed) in enumerate(zip(self.run.truth.rows, self.outputs, strict=True))
-        ]
+        rows = enumerate(zip(self.run.truth.rows, self.outputs, strict=True))
+        verdicts = [RowVerdict(row, expected, observed) for row, (expected, observed) in rows]
         wrong = [verdict for verdict in verdicts if verdict.first is not None]
         if not wrong:
             return None

@@ -17,12 +17,12 @@ from eqcheck import hashing
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.contract import Generate
+from eqcheck.explanation import Explanation, Opinion
 from eqcheck.family import FAMILY
-from eqcheck.harness import Run
 from eqcheck.harness import run as run_case
 from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
+from eqcheck.run import Run
 from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
-from eqcheck.verdict import Explanation, Opinion
 
 PARTS = ("position", "mask", "cache")
 _BLANK = Label(-1, -1, "blank")

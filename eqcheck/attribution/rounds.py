@@ -48,8 +48,9 @@ from itertools import chain, pairwise
 from eqcheck.attribution.branch_losses import branch_losses
 from eqcheck.attribution.parts import Part, Places, once, parts
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.harness import Run, agrees
+from eqcheck.harness import agrees
 from eqcheck.notice import Notice
+from eqcheck.run import Run
 from eqcheck.trace import DRAFT
 
 _COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128

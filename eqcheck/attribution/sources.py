@@ -10,7 +10,7 @@ from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import sees_twins
 from eqcheck.attribution.parts import parts
 from eqcheck.attribution.record import Write, self_hidden
-from eqcheck.harness import Run
+from eqcheck.run import Run
 from eqcheck.statements import Statement, state
 from eqcheck.trace import DRAFT
 from eqcheck.verdict import RowVerdict

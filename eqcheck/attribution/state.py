@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from eqcheck.case import Case
 from eqcheck.contract import CACHE_STATES
-from eqcheck.verdict import Explanation, many
+from eqcheck.explanation import Explanation, many
 
 
 def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:

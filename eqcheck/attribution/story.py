@@ -15,12 +15,13 @@ from eqcheck.attribution.context import Context, Entry, entries, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write, holds, kind_held, place_held, self_hidden
 from eqcheck.attribution.turns import Turns
+from eqcheck.explanation import Explanation
 from eqcheck.family import FAMILY
-from eqcheck.harness import Run
 from eqcheck.hashing import Bools, table_row, truncated
+from eqcheck.run import Run
 from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot, Story
 from eqcheck.trace import DRAFT, TARGET, Call
-from eqcheck.verdict import Explanation, RowVerdict
+from eqcheck.verdict import RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
 BATCH = 16  # rows whose rounds are told

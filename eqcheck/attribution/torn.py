@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from eqcheck.explanation import Deviation
 from eqcheck.hashing import (
     CALL,
     COLUMN,
@@ -26,7 +27,6 @@ from eqcheck.hashing import (
     stored_digest,
 )
 from eqcheck.trace import Call
-from eqcheck.verdict import Deviation
 
 _PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
 

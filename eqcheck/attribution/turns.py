@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.attribution.record import Label, Write, self_hidden
-from eqcheck.harness import Run
+from eqcheck.run import Run
 from eqcheck.story import DrawnRound
 
 

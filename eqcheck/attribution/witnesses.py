@@ -26,10 +26,10 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import repair
 from eqcheck.case import Case
 from eqcheck.contract import Generate
-from eqcheck.harness import Run
+from eqcheck.explanation import Explanation, Opinion
 from eqcheck.harness import run as run_case
 from eqcheck.kinds import KINDS
-from eqcheck.verdict import Explanation, Opinion
+from eqcheck.run import Run
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
 # asserted; `tests/test_witnesses.py` tries every combination.

@@ -17,9 +17,9 @@ from eqcheck.campaign.loop import concluded
 from eqcheck.campaign.shardfile import Part, Shard, evidence_of, finding_of, outcome_of, tally_of
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
+from eqcheck.explanation import many
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.notice import with_kinds
-from eqcheck.verdict import many
 
 _MOST_WARNINGS = 50
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from eqcheck.campaign.casefile import case_of, read_json, write_whole
 from eqcheck.errors import UsageError
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Audit, Finding
 from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
 from eqcheck.notice import kind_of
@@ -26,7 +27,6 @@ from eqcheck.plain import one_line
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.tally import Alike, Tally
-from eqcheck.verdict import Explanation
 
 FORMAT: Final = "eqcheck-shard/1"
 _MOST_FLOATS = 2**20  # of one array

@@ -196,8 +196,8 @@ def _targets(options: argparse.Namespace) -> tuple[str, ...]:
         return ()
     if options.families:
         raise UsageError("--target, --families: expected one of the two; a target has its family")
-    from eqcheck.real.own import families_of
     from eqcheck.real.readable import check
+    from eqcheck.real.targets import families_of
 
     families = []
     for family in families_of(options.target):

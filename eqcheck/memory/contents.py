@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqcheck.attribution.parts import parts, places
-from eqcheck.harness import Run
 from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, WRITE, Bools, Ints, write_of
 from eqcheck.hashing import writes as writes_in
 from eqcheck.memory.ledger import Held, Moment
+from eqcheck.run import Run
 from eqcheck.trace import DRAFT, TARGET
 
 KINDS = ("needed", "in flight", "rejected", "pads", "finished", "copies", "spare", "unread")

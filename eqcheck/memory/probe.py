@@ -17,13 +17,14 @@ import numpy as np
 
 from eqcheck.case import Case
 from eqcheck.contract import Generate, Request
-from eqcheck.harness import Run, run, truth_of
+from eqcheck.harness import run, truth_of
 from eqcheck.memory.contents import KINDS, Use, uses
 from eqcheck.memory.leaks import leaks
 from eqcheck.memory.ledger import Ledger
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
 from eqcheck.requirements import barred, without_ids
+from eqcheck.run import Run
 
 NEW, K, VOCABULARY = 40, 3, 128
 PROMPTS = (6, 9, 13)

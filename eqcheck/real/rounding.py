@@ -15,7 +15,7 @@ from eqcheck.ties import FACTOR
 from eqcheck.trace import TARGET
 
 if TYPE_CHECKING:
-    from eqcheck.harness import Run
+    from eqcheck.run import Run
 
 
 def ties_of(run: Run) -> Run:
@@ -53,7 +53,7 @@ def _tied(run: Run, row: int, bound: float) -> int | None:
 def _after(run: Run, row: int, index: int) -> Run:
     """The run with a truth in which the row has the token that it emitted, and goes on behind it."""
     from eqcheck.alone import continue_row, digests_of
-    from eqcheck.harness import Truth, cut
+    from eqcheck.run import Truth, cut
 
     assert run.outputs is not None
     case, truth = run.case, run.truth

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from eqcheck.explanation import many
 from eqcheck.report.schema import Report, ReportedViolation
-from eqcheck.verdict import many
 
 Status = Literal["passed", "failed", "known", "inconclusive"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eqcheck.explanation import many
 from eqcheck.narrow import columns, table, wrapped
 from eqcheck.notice import INCONCLUSIVE, VACUOUS
 from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Report
-from eqcheck.verdict import many
 
 STATES = ("new", "still there", "in doubt", "not seen", "gone", "no violation")
 _RARE = 0.01

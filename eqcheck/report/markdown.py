@@ -10,11 +10,11 @@ from tabulate import tabulate
 
 from eqcheck.contract import FAMILIES
 from eqcheck.declining import summary
+from eqcheck.explanation import many
 from eqcheck.narrow import WHOLE, table
 from eqcheck.plain import code, fenced, inline
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.text import sentence
-from eqcheck.verdict import many
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from eqcheck.explanation import Explanation
 from eqcheck.findings import Evidence, OtherCase, RealPair
 from eqcheck.notice import with_kinds
 from eqcheck.plain import cleaned
 from eqcheck.story import Story
-from eqcheck.verdict import Explanation
 
 FORMAT: Final = "eqcheck-report/2"
 SCHEMA = Path(__file__).with_name("report.schema.json")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
+from eqcheck.explanation import many
 from eqcheck.kinds import KINDS
 from eqcheck.narrow import columns, table, wrapped
 from eqcheck.notice import VACUOUS
@@ -30,7 +31,6 @@ from eqcheck.report.markdown import (
 )
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.text import render
-from eqcheck.verdict import many
 
 if TYPE_CHECKING:
     from eqcheck.selfcheck import SelfCheck

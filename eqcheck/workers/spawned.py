@@ -18,9 +18,9 @@ from typing import IO, Any
 
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
+from eqcheck.explanation import crash
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line, printable
-from eqcheck.verdict import crash
 from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group
 
 SERVE = Path(__file__).with_name("serve.py")

@@ -21,8 +21,8 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
 from eqcheck.campaign.corpus import Corpus
 from eqcheck.case import Case
+from eqcheck.choices import Chance, Choices
 from eqcheck.contract import TAKEN, Decoder, Generate
-from eqcheck.drawing import Chance, Choices
 from eqcheck.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case

@@ -14,11 +14,12 @@ from dataclasses import replace
 import pytest
 
 from eqcheck.case import Case
+from eqcheck.choices import Choices
 from eqcheck.contract import Decoder
-from eqcheck.drawing import VOCAB_SIZE, Choices
+from eqcheck.drawing import VOCAB_SIZE
+from eqcheck.explanation import many
 from eqcheck.harness import truth_of
 from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated
-from eqcheck.verdict import many
 
 from .examination import Examination, Found, Law, Needs, Variants
 

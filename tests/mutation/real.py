@@ -15,7 +15,7 @@ from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck import Unsupported
 from eqcheck.contract import Generate, Request
-from eqcheck.harness import cut
+from eqcheck.run import cut
 
 KINDS = ("llama", "gpt2")
 CASES = 24  # of each kind

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.explanation import Explanation, Given
 from eqcheck.kinds import FINGERPRINTS
 from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase
@@ -16,7 +17,7 @@ from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.statements import NOTHING, Statement
-from eqcheck.verdict import Explanation, Given, RowVerdict
+from eqcheck.verdict import RowVerdict
 
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 

@@ -16,6 +16,7 @@ import torch
 from eqcheck import declining
 from eqcheck.contract import CAPABILITIES, Decoder
 from eqcheck.errors import UsageError
+from eqcheck.explanation import many
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.checkpoint import dictated
 from eqcheck.lanes.checkpoint.about import COUNTERS
@@ -31,7 +32,6 @@ from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.outcome import UNTRIED, Outcome
 from eqcheck.tally import DICTATED, SPEAKS
-from eqcheck.verdict import many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 from eqcheck.workers.spawned import Judge as Judged

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqcheck.errors import OutputError
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.checkpoint import dictated
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.lanes.checkpoint.drawing import exercised
@@ -14,7 +15,7 @@ from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.tally import DICTATED
-from eqcheck.verdict import Explanation, check_rows
+from eqcheck.verdict import check_rows
 
 WRONG_TOKEN = "wrong token"
 HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a minimum of new tokens

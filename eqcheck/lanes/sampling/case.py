@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from eqcheck.case import Case
 from eqcheck.contract import CLAIMED, FAMILIES, PADDING_SIDES, PaddingSide, Request, RowOptions
 from eqcheck.errors import CaseError, UsageError, did_you_mean
+from eqcheck.explanation import Given
 from eqcheck.limits import MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, MOST_VOCABULARY
 from eqcheck.options import ORDER, SEEDS, asked_of
-from eqcheck.verdict import Given
 
 REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eqcheck.explanation import many
 from eqcheck.findings import Audit, Evidence, Finding
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
-from eqcheck.verdict import many
 
 ENOUGH = 200  # tokens of a regime, below which it says little
 REGIMES = "regimes"  # the fact that names those that are drawn

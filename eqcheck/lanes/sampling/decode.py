@@ -15,11 +15,12 @@ import torch
 from eqcheck.alone import continue_rows, digests_of
 from eqcheck.contract import Generate, RowOptions
 from eqcheck.draft import ScriptedDraft
-from eqcheck.harness import Run, Truth, answered, cut
+from eqcheck.harness import answered
 from eqcheck.hashing import Ints, Words, table_row
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.law import law, penalised
+from eqcheck.run import Run, Truth, cut
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.spread import Spread, score_table
 from eqcheck.trace import Trace

@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.sampling.about import COUNTERS
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.outcome import Outcome
@@ -17,7 +18,6 @@ from eqcheck.sampling.naming import Named
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 from eqcheck.sampling.words import SAYS_NOTHING, in_words
-from eqcheck.verdict import Explanation
 
 NOTHING_SEEN = 10.0
 """A case drawn for ten times the tokens that it took is fixed where the evidence never was more than this."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.contract import Generate
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
 from eqcheck.lanes.sampling.seeds import broken, repeated
@@ -16,7 +17,6 @@ from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
 from eqcheck.statements import ends_early
-from eqcheck.verdict import Explanation
 
 IMPOSSIBLE = "impossible-token"
 BY_LAW = (IMPOSSIBLE, "shared-noise")  # a law that is wrong may be the cause of what single cases show

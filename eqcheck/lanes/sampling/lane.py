@@ -11,6 +11,7 @@ from random import SystemRandom
 from typing import Any
 
 from eqcheck.contract import Decoder
+from eqcheck.explanation import many
 from eqcheck.findings import Audit, Finding, Options
 from eqcheck.lanes.sampling.case import REGIMES, SampledCase
 from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
@@ -27,7 +28,6 @@ from eqcheck.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
 from eqcheck.sampling.rounds import Read
-from eqcheck.verdict import many
 from eqcheck.workers.forked import Limits
 from eqcheck.workers.local import TryCase
 from eqcheck.workers.pool import decoding

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from eqcheck.contract import Generate
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.sampling.case import PROMISES
 from eqcheck.lanes.sampling.decode import SampledRun, decode
-from eqcheck.verdict import Explanation
 
 _OTHER = 0x5EED  # added to the entropy, so that only what has a seed can be the same
 _AGAIN_IN = 16  # cases, one is decoded again

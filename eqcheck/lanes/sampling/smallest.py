@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from eqcheck.alone import digests_of
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.sampling.decode import TARGET, UNCUT, laws
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.naming import NAMED
-from eqcheck.verdict import Explanation
 
 TryCase = Callable[[Any], Outcome]
 _TRIES = 6  # other random numbers, for a smaller request to show the same

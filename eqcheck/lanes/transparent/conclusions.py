@@ -8,12 +8,12 @@ from eqcheck import declining
 from eqcheck.attribution.losses import all_warnings
 from eqcheck.attribution.rounds import settled
 from eqcheck.contract import CACHE_STATES
+from eqcheck.explanation import many
 from eqcheck.family import FAMILY
 from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
 from eqcheck.lanes.transparent.about import REACHED
 from eqcheck.lanes.transparent.conditions import counted, lying, table
 from eqcheck.lanes.transparent.coverage import vacuous
-from eqcheck.verdict import many
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
 

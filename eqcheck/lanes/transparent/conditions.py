@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from math import exp, lgamma
 
 from eqcheck.case import Case
+from eqcheck.explanation import many
 from eqcheck.lanes.transparent.about import AXES
-from eqcheck.verdict import many
 
 Conditions = dict[str, dict[str, list[int]]]
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value

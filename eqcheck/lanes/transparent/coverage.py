@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from eqcheck.attribution.packed import packs
 from eqcheck.attribution.parts import parts
 from eqcheck.declining import unseen
-from eqcheck.harness import Run, ranked
+from eqcheck.harness import ranked
 from eqcheck.lanes.transparent.about import COUNTERS
 from eqcheck.lanes.transparent.features import alike
 from eqcheck.notice import VACUOUS, Notice
+from eqcheck.run import Run
 from eqcheck.sizes import BLOCKS
 from eqcheck.trace import DRAFT, TARGET
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from eqcheck.case import Case
-from eqcheck.harness import Truth, ranked
+from eqcheck.harness import ranked
+from eqcheck.run import Truth
 from eqcheck.sizes import BLOCKS
 from eqcheck.trees import chain, walk
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from eqcheck.case import Case
 from eqcheck.drawing import apart, unused_id
-from eqcheck.harness import Truth, ranked, truth_of
+from eqcheck.harness import ranked, truth_of
 from eqcheck.lanes.transparent.features import steps_of
+from eqcheck.run import Truth
 
 _PERMUTATIONS = 200  # of which the first is taken that keeps all
 

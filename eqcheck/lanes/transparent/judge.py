@@ -10,14 +10,15 @@ from eqcheck.attribution.story import decode_of, story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case import Case
 from eqcheck.contract import Generate
+from eqcheck.explanation import Explanation
 from eqcheck.family import FAMILY
-from eqcheck.harness import Run, run
+from eqcheck.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle import judge
 from eqcheck.outcome import Outcome
+from eqcheck.run import Run
 from eqcheck.trace import TARGET
-from eqcheck.verdict import Explanation
 
 
 def luck_of(done: Run) -> tuple[str, str]:

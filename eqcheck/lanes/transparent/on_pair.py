@@ -17,10 +17,11 @@ import torch
 from eqcheck import pair
 from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.findings import RealPair
-from eqcheck.harness import Truth, answered
+from eqcheck.harness import answered
 from eqcheck.oracle import Oracle
 from eqcheck.outcome import HANG, Outcome
 from eqcheck.requirements import barred, without_ids
+from eqcheck.run import Truth
 from eqcheck.text import render
 from eqcheck.trace import Trace
 from eqcheck.workers.forked import Limits

@@ -18,8 +18,9 @@ from heapq import heapify, heappop, heappush
 from random import Random
 
 from eqcheck.case import Case
+from eqcheck.choices import Chance
 from eqcheck.contract import TAKEN
-from eqcheck.drawing import Chance, Claims, draw_case
+from eqcheck.drawing import Claims, draw_case
 from eqcheck.errors import CaseError, UsageError
 from eqcheck.harness import truth_of
 from eqcheck.lanes.transparent.features import Feature, features, raggedness, script

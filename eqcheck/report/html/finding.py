@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eqcheck.explanation import Explanation, Search, Slot
 from eqcheck.findings import OtherCase
 from eqcheck.kinds import KINDS
 from eqcheck.report.schema import ReportedViolation
 from eqcheck.statements import nothing_expected
 from eqcheck.story import DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 from eqcheck.text import argument, consequences, shifted
-from eqcheck.verdict import Explanation, Search, Slot
 
 _ROWS_SHOWN, _VALUES_SHOWN = 64, 4000
 _ENDS, _AROUND = 8, 12

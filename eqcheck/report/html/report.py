@@ -9,15 +9,15 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.campaign.lane import LANES
+from eqcheck.explanation import many
 from eqcheck.notice import VACUOUS
 from eqcheck.plain import printable
 from eqcheck.report.compare import Comparison, chance, in_words
-from eqcheck.report.html import page
 from eqcheck.report.html.chart import Chart
 from eqcheck.report.html.finding import Finding
+from eqcheck.report.html.pages import page
 from eqcheck.report.markdown import about, asked, declined_of, memory, not_taken, percent, sampled, slots_seen
 from eqcheck.report.schema import Report, ReportedViolation, printable_report
-from eqcheck.verdict import many
 
 _MOST = 100  # findings that a page draws; a browser shows no more of them at once
 _MOST_CHANGES = 500  # lines of a comparison

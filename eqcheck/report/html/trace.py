@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eqcheck.plain import one_line, printable
-from eqcheck.report.html import page
 from eqcheck.report.html.finding import timeline
+from eqcheck.report.html.pages import page
 from eqcheck.story import DrawnCall, DrawnDecode, DrawnRound
 
 _ROWS = 16

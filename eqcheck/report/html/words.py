@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from eqcheck.explanation import many
 from eqcheck.plain import one_line, printable
-from eqcheck.verdict import many
 
 _LINK = re.compile(r"https?://[\w.-]+(:\d+)?(/[^\s\"'<>]*)?", re.ASCII)
 

@@ -17,6 +17,7 @@ from functools import reduce
 from math import comb
 from typing import Any
 
+from eqcheck.explanation import Search
 from eqcheck.lanes.checkpoint.abduction.commits import RULES, follow
 from eqcheck.lanes.checkpoint.abduction.contexts import systematic
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Edit, Hypothesis
@@ -25,7 +26,6 @@ from eqcheck.lanes.checkpoint.abduction.options import anothers_end, ignored
 from eqcheck.lanes.checkpoint.abduction.outputs import emitted, ended
 from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding, row_by_row, together, tried
 from eqcheck.lanes.checkpoint.case import EngineCase
-from eqcheck.verdict import Search
 
 __all__ = ["EDITS", "Abduced", "Edit", "abduce", "abduce_alike", "abduce_options", "fits"]
 

@@ -8,84 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from eqcheck.lanes.checkpoint.abduction.evidence import Turn
-
-if TYPE_CHECKING:
-    from eqcheck.lanes.checkpoint.abduction.simulation import Simulation as Sim
-
-PAD_SLOT, GONE = -1, -2
-ALWAYS = 10**9  # a round that no case reaches
-
-
-@dataclass(frozen=True)
-class Applied:
-    """An edit as it is tried: by how much, in which rounds, and to which row or token where it concerns only one.
-
-    ``amount`` is a number of tokens or positions, or another row.
-    """
-
-    id: str = ""
-    amount: int = 0
-    first: int = 0
-    last: int = ALWAYS
-    row: int | None = None
-    token: int = -1
+from eqcheck.lanes.checkpoint.abduction.batch import (
+    GONE,
+    PAD_SLOT,
+    Batch,
+    FedBlock,
+    HeldToken,
+    Rollback,
+    RowView,
+)
 
 
-@dataclass
-class HeldToken:
-    """What a row's mask knows of a slot: the logical position of its token, PAD_SLOT or GONE; if it is shown anyway."""
-
-    at: int
-    token: int
-    shown: bool = False
-
-
-@dataclass
-class FedBlock:
-    """A row's part of a forward: ``tokens`` from logical position ``start`` on, behind ``pads``.
-
-    With these it begins at slot ``begin``. The first ``again`` of them are in the cache already.
-    """
-
-    turn: Turn
-    start: int
-    tokens: list[int]
-    again: int
-    pads: int = 0
-    begin: int = 0
-
-
-@dataclass
-class RowView:
-    """What the queries of a block may see: the row's slots, the columns in them, and those not hidden from all (None).
-
-    The block's own begin at ``begin``.
-    """
-
-    slots: list[HeldToken]
-    held: list[int]
-    seen: list[int | None]
-    begin: int
-
-
-@dataclass(frozen=True)
-class Rollback:
-    """What a row keeps after a round: ``length`` tokens. ``surplus`` were rejected.
-
-    ``most`` and ``least`` are the surpluses of the rows of the batch.
-    """
-
-    row: int
-    length: int
-    surplus: int
-    most: int
-    least: int
-
-
-def _in_order(sim: Sim, block: FedBlock) -> list[int]:
+def _in_order(sim: Batch, block: FedBlock) -> list[int]:
     return list(range(block.start, block.start + len(block.tokens)))
 
 
@@ -98,38 +33,38 @@ class Change:
     """What an engine does otherwise than right. The defaults are right."""
 
     # before the first round
-    start: Callable[[Sim], None] = lambda sim: None
+    start: Callable[[Batch], None] = lambda sim: None
     # what is fed, where, and at which positions
     again: bool = False  # the last cached token is fed again
     pads_after: bool = False  # pads that follow a short block are seen
-    cache_of: Callable[[Sim, int], int] = lambda sim, row: row
-    pad_position: Callable[[Sim, FedBlock, int], int] = lambda sim, block, column: 0
-    positions: Callable[[Sim, FedBlock], list[int]] = _in_order
+    cache_of: Callable[[Batch, int], int] = lambda sim, row: row
+    pad_position: Callable[[Batch, FedBlock, int], int] = lambda sim, block, column: 0
+    positions: Callable[[Batch, FedBlock], list[int]] = _in_order
     # what is seen
-    shows: Callable[[Sim, int, int, int], bool | None] = lambda sim, row, slot, begin: None  # None: as the mask says
-    view: Callable[[Sim, FedBlock, RowView], RowView] = lambda sim, block, view: view
-    query: Callable[[Sim, int, RowView, int, list[int]], list[int]] = lambda sim, row, view, query, visible: visible
+    shows: Callable[[Batch, int, int, int], bool | None] = lambda sim, row, slot, begin: None  # None: as the mask says
+    view: Callable[[Batch, FedBlock, RowView], RowView] = lambda sim, block, view: view
+    query: Callable[[Batch, int, RowView, int, list[int]], list[int]] = lambda sim, row, view, query, visible: visible
     blind: bool = False  # a query that sees nothing attends to everything alike
     # what is kept
-    crops: Callable[[Sim, bool], bool] = lambda sim, ended: True
-    kept: Callable[[Sim, Rollback], int] = lambda sim, back: 0  # of the rejected tokens
-    cut: Callable[[Sim, Rollback], int] = lambda sim, back: 0  # besides the rejected tokens
-    loses: Callable[[Sim, Rollback, int], bool] = lambda sim, back, at: False
+    crops: Callable[[Batch, bool], bool] = lambda sim, ended: True
+    kept: Callable[[Batch, Rollback], int] = lambda sim, back: 0  # of the rejected tokens
+    cut: Callable[[Batch, Rollback], int] = lambda sim, back: 0  # besides the rejected tokens
+    loses: Callable[[Batch, Rollback, int], bool] = lambda sim, back, at: False
     zeroed: bool = False  # what is kept of the rejected tokens is zeros
     restored: bool = False  # after a rejection the round's tokens are fed again
-    believes: Callable[[Sim, Rollback], int] = lambda sim, back: back.length  # the next position
+    believes: Callable[[Batch, Rollback], int] = lambda sim, back: back.length  # the next position
     # where it goes in the batch's cache
     sources: Callable[[list[int], list[int]], Sequence[int]] = lambda rows, batch: rows
     placed: Callable[[list[int], int, int], list[int | None]] = _at_the_right_edge
     new_pads: bool = False  # pads that realigning adds are seen
     torn: str = ""  # what realigning leaves where it was, see `Program`
     # after a round, and after the last
-    after: Callable[[Sim], None] = lambda sim: None
-    end: Callable[[Sim], None] = lambda sim: None
+    after: Callable[[Batch], None] = lambda sim: None
+    end: Callable[[Batch], None] = lambda sim: None
 
 
-def _not_prefilled(zeroed: bool) -> Callable[[Sim], None]:
-    def start(sim: Sim) -> None:
+def _not_prefilled(zeroed: bool) -> Callable[[Batch], None]:
+    def start(sim: Batch) -> None:
         for row in range(sim.applied.amount, len(sim.held)):
             prompt = sim.evidence.prompts[row]
             sim.lengths[row] = sim.believed[row] = len(prompt) - 1
@@ -140,71 +75,71 @@ def _not_prefilled(zeroed: bool) -> Callable[[Sim], None]:
     return start
 
 
-def _next_rows_cache(sim: Sim, row: int) -> int:
+def _next_rows_cache(sim: Batch, row: int) -> int:
     return (row + 1) % len(sim.held) if sim.number else row
 
 
-def _moved(by: Callable[[Sim, FedBlock], int]) -> Callable[[Sim, FedBlock], list[int]]:
+def _moved(by: Callable[[Batch, FedBlock], int]) -> Callable[[Batch, FedBlock], list[int]]:
     """All positions of a block shifted alike."""
     return lambda sim, block: [position + by(sim, block) for position in _in_order(sim, block)]
 
 
-def _clamped(sim: Sim, block: FedBlock) -> list[int]:
+def _clamped(sim: Batch, block: FedBlock) -> list[int]:
     return [max(sim.applied.amount, position) for position in _in_order(sim, block)]
 
 
-def _drift(sim: Sim, block: FedBlock) -> int:
+def _drift(sim: Batch, block: FedBlock) -> int:
     return sim.believed[block.turn.row] - block.start
 
 
-def _like_another(sim: Sim, block: FedBlock) -> list[int]:
+def _like_another(sim: Batch, block: FedBlock) -> list[int]:
     """Blocks end together; before a shorter one there are pads, at 0."""
     other = list(sim.blocks.values())[sim.applied.amount]
     gap = len(other.tokens) - len(block.tokens)
     return [other.start + gap + rank if gap + rank >= 0 else 0 for rank in range(len(block.tokens))]
 
 
-def _newest_shifted(sim: Sim, block: FedBlock) -> list[int]:
+def _newest_shifted(sim: Batch, block: FedBlock) -> list[int]:
     first, *rest = _in_order(sim, block)
     return [first + (sim.applied.amount if sim.number else 0), *rest]
 
 
-def _drafts_shifted(sim: Sim, block: FedBlock) -> list[int]:
+def _drafts_shifted(sim: Batch, block: FedBlock) -> list[int]:
     first, *rest = _in_order(sim, block)
     return [first, *(position + (sim.applied.amount if sim.number else 0) for position in rest)]
 
 
-def _restarted(sim: Sim, block: FedBlock) -> list[int]:
+def _restarted(sim: Batch, block: FedBlock) -> list[int]:
     chunk = range(sim.applied.token, len(sim.evidence.prompts[block.turn.row]))
     return [at - sim.applied.token if at in chunk else at for at in _in_order(sim, block)]
 
 
-def _pads(sim: Sim, row: int, slot: int, begin: int) -> bool | None:
+def _pads(sim: Batch, row: int, slot: int, begin: int) -> bool | None:
     return True if sim.slots[row][slot].at == PAD_SLOT else None
 
 
-def _prompt_pads(sim: Sim, row: int, slot: int, begin: int) -> bool | None:
+def _prompt_pads(sim: Batch, row: int, slot: int, begin: int) -> bool | None:
     return True if all(one.at == PAD_SLOT for one in sim.slots[row][: slot + 1]) else None
 
 
-def _block_pads(sim: Sim, row: int, slot: int, begin: int) -> bool | None:
+def _block_pads(sim: Batch, row: int, slot: int, begin: int) -> bool | None:
     return True if 0 < begin <= slot else None
 
 
-def _pad_id(sim: Sim, row: int, slot: int, begin: int) -> bool | None:
+def _pad_id(sim: Batch, row: int, slot: int, begin: int) -> bool | None:
     return False if sim.slots[row][slot].token == sim.evidence.pad else None
 
 
-def _mask_of_another(sim: Sim, block: FedBlock, view: RowView) -> RowView:
+def _mask_of_another(sim: Batch, block: FedBlock, view: RowView) -> RowView:
     other = list(sim.blocks)[sim.applied.amount]
     seen = [column if sim.visible(other, slot, view.begin) else None for slot, column in enumerate(view.held)]
     return RowView(view.slots, view.held, seen, view.begin)
 
 
-def _another(instead: bool) -> Callable[[Sim, FedBlock, RowView], RowView]:
+def _another(instead: bool) -> Callable[[Batch, FedBlock, RowView], RowView]:
     """What another row had before this round is seen before the row's own, or in its place."""
 
-    def change(sim: Sim, block: FedBlock, view: RowView) -> RowView:
+    def change(sim: Batch, block: FedBlock, view: RowView) -> RowView:
         other = sim.blocks.get(sim.applied.amount)
         others = sim.held[sim.applied.amount][: other.begin if other else None]
         own = [*[None] * view.begin, *view.seen[view.begin :]] if instead else view.seen
@@ -214,19 +149,19 @@ def _another(instead: bool) -> Callable[[Sim, FedBlock, RowView], RowView]:
     return change
 
 
-def _later(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+def _later(sim: Batch, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
     later = view.seen[query + 1 : query + 2 + sim.applied.amount]
     return [*visible, *(column for column in later if column is not None)]
 
 
-def _not_itself(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+def _not_itself(sim: Batch, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
     return visible[:-1] if query > view.begin and view.seen[query] is not None else visible
 
 
-def _cut_off(for_good: bool) -> Callable[[Sim, int, RowView, int, list[int]], list[int]]:
+def _cut_off(for_good: bool) -> Callable[[Batch, int, RowView, int, list[int]], list[int]]:
     """Behind a cut in the prompt what is before it is not seen, by the rest of the prompt or by all that follows."""
 
-    def change(sim: Sim, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+    def change(sim: Batch, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
         at, cut = view.slots[query].at, sim.applied.token
         if at < cut or not (for_good or at < len(sim.evidence.prompts[row])):
             return visible
@@ -235,20 +170,20 @@ def _cut_off(for_good: bool) -> Callable[[Sim, int, RowView, int, list[int]], li
     return change
 
 
-def _swap(sim: Sim) -> None:
+def _swap(sim: Batch) -> None:
     one, other = sim.applied.row or 0, sim.applied.amount
     sim.held[one], sim.held[other] = sim.held[other], sim.held[one]
     sim.slots[one], sim.slots[other] = sim.slots[other], sim.slots[one]
 
 
-def _see_ended_row(sim: Sim) -> None:
+def _see_ended_row(sim: Batch) -> None:
     """The row sees all that another held at its end, besides its own."""
     for entry, row in enumerate(sim.rows):
         if row == sim.applied.row:
             sim.program.sees[entry] = [*sim.held[sim.applied.amount], *sim.program.sees[entry]]
 
 
-def _amount_for_pads(sim: Sim, block: FedBlock, column: int) -> int:
+def _amount_for_pads(sim: Batch, block: FedBlock, column: int) -> int:
     return sim.applied.amount
 
 

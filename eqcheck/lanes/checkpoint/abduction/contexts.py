@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqcheck.lanes.checkpoint.abduction.changes import ALWAYS, Applied
+from eqcheck.lanes.checkpoint.abduction.batch import ALWAYS, Applied
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
 from eqcheck.lanes.checkpoint.abduction.program import Program

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import comb, prod
 
+from eqcheck.explanation import many
 from eqcheck.lanes.checkpoint.abduction.edits import EDITS, Hypothesis
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, pick, plain_row
 from eqcheck.lanes.checkpoint.abduction.program import answers
 from eqcheck.lanes.checkpoint.abduction.ranking import Explained, finding, predictions
 from eqcheck.lanes.checkpoint.dictated import agreeing
-from eqcheck.verdict import many
 
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from eqcheck.lanes.checkpoint.abduction.changes import Applied
+from eqcheck.lanes.checkpoint.abduction.batch import Applied
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Round, Turn
 from eqcheck.lanes.checkpoint.abduction.program import BLANK, Program
 

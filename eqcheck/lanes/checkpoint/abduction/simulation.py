@@ -16,43 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqcheck.lanes.checkpoint.abduction.changes import (
-    CHANGES,
+from eqcheck.lanes.checkpoint.abduction.batch import (
     GONE,
     PAD_SLOT,
-    RIGHT,
     Applied,
-    Change,
+    Batch,
     FedBlock,
     HeldToken,
     Rollback,
     RowView,
 )
+from eqcheck.lanes.checkpoint.abduction.changes import CHANGES, RIGHT, Change
 from eqcheck.lanes.checkpoint.abduction.evidence import Evidence, Round, Turn
-from eqcheck.lanes.checkpoint.abduction.program import BLANK, Program
+from eqcheck.lanes.checkpoint.abduction.program import Program
 
 
-class Simulation:
-    """One batch under one edit. ``held[row]`` are the columns in the row's slots; ``lengths`` the tokens cached.
-
-    ``believed`` are the lengths that positions are counted from; ``blocks`` what each row is fed in the present round.
-    """
-
-    evidence: Evidence
-    applied: Applied
-    believed: list[int]
+class Simulation(Batch):
+    """One batch under one edit, round by round."""
 
     def __init__(self, evidence: Evidence, style: str, applied: Applied, rounds: Sequence[Round], final: int) -> None:
-        self.evidence, self.style, self.applied = evidence, style, applied
-        self._change = CHANGES[applied.id]
+        super().__init__(evidence, applied)
+        self.style, self._change = style, CHANGES[applied.id]
         self.program = Program(torn=self._change.torn)
-        rows = range(len(evidence.texts))
-        self.rows: list[int] = []  # of each entry
-        self.slots: list[list[HeldToken]] = [[] for _ in rows]
-        self.held: list[list[int]] = [[] for _ in rows]
-        self.lengths = [0 for _ in rows]
-        self.believed = [0 for _ in rows]
-        self.blocks: dict[int, FedBlock] = {}
         self._change.start(self)
         for self.number, turns in enumerate(rounds[: final + 1]):
             self._feed(turns)
@@ -66,9 +51,6 @@ class Simulation:
         now = self.applied.first <= self.number <= self.applied.last
         concerned = row is None or self.applied.row is None or self.applied.row == row
         return self._change if now and concerned else RIGHT
-
-    def blank(self) -> int:
-        return self.program.column(BLANK, BLANK)
 
     # A round's forward.
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from eqcheck.contract import RowOptions
 from eqcheck.errors import CaseError
+from eqcheck.explanation import Given
 from eqcheck.lanes.checkpoint.case import PAD, EngineCase, whole
 from eqcheck.options import ORDER, SEEDS, asked_of
-from eqcheck.verdict import Given
 
 REGIMES = ("std", "one", "peaked", "flat", "ngram")
 """What cases are drawn for; `eqcheck.lanes.checkpoint.sampled.drawing` has the figures."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.errors import OutputError
+from eqcheck.explanation import Explanation
 from eqcheck.lanes.checkpoint.case import VOCAB_SIZE
 from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement, truth
 from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
@@ -16,7 +17,7 @@ from eqcheck.options import sampling_of
 from eqcheck.outcome import Outcome
 from eqcheck.plain import one_line
 from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.verdict import Explanation, check_rows
+from eqcheck.verdict import check_rows
 
 GREEDY = "greedy-row"
 """The subject of a wrong greedy row, as long as nobody has looked into it."""

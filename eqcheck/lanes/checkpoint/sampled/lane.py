@@ -12,6 +12,7 @@ from typing import Any
 
 from eqcheck import declining
 from eqcheck.contract import hook
+from eqcheck.explanation import Explanation, many
 from eqcheck.findings import Audit, Finding
 from eqcheck.lanes.checkpoint.checkpoints import checkpoint
 from eqcheck.lanes.checkpoint.explain import abduced, explain
@@ -32,7 +33,6 @@ from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.outcome import Outcome
 from eqcheck.sampling.naming import Named
 from eqcheck.tally import SPEAKS
-from eqcheck.verdict import Explanation, many
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 
