@@ -223,7 +223,7 @@ def _slots(query: _Query, right: dict[int, Entry], offset: int, deviations: Sequ
     slots = [_slot(entry, query, due, offset) for entry in query.entries]
     for position in (d.token_position or 0 for d in deviations if d.kind == "missing-entry"):
         token = query.labels.sequence(query.request)[position]
-        place = (False, query.request, position)
+        place = (False, query.request, position, "token")
         slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
     return slots
 
