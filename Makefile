@@ -53,7 +53,7 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -p no:xdist tests/benchmarks
+	$(VENV)/bin/python -m pytest -p no:xdist tests/speed
 
 comparison: $(VENV)/.installed
 	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2

@@ -14,17 +14,17 @@ import torch
 from clock import Clock as SetClock
 from tiny import noisy, tiny
 
+from benchmarks import measure
+from benchmarks import run as bench_run
+from benchmarks.arrivals import latencies
+from benchmarks.measure import Clock, Timed
+from benchmarks.pair import Pair
+from benchmarks.report import tables, write
+from benchmarks.run import Scale, bench
+from benchmarks.sampled import WAYS, cost
+from benchmarks.workload import Workload
 from eqcheck import cli, registry
-from eqcheck.bench import measure
-from eqcheck.bench import run as bench_run
-from eqcheck.bench.arrivals import latencies
-from eqcheck.bench.measure import Clock, Timed
-from eqcheck.bench.report import tables, write
-from eqcheck.bench.run import Scale, bench
-from eqcheck.bench.sampled import WAYS, cost
-from eqcheck.bench.workload import Workload
 from eqcheck.contract import Decoder
-from eqcheck.pair import Pair
 
 TEXT = torch.randint(0, 67, (4000,), generator=torch.Generator().manual_seed(0))
 ENGINES = ("eqspec", "exspec", "ragged")
@@ -264,7 +264,7 @@ def _raises_on_batches(target: Any, draft: Any, request: Any) -> Any:
 
 @pytest.fixture
 def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Scale:
-    monkeypatch.setattr("eqcheck.pair.load", lambda: models)
+    monkeypatch.setattr("benchmarks.pair.load", lambda: models)
     monkeypatch.setattr(bench_run, "corpus", lambda: (None, TEXT))
     return Scale(
         batches=(1, 2, 4),

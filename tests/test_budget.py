@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import Oracle, pair
+from benchmarks import pair
+from eqcheck import Oracle
 from eqcheck.contract import Request
 from eqcheck.harness import run
 from eqcheck.hashlm import HashConfig, HashLM

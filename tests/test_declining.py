@@ -13,6 +13,7 @@ import torch
 from as_data import to_dict
 
 import eqcheck
+from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli, registry
 from eqcheck.campaign.loop import audit
 from eqcheck.case import Case
@@ -22,7 +23,6 @@ from eqcheck.errors import UsageError
 from eqcheck.findings import Audit, Options
 from eqcheck.harness import run
 from eqcheck.lanes.transparent.judge import try_case
-from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.oracle import judge
 from eqcheck.requirements import unmet
 from eqcheck.workers.forked import Forked, Limits

@@ -41,7 +41,7 @@ def commands(page: str) -> list[str]:
 
 
 COMMANDS = [(name, command) for name in PAGES for command in commands(name)]
-OURS = re.compile(r"(?:eqcheck|tests|adapters|reference_impls|reports|docs|environments)/[\w./-]*\w/?")
+OURS = re.compile(r"(?:eqcheck|tests|adapters|reference_impls|benchmarks|reports|docs|environments)/[\w./-]*\w/?")
 MADE = ("reports/mine", "reports/engine", "reports/bsp")  # by the commands on the pages
 
 

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import Oracle, pair
+from benchmarks import pair
+from eqcheck import Oracle
 from eqcheck.errors import Unsupported
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 trained = importlib.import_module("eqcheck.reference_impls.drafters.trained")
-training = importlib.import_module("eqcheck.reference_impls.drafters.train")
+training = importlib.import_module("benchmarks.heads.train")
 trees = importlib.import_module("eqcheck.reference_impls.drafters.trees")
-measure = importlib.import_module("eqcheck.reference_impls.drafters.measure")
+measure = importlib.import_module("benchmarks.heads.measure")
 NAMES = ("medusa", "clover")
 TEXTS = (
     "import os\nimport sys\n\n\ndef main(",
@@ -121,7 +122,7 @@ def test_acceptance_by_place() -> None:
 
 def test_weights_are_written_and_found_again(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trained, "HERE", tmp_path)
-    with pytest.raises(Unsupported, match=r"medusa.safetensors is not there; .*drafters.train"):
+    with pytest.raises(Unsupported, match=r"medusa.safetensors is not there; .*benchmarks\.heads\.train"):
         trained.load("medusa", target)
     for name in NAMES:
         head = own(name, target)

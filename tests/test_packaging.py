@@ -87,7 +87,7 @@ def test_three_folders_are_sub_packages_and_nothing_else_is(where: str, site: Pa
     """In a checkout they lie beside ``eqcheck``; what else lies there must not be found below it."""
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[find_spec(n) is not None for n in sys.argv[1:]])"
     inside = ["adapters", "reference_impls", "conformance", "adapters.hf_pr", "reference_impls.serving.engine"]
-    beside = ["eqcheck", "tests", "test_audit", "comparison", "reports", "docs", "adapters.registry"]
+    beside = ["eqcheck", "benchmarks", "tests", "test_audit", "comparison", "reports", "docs", "adapters.registry"]
     names = [f"eqcheck.{name}" for name in inside + beside]
     done = _python(site if where == "wheel" else ROOT, tmp_path, "-c", code, *names)
     assert done.stdout.split() == ["True"] * len(inside) + ["False"] * len(beside), done.stdout + done.stderr
@@ -119,13 +119,29 @@ def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
     assert "bookkeeping/premature-stop" in done.stdout
 
 
-def test_what_needs_the_trained_pair_says_how_to_get_it(site: Path, tmp_path: Path) -> None:
-    done = _python(site, tmp_path, "-m", "eqcheck.cli", "bench", "--quick")
+@pytest.mark.parametrize("words", [["bench", "--quick"], ["audit", "eqspec", "--pair"]])
+def test_what_needs_the_benchmarks_says_where_they_are(words: list[str], site: Path, tmp_path: Path) -> None:
+    """Another package of that name, on the index or in the user's own project, is not taken for them."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    done = _python(site, tmp_path, "-m", "eqcheck.cli", *words)
     assert (done.returncode, done.stdout) == (4, "")
-    folder = site / "eqcheck" / "pair"
-    assert f"Copy target and draft from eqcheck/pair/ of eqcheck's repository into {folder}" in done.stderr
+    command = " ".join(word for word in words if word not in ("--quick", "eqspec"))
+    assert f"eqcheck {command}: benchmarks/ is not beside {site / 'eqcheck'}" in done.stderr
+    assert "Clone the repository" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmarks"]
+
+
+@pytest.mark.parametrize("words", [["benchmarks"], ["eqcheck.cli", "bench"]])
+def test_a_checkout_has_the_benchmarks(words: list[str], tmp_path: Path) -> None:
+    """As a program of their own where they are, and as a command wherever one is, beside another such package."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    where = ROOT if words == ["benchmarks"] else tmp_path
+    done = _python(ROOT, where, "-m", *words, "--drafts", "x", "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "eqcheck: --drafts: expected with --law, which measures them\n"
 
 
 def test_neither_import_nor_plugin_loads_torch() -> None:
@@ -151,7 +167,7 @@ def _undocumented(source: str) -> set[str]:
 
 def test_of_hypothesis_only_what_it_documents_is_used() -> None:
     """Its other modules change without notice, also among the versions that are allowed."""
-    for folder in ("eqcheck", "adapters", "reference_impls", "tests"):
+    for folder in ("eqcheck", "adapters", "reference_impls", "benchmarks", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not _undocumented(path.read_text()), path
     planted = (

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import cli, pair, registry
+from benchmarks import pair
+from benchmarks.pair import train
+from benchmarks.pair.on_pair import on_pair
+from eqcheck import cli, registry
 from eqcheck.contract import Decoder, Request
-from eqcheck.lanes.transparent.on_pair import on_pair
-from eqcheck.pair import train
 
 FOLDER = Path(pair.__file__).parent
 
@@ -61,14 +62,14 @@ def test_training_lowers_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_weights_nothing_is_begun(
     words: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wheels leave them out; that is said before the audit and not behind it."""
+    """Sdists leave them out; that is said before the audit and not behind it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pair, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "model.safetensors").touch()
     assert cli.main(words) == 4
     told = capsys.readouterr()
-    assert f"Copy draft from eqcheck/pair/ of eqcheck's repository into {tmp_path}" in told.err
+    assert f"Copy draft from benchmarks/pair/ of eqcheck's repository into {tmp_path}" in told.err
     assert (told.out, sorted(tmp_path.iterdir())) == ("", [tmp_path / "target"])
 
 

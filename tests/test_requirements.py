@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import eqcheck
+from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli, registry
 from eqcheck.campaign.casefile import StoredViolation, write_whole
 from eqcheck.campaign.corpus import Corpus
@@ -32,7 +33,6 @@ from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
 from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
 from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.lanes.transparent.on_pair import on_pair
 from eqcheck.memory.probe import probe_case
 from eqcheck.requirements import REQUIREMENTS, barred, refused, told, unmet
 from eqcheck.workers.local import set_up

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import why
+from benchmarks.law import STEPS, Costs, acceptance, best_k, expected, fitted, predicted, schedule, waterfall
+from benchmarks.lawreport import laws, tables, write
+from benchmarks.measure import now, processor_time
+from benchmarks.run import machine
+from benchmarks.sizes import saved
+from benchmarks.traces import GENERATORS, MEASURED, accepted, described
+from benchmarks.why import Law, Plan
 from eqcheck import cli, registry
-from eqcheck.bench import why
-from eqcheck.bench.law import STEPS, Costs, acceptance, best_k, expected, fitted, predicted, schedule, waterfall
-from eqcheck.bench.lawreport import laws, tables, write
-from eqcheck.bench.measure import now, processor_time
-from eqcheck.bench.run import machine
-from eqcheck.bench.sizes import saved
-from eqcheck.bench.traces import GENERATORS, MEASURED, accepted, described
-from eqcheck.bench.why import Law, Plan
 from eqcheck.errors import UsageError
 
 
@@ -118,7 +118,7 @@ def test_time_of_the_processor_leaves_out_who_else_is_there() -> None:
 
 
 def test_drafts_that_are_not_there_are_missed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no drafts there; `python -m eqcheck\.bench\.sizes"):
+    with pytest.raises(UsageError, match=r"no drafts there; `python -m benchmarks\.sizes"):
         list(saved(tmp_path))
     assert cli.main(["bench", "--drafts", str(tmp_path), "--out", str(tmp_path / "out")]) == 4
 

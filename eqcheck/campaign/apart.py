@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from eqcheck import registry
+from eqcheck import registry, repository
 from eqcheck.campaign.events import Finished, Listener
 from eqcheck.contract import Decoder
 from eqcheck.errors import UsageError
@@ -131,7 +131,8 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
 
 def pair(decoder: Decoder, settings: Options) -> RealPair:
     """What a decoder does on the pair of trained models, within the limits of a case for each request."""
-    from eqcheck.lanes.transparent.on_pair import on_pair
+    repository.find("eqcheck audit --pair")
+    from benchmarks.pair.on_pair import on_pair
 
     asked = options(decoder, settings)
     limits = Limits(asked.case_timeout, asked.case_memory if asked.isolate else None)

@@ -103,15 +103,16 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import known, registry
+    from eqcheck import known, registry, repository
 
     outputs.checked(options)
+    if options.pair:
+        repository.find("eqcheck audit --pair")
     specs = [*options.specs, *options.adapter]
     for spec in specs:
         registry.named(spec)  # a missing file is told before torch is imported
     entries, now = (known.load(options.known) if options.known else ()), _now()
     _stage("" if "torch" in sys.modules else "loading torch", options)
-    from eqcheck import pair
     from eqcheck.campaign import apart
     from eqcheck.campaign.answers import check_answers
     from eqcheck.campaign.shared import shared_corpus
@@ -122,8 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.ray is not None:
         check_answers(options.ray)
-    if options.pair:
-        pair.check()
+    _check_pair(options)
     targets = _targets(options)
     # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
     quiet = stdout_to_stderr if options.json else contextlib.nullcontext
@@ -177,6 +177,13 @@ def _now() -> datetime:
 def _typed(now: datetime, options: argparse.Namespace) -> tuple[str, str]:
     """When, and by which command, a report was made."""
     return f"{now:%Y-%m-%d %H:%M} UTC", shlex.join(["eqcheck", *options.words])
+
+
+def _check_pair(options: argparse.Namespace) -> None:
+    if options.pair:
+        from benchmarks import pair
+
+        pair.check()
 
 
 def _check_engines(options: argparse.Namespace, decoders: Sequence[Decoder]) -> None:

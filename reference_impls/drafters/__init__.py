@@ -1,10 +1,8 @@
 """Heads that draft from the target's hidden states, and how the states of a batch's rows get to them.
 
 reading    Column, Accepted, Pairs: what a head of each shape is given, by row, after a round
-trained    Medusa, Clover: heads for a small Llama, such as the target of `eqcheck.pair`
+trained    Medusa, Clover: heads for a small Llama, such as the target of `benchmarks.pair`
 trees      TreeHeads: several choices of a head at each place
-train      how they are trained
-measure    how much of what they propose is accepted, beside the pair's draft model
 """
 
 from .reading import SHAPES, Accepted, Column, Drafter, Pairs

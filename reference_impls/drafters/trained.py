@@ -156,12 +156,12 @@ def save(name: str, head: Module) -> None:
 
 
 def load(name: str, target: Any) -> Any:
-    """The trained head ``medusa`` or ``clover`` for the target of `eqcheck.pair`, in the target's dtype.
+    """The trained head ``medusa`` or ``clover`` for the target of `benchmarks.pair`, in the target's dtype.
 
     `Unsupported` where it was not trained here.
     """
     head, file = untrained(target)[name], HERE / f"{name}.safetensors"
     if not file.is_file():
-        raise Unsupported(f"{file.name} is not there; `python -m eqcheck.reference_impls.drafters.train` trains it")
+        raise Unsupported(f"{file.name} is not there; `python -m benchmarks.heads.train` trains it in a clone")
     head.load_state_dict(load_file(file))
     return head.eval()

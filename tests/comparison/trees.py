@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.pair import load
 from eqcheck.case import Case
-from eqcheck.pair import load
 
 tree, ragged, rounds, serving = (
     import_module(f"eqcheck.reference_impls.{name}") for name in ("tree", "ragged", "serving.rounds", "serving")

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from eqcheck.bench.traces import accepted
+from benchmarks.traces import accepted
 
 MEMORY = 8  # tokens that identify a context
 ANSWERED = 16  # of a longer block only so many last tokens are answered: nobody drafts in the middle of a prompt
@@ -33,7 +33,7 @@ class DictatedDraft(LlamaForCausalLM):
     def teach(self, rows: Sequence[Sequence[int]], starts: Sequence[int], acceptance: float | str, seed: int) -> None:
         """Agree with ``rows`` (prompts and true outputs, which begin at ``starts``) at this rate per token.
 
-        Or as the generator of this name has it (`eqcheck.bench.traces`), for as many draft tokens as it was made for.
+        Or as the generator of this name has it (`benchmarks.traces`), for as many draft tokens as it was made for.
         """
         table: dict[int, int] = {}
         for number, (row, start) in enumerate(zip(rows, starts, strict=True)):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eqcheck.bench.workload import Job, Workload
+from benchmarks.workload import Job, Workload
 from eqcheck.contract import Decoder, Generate, Request
 
 Rows = list[list[int]]

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck import pair as trained
-from eqcheck.bench.costs import costs
-from eqcheck.bench.law import Acceptance, Costs, acceptance, best_k, predicted, schedule, waterfall
-from eqcheck.bench.measure import Clock, Failure, Timed, judged, processor_time
-from eqcheck.bench.run import GREEDY, Listen, machine
-from eqcheck.bench.sizes import saved
-from eqcheck.bench.traces import GENERATORS, MEASURED, accepted, described, rounds_for
-from eqcheck.bench.workload import Workload
+from benchmarks import pair as trained
+from benchmarks.costs import costs
+from benchmarks.law import Acceptance, Costs, acceptance, best_k, predicted, schedule, waterfall
+from benchmarks.measure import Clock, Failure, Timed, judged, processor_time
+from benchmarks.pair.train import corpus
+from benchmarks.run import GREEDY, Listen, machine
+from benchmarks.sizes import saved
+from benchmarks.traces import GENERATORS, MEASURED, accepted, described, rounds_for
+from benchmarks.workload import Workload
 from eqcheck.contract import Decoder
-from eqcheck.pair.train import corpus
 
 FORMAT = "eqcheck-law/1"
 JOINING = ("ragged", "exspec")  # in which rows join while others go on
@@ -83,7 +83,7 @@ class Law:
 
 
 def law(decoders: Sequence[Decoder], plan: Plan, drafts: Path | None, listen: Listen) -> Law:
-    """Measure all of it, for those decoders that have an engine, and for the ``drafts`` of `eqcheck.bench.sizes`.
+    """Measure all of it, for those decoders that have an engine, and for the ``drafts`` of `benchmarks.sizes`.
 
     ``KeyboardInterrupt`` ends it early, with what there is and a note.
     """
@@ -183,7 +183,7 @@ def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
 def _seconds(
     plain: float, row: dict[str, Any], clock: Clock, stats: Any, tokens: float, one: Costs, batch: int, k: int
 ) -> list[float]:
-    """The times between plain decoding and what was measured; see `eqcheck.bench.law.STEPS`."""
+    """The times between plain decoding and what was measured; see `benchmarks.law.STEPS`."""
     n, verify = row["tokens"], one.verify(k + 1)
     rounds = n / tokens / batch  # if no row were ever missing
     forwards = clock.seconds["verify"] + clock.seconds["draft"]

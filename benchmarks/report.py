@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.bench.run import BASELINE, Results, Scale
+from benchmarks.run import BASELINE, Results, Scale
 
 Row = dict[str, Any]
 SHARES = ("draft", "verify", "realign", "group", "other")

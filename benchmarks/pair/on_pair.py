@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from eqcheck import pair
+from benchmarks import pair
 from eqcheck.contract import Decoder, Generate, Request
 from eqcheck.findings import RealPair
 from eqcheck.harness import answered

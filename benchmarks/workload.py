@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.dictated import dictated
+from benchmarks.pair import Pair
 from eqcheck import ties
-from eqcheck.bench.dictated import dictated
 from eqcheck.contract import Request
 from eqcheck.errors import OutputError
 from eqcheck.oracle import Oracle
-from eqcheck.pair import Pair
 from eqcheck.verdict import Verdict
 
 LENGTHS = ("uniform", "mixed")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eqcheck.bench.measure import Failure, Timed, judged
-from eqcheck.bench.workload import Job, Workload
+from benchmarks.measure import Failure, Timed, judged
+from benchmarks.workload import Job, Workload
 from eqcheck.contract import RowOptions
 
 LOWEST = 1e-6

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.bench.law import Costs
-from eqcheck.bench.measure import now
-from eqcheck.pair import Pair
+from benchmarks.law import Costs
+from benchmarks.measure import now
+from benchmarks.pair import Pair
 
 COLUMNS = (1, 2, 3, 5, 7, 9)
 TIMES = 7  # of which the middle one counts

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.bench.workload import Job
+from benchmarks.workload import Job
 
 
 def latencies(engine: Any, prompts: Sequence[Job], rate: float, seed: int = 0) -> tuple[list[float], list[list[int]]]:

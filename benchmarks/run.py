@@ -15,13 +15,14 @@ import numpy as np
 import torch
 import transformers
 
-from eqcheck import __version__, pair
-from eqcheck.bench.arrivals import latencies
-from eqcheck.bench.measure import Failure, Timed, judged
-from eqcheck.bench.sampled import WAYS, cost
-from eqcheck.bench.workload import LENGTHS, Workload, greedy
+from benchmarks import pair
+from benchmarks.arrivals import latencies
+from benchmarks.measure import Failure, Timed, judged
+from benchmarks.pair.train import corpus
+from benchmarks.sampled import WAYS, cost
+from benchmarks.workload import LENGTHS, Workload, greedy
+from eqcheck import __version__
 from eqcheck.contract import Decoder, Generate
-from eqcheck.pair.train import corpus
 
 FORMAT = "eqcheck-bench/1"
 GREEDY = Decoder("greedy", greedy, origin="transformers' own generate() of a padded batch, without a draft")

@@ -1,4 +1,4 @@
-"""How much of what heads propose is accepted: ``python -m eqcheck.reference_impls.drafters.measure [FOLDER]``.
+"""How much of what heads propose is accepted: ``python -m benchmarks.heads.measure [FOLDER]``.
 
 The shipped pair's target decodes beginnings of files that are held out, greedily and in batches, with its draft model,
 with the Medusa-type and with the Clover-type head, each in chains and in trees. Every row of all of them is held
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from eqcheck.reference_impls.drafters.trained import HEADS, load
+from eqcheck.reference_impls.drafters.trees import TreeHeads
+from eqcheck.reference_impls.heads import Heads
+from eqcheck.reference_impls.ragged import Ragged
+from eqcheck.reference_impls.serving import Engine, Prompt
+from eqcheck.reference_impls.tree import Tree
 
-from eqcheck import Oracle, pair
-from eqcheck.bench.measure import now, processor_time
-from eqcheck.bench.run import machine
-from eqcheck.pair.train import corpus
-
-from ..heads import Heads
-from ..ragged import Ragged
-from ..serving import Engine, Prompt
-from ..tree import Tree
-from .trained import HEADS, load
-from .trees import TreeHeads
+from benchmarks import pair
+from benchmarks.measure import now, processor_time
+from benchmarks.pair.train import corpus
+from benchmarks.run import machine
+from eqcheck import Oracle
 
 PROMPTS, LENGTH, NEW, BATCH = 64, 96, 64, 8
 NODES = 8
@@ -102,7 +102,7 @@ def measure(prompts: int = PROMPTS, new: int = NEW, batch: int = BATCH) -> dict[
     with torch.no_grad():
         runs = [measured(name, engine, texts, new, exact) for name, engine in engines(models, batch)]
     return {
-        "command": "python -m eqcheck.reference_impls.drafters.measure",
+        "command": "python -m benchmarks.heads.measure",
         "machine": machine(models.target.device),
         "prompts": {"count": prompts, "tokens": LENGTH, "new": new, "batch": batch},
         "runs": runs,

@@ -1,6 +1,6 @@
-"""Train the heads for the shipped pair's target: ``python -m eqcheck.reference_impls.drafters.train``.
+"""Train the heads for the shipped pair's target: ``python -m benchmarks.heads.train``.
 
-The text, its split and the seed are those of `eqcheck.pair.train`, and so is the aim: to predict what the target
+The text, its split and the seed are those of `benchmarks.pair.train`, and so is the aim: to predict what the target
 predicts. The target is frozen, and both heads learn from the same states of it. `measure` says what comes of it.
 """
 
@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from eqcheck.reference_impls.drafters.trained import HEADS, HERE, save, untrained
 from torch.nn.functional import kl_div, log_softmax
 
-from eqcheck import pair
-from eqcheck.pair.train import SEED, blocks, corpus
-
-from .trained import HEADS, HERE, save, untrained
+from benchmarks import pair
+from benchmarks.pair.train import SEED, blocks, corpus
 
 STEPS = 1200
 ROWS = 2  # of each batch of the pair's; heads this small learn more from more steps than from larger ones

@@ -10,8 +10,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.bench.lawplots import fit_of_drafts, fit_of_speeds, plots
-from eqcheck.bench.why import Law
+from benchmarks.lawplots import fit_of_drafts, fit_of_speeds, plots
+from benchmarks.why import Law
 
 CLOSE_ACCEPTANCE, CLOSE_SPEED = 0.03, 0.10
 HOLDS_R2, HOLDS_ERROR = 0.95, 0.1

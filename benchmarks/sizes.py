@@ -1,8 +1,8 @@
 """Drafts of four sizes, distilled from the pair's target, each kept at four points of its training.
 
-What the law of `eqcheck.bench.law` is fitted to. All four learn in one loop, from the same text and the same answers of
+The law of `benchmarks.law` is fitted to them. All four learn in one loop, from the same text and the same answers of
 the target, at a constant learning rate: so a checkpoint is what a shorter training would have ended with.
-``python -m eqcheck.bench.sizes FOLDER`` trains them; ``eqcheck bench --law --drafts FOLDER`` measures them.
+``python -m benchmarks.sizes FOLDER`` trains them; ``eqcheck bench --law --drafts FOLDER`` measures them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 from transformers import LlamaForCausalLM
 
+from benchmarks.pair import CONTEXT, load
+from benchmarks.pair.train import BATCH, WARM_UP, blocks, corpus, llama
 from eqcheck.errors import UsageError
-from eqcheck.pair import CONTEXT, load
-from eqcheck.pair.train import BATCH, WARM_UP, blocks, corpus, llama
 
 RATE = 2e-3
 SEED = 0
@@ -83,7 +83,7 @@ def saved(folder: Path) -> Iterator[Checkpoint]:
     """What `save` wrote; `UsageError` where there is nothing."""
     names = sorted(path.parent.name for path in folder.glob("*-*/config.json"))
     if not names:
-        raise UsageError(f"{folder}: no drafts there; `python -m eqcheck.bench.sizes {folder}` trains them")
+        raise UsageError(f"{folder}: no drafts there; `python -m benchmarks.sizes {folder}` trains them")
     for name in names:
         size, _, tokens = name.rpartition("-")
         draft = LlamaForCausalLM.from_pretrained(folder / name).eval()

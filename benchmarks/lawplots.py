@@ -7,8 +7,8 @@ from math import log2, log10
 from pathlib import Path
 from typing import Any
 
-from eqcheck.bench.law import Fit, fitted
-from eqcheck.bench.why import Law
+from benchmarks.law import Fit, fitted
+from benchmarks.why import Law
 
 GAIN, LOSS, WHOLE = "#3182bd", "#e6550d", "#636363"
 

@@ -1,4 +1,4 @@
-"""A small pair of trained models: byte-level Llamas, the draft distilled from the target (`eqcheck.pair.train`).
+"""A small pair of trained models: byte-level Llamas, the draft distilled from the target (`benchmarks.pair.train`).
 
 For what random weights cannot show: the speed, the acceptance and the near-ties of trained models, offline.
 
@@ -32,14 +32,14 @@ class Pair(NamedTuple):
 
 
 def check() -> Path:
-    """The pair's folder; `UsageError` where the weights are missing, which wheels leave out for their size."""
+    """The pair's folder; `UsageError` where the weights are missing, which sdists leave out for their size."""
     folder = Path(__file__).parent
     absent = [name for name in ("target", "draft") if not (folder / name / "model.safetensors").is_file()]
     if absent:
         raise UsageError(
-            f"the trained pair is not here; a wheel leaves its weights out. Copy {' and '.join(absent)} from "
-            f"eqcheck/pair/ of eqcheck's repository into {folder}, or run in a checkout, which has them; "
-            "`python -m eqcheck.pair.train` trains a pair there anew, in about an hour on two cores"
+            f"the trained pair is not here; an sdist leaves its weights out. Copy {' and '.join(absent)} from "
+            f"benchmarks/pair/ of eqcheck's repository into {folder}, or run in a checkout, which has them; "
+            "`python -m benchmarks.pair.train` trains a pair there anew, in about an hour on two cores"
         )
     return folder
 

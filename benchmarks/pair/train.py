@@ -1,4 +1,4 @@
-"""Train the small real pair on the standard library's own sources: ``python -m eqcheck.pair.train``.
+"""Train the small real pair on the standard library's own sources: ``python -m benchmarks.pair.train``.
 
 Byte-level Llamas: the target learns to predict the next byte, the draft to predict what the target predicts
 (knowledge distillation, arXiv 1503.02531), in one loop. One file in twenty is held out, by the hash of its name.
@@ -19,7 +19,7 @@ import transformers
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eqcheck.pair import BYTES, CONTEXT, END
+from benchmarks.pair import BYTES, CONTEXT, END
 
 HERE = Path(__file__).parent
 SEED = 0
