@@ -92,7 +92,7 @@ FAMILY = _Families(
 
 def named(which: Callable[[Family], bool]) -> tuple[str, ...]:
     """The names of those families."""
-    return tuple(name for name, family in FAMILY.items() if which(family))
+    return tuple(name for name, family in FAMILY.items() if "@" not in name and which(family))  # real ones come later
 
 
 def base_of(name: str) -> str:

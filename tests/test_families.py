@@ -25,7 +25,7 @@ import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
 from eqcheck.contract import Request
 from eqcheck.draft import ScriptedDraft
-from eqcheck.family import FAMILIES, WINDOW
+from eqcheck.family import FAMILIES, FAMILY, WINDOW, named
 from eqcheck.hashlm import HashConfig, HashLM
 from eqcheck.oracle import Oracle
 
@@ -171,3 +171,10 @@ def test_a_comparison_with_a_family_is_found(line: str) -> None:
 def test_what_a_family_is_stands_in_its_record_alone() -> None:
     files = Path(eqcheck.__file__).parent.rglob("*.py")
     assert {str(file): lines for file in files if (lines := family_names_compared(file.read_text()))} == {}
+
+
+def test_a_real_model_that_was_looked_up_is_no_family_that_a_decoder_claims() -> None:
+    """Modules that are imported later ask for the names again."""
+    before = named(lambda family: True)
+    assert FAMILY["rotary@llama"].target is not None
+    assert named(lambda family: True) == before
