@@ -13,7 +13,7 @@ from eqcheck.statements import held_within, nothing_expected, said
 def render(explanation: Explanation, width: int = WHOLE) -> str:
     """The text of an explanation, in lines of at most ``width`` characters.
 
-    >>> from eqcheck.verdict import crash
+    >>> from eqcheck.explanation import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'

@@ -29,9 +29,9 @@ class Clock:
         self.now += seconds
 
     def put(self, patched: pytest.MonkeyPatch, modules: Iterable[str]) -> Clock:
-        """Have these modules of eqcheck read this clock."""
+        """Have these modules, of eqcheck or of the benchmarks, read this clock."""
         for name in modules:
-            patched.setattr(import_module(f"eqcheck.{name}"), "time", self)
+            patched.setattr(import_module(name if name.startswith("benchmarks.") else f"eqcheck.{name}"), "time", self)
         return self
 
     def charge(self, patched: pytest.MonkeyPatch, owner: Any, name: str, seconds: float) -> Clock:

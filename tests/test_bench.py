@@ -167,7 +167,7 @@ def test_shares_are_of_one_whole(workload: Workload) -> None:
 
 def test_latency_counts_from_arrival(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that come one by one are done one by one: nobody waits for the next to come."""
-    SetClock().put(monkeypatch, ["bench.arrivals"])
+    SetClock().put(monkeypatch, ["benchmarks.arrivals"])
     prompts = [one._replace(max_new_tokens=3) for one in workload.prompts[:5]]
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=8)
@@ -177,7 +177,7 @@ def test_latency_counts_from_arrival(workload: Workload, monkeypatch: pytest.Mon
 
 
 def test_latency_counts_the_wait_for_a_place(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SetClock().put(monkeypatch, ["bench.arrivals"])
+    clock = SetClock().put(monkeypatch, ["benchmarks.arrivals"])
     clock.charge(monkeypatch, type(workload.pair.target), "forward", 0.01)
     for name in ENGINES:
         engine = registry.load(name).engine(workload.pair.target, workload.pair.draft, num_draft_tokens=3, batch_size=2)
