@@ -160,8 +160,8 @@ def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:
 def _absolute(spec: str) -> str:
     """An adapter whose file is named by its whole path, so that it is found from any folder.
 
-    >>> _absolute("eqspec"), _absolute("package.module:attr"), _absolute("/work/mine.py:attr")
-    ('eqspec', 'package.module:attr', '/work/mine.py:attr')
+    >>> _absolute("eqspec"), _absolute("package.module:attr"), _absolute("/home/me/mine.py:attr")
+    ('eqspec', 'package.module:attr', '/home/me/mine.py:attr')
     """
     file = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec)
     return f"{Path(file[1]).resolve()}{file[2]}" if file and registry.names_code(spec) else spec

@@ -135,7 +135,7 @@ def refused(asked: Any, requires: Iterable[str]) -> str:
 class Guarded:
     """What decodes one request, for requests alone that meet the preconditions; others are declined.
 
-    Cases are drawn so that they meet them. What is derived of a case, to explain it or to make it smaller, may not.
+    Cases are drawn so that they meet them. A case derived from one, to explain it or to make it smaller, may not.
     """
 
     def __init__(self, generate: Callable[..., Any], requires: tuple[str, ...]) -> None:

@@ -239,7 +239,7 @@ class AllTakenForAccepted(Headed):
 
 @fault("H18-sequence-zero", "wrong-row-hidden", issue("turbo-tan/llama.cpp-tq3", 79), "head_column", held_back=True)
 class SequenceZero(ColumnHead):
-    """What is carried over is kept for the first row, and taken by all."""
+    """The state carried over is kept for the first row, and taken by all."""
 
     def newest(self, place: int, i: int) -> torch.Tensor:
         return self.states[self.active[0]][-1]

@@ -152,7 +152,7 @@ def _beside(outcome: SampledOutcome, number: int, q: Floats, rounds: Rounds) -> 
     count_rows, i = len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
         own, end = q[i : i + len(marks)], marks[-1]
-        # What was settled before any draft token was accepted: the laws of all columns.
+        # The laws of all columns: they were settled before any draft token was accepted.
         settled = [law for law, mark in zip(own, marks, strict=True) if mark.draft >= 0]
         settled += [_behind(outcome, DRAFT, number, end, fed) for fed in range(len(end.refused) - 1)]
         others = {
