@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.trees import of_round
+from eqcheck.contract.trees import of_round
 
 SOURCE = "https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/utils.py"
 WIDTH = 3  # nodes of a level that go on, and choices behind each

@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.trees import Nodes, chain, of_round
+from eqcheck.contract.trees import Nodes, chain, of_round
 
 SOURCE = "https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/utils.py"
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import eqcheck
-from eqcheck.contract import Request
+from eqcheck.contract.decoder import Request
 
 
 def prepare() -> None:

@@ -1,6 +1,6 @@
 """A pair of OpenAI-compatible completions servers, one that speculates and one that does not.
 
-Both serve the checkpoint that ``python -m eqcheck.lanes.checkpoint.checkpoints`` names. ``EQCHECK_SPECULATIVE_URL`` and
+Both serve the checkpoint that ``python -m eqcheck.checkpoints.models`` names. ``EQCHECK_SPECULATIVE_URL`` and
 ``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``), ``EQCHECK_API_KEY`` the key, if they want one.
 The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids. A
 sampled row is taken to be divided by its temperature first, then cut by top_k, then by top_p. A server draws from
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import eqcheck
-from eqcheck.contract import Request, RowOptions
+from eqcheck.contract.decoder import Request, RowOptions
 
 _TIMEOUT_S = 300
 

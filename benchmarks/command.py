@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks import lawreport, pair, report, run, why
 from benchmarks.run import Results
-from eqcheck import registry
 from eqcheck.cli.common import say, stdout_to_stderr, writable
-from eqcheck.contract import Decoder
-from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, UsageError
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, UsageError
 
 
 def measure(options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.pair import CONTEXT, load
 from benchmarks.pair.train import BATCH, WARM_UP, blocks, corpus, llama
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 
 RATE = 2e-3
 SEED = 0

@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.dictated import dictated
 from benchmarks.pair import Pair
-from eqcheck import ties
-from eqcheck.contract import Request
-from eqcheck.errors import OutputError
-from eqcheck.oracle import Oracle
-from eqcheck.verdict import Verdict
+from eqcheck.contract.decoder import Request
+from eqcheck.contract.errors import OutputError
+from eqcheck.oracle.check import Oracle
+from eqcheck.result.verdict import Verdict
+from eqcheck.truth import ties
 
 LENGTHS = ("uniform", "mixed")
 UNIFORM = 64
@@ -121,7 +121,7 @@ class Workload:
         return ""
 
     def _tie(self, job: Job, output: Sequence[int]) -> bool:
-        """Whether each token is as good as the target's choice after what comes before it (`eqcheck.ties`)."""
+        """Whether each token is as good as the target's choice after what comes before it (`eqcheck.truth.ties`)."""
         if len(output) != job.max_new_tokens:
             return False
         prompt = job.token_ids

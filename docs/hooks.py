@@ -8,8 +8,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from eqcheck.explained import about
-from eqcheck.kinds import FINGERPRINTS, KINDS
+from eqcheck.contract.kinds import FINGERPRINTS, KINDS
+from eqcheck.explanation.handbook import about
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ("throughput.png", "shares.png", "service.png", "waterfall.png", "predicted.png", "law.png", "traces.png")

@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eqcheck import strategies as strategies
-    from eqcheck.case import Case as Case
-    from eqcheck.contract import Decoder as Decoder
-    from eqcheck.contract import Request as Request
-    from eqcheck.contract import decoder as decoder
-    from eqcheck.errors import EqcheckError as EqcheckError
-    from eqcheck.errors import Unsupported as Unsupported
-    from eqcheck.errors import Violation as Violation
-    from eqcheck.oracle import Oracle as Oracle
-    from eqcheck.oracle import assert_equivalent as assert_equivalent
-    from eqcheck.registry import load as load
-    from eqcheck.registry import names as names
-    from eqcheck.verdict import Verdict as Verdict
+    from eqcheck.case.record import Case as Case
+    from eqcheck.contract.decoder import Decoder as Decoder
+    from eqcheck.contract.decoder import Request as Request
+    from eqcheck.contract.decoder import decoder as decoder
+    from eqcheck.contract.errors import EqcheckError as EqcheckError
+    from eqcheck.contract.errors import Unsupported as Unsupported
+    from eqcheck.contract.errors import Violation as Violation
+    from eqcheck.contract.registry import load as load
+    from eqcheck.contract.registry import names as names
+    from eqcheck.oracle.check import Oracle as Oracle
+    from eqcheck.oracle.check import assert_equivalent as assert_equivalent
+    from eqcheck.result.verdict import Verdict as Verdict
 
 __version__ = "0.2.0"
 
 _LAZY = {
-    "Case": "eqcheck.case",
-    "Decoder": "eqcheck.contract",
-    "EqcheckError": "eqcheck.errors",
-    "Oracle": "eqcheck.oracle",
-    "Request": "eqcheck.contract",
-    "Unsupported": "eqcheck.errors",
-    "Verdict": "eqcheck.verdict",
-    "Violation": "eqcheck.errors",
-    "assert_equivalent": "eqcheck.oracle",
-    "decoder": "eqcheck.contract",
-    "load": "eqcheck.registry",
-    "names": "eqcheck.registry",
+    "Case": "eqcheck.case.record",
+    "Decoder": "eqcheck.contract.decoder",
+    "EqcheckError": "eqcheck.contract.errors",
+    "Oracle": "eqcheck.oracle.check",
+    "Request": "eqcheck.contract.decoder",
+    "Unsupported": "eqcheck.contract.errors",
+    "Verdict": "eqcheck.result.verdict",
+    "Violation": "eqcheck.contract.errors",
+    "assert_equivalent": "eqcheck.oracle.check",
+    "decoder": "eqcheck.contract.decoder",
+    "load": "eqcheck.contract.registry",
+    "names": "eqcheck.contract.registry",
 }
 __all__ = ["__version__", "strategies", *_LAZY]
 

@@ -17,8 +17,8 @@ from eqcheck import __version__
 if TYPE_CHECKING:
     from datetime import date
 
-    from eqcheck.contract import Decoder
-    from eqcheck.known import Known
+    from eqcheck.contract.decoder import Decoder
+    from eqcheck.contract.known import Known
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
@@ -62,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     specs = config.getoption("--adapter")
     if not specs:
         return
-    from eqcheck import registry
-    from eqcheck.errors import UsageError
+    from eqcheck.contract import registry
+    from eqcheck.contract.errors import UsageError
 
     if config.getoption("--eqcheck-cases") < 1:
         raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
@@ -138,7 +138,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """A test of a decoder that declines what the test asks is skipped, with the decoder's reason."""
     if "decoder" not in pyfuncitem.fixturenames or not pyfuncitem.config.getoption("--adapter"):
         return (yield)
-    from eqcheck.errors import Unsupported
+    from eqcheck.contract.errors import Unsupported
 
     try:
         return (yield)
@@ -150,7 +150,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """An ``assert`` of a verdict that fails is told its explanation, of which pytest's own message has one line."""
     report = yield
-    known = sys.modules.get("eqcheck.verdict")
+    known = sys.modules.get("eqcheck.result.verdict")
     if known and call.excinfo and call.excinfo.errisinstance(AssertionError):
         message, frame = str(call.excinfo.value), call.excinfo.traceback[-1].frame
         verdicts = [one for one in frame.f_locals.values() if isinstance(one, known.Verdict)]
@@ -192,7 +192,7 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder]:
 
     import torch
 
-    from eqcheck import registry
+    from eqcheck.contract import registry
 
     torch.set_num_threads(1)
     loaded = registry.load(request.param)
@@ -207,7 +207,7 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     """A decoder that claims a real model instead of families; what no real model can be told to do it is not asked."""
     from dataclasses import replace
 
-    from eqcheck.contract import POISONED
+    from eqcheck.contract.decoder import POISONED
     from eqcheck.real.targets import families_of
 
     states = tuple(state for state in decoder.cache_states if state not in POISONED)
@@ -216,8 +216,8 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
 
 def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
-    from eqcheck.errors import UsageError
-    from eqcheck.family import asked_by, claimed_by
+    from eqcheck.contract.errors import UsageError
+    from eqcheck.contract.family import asked_by, claimed_by
     from eqcheck.real.readable import check
     from eqcheck.real.targets import families_of
 
@@ -237,7 +237,7 @@ def _decoders(config: pytest.Config) -> list[Decoder]:
     specs = config.getoption("--adapter")
     if not specs:
         return []
-    from eqcheck import registry
+    from eqcheck.contract import registry
 
     return [registry.load(spec) for spec in specs]
 
@@ -257,7 +257,7 @@ def _past(config: pytest.Config) -> list[str]:
 
 def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:
     """Decoders with the faults whose showing is a test: declared ones, and where it is strict those that are listed."""
-    from eqcheck.known import in_ci
+    from eqcheck.contract.known import in_ci
 
     entries = _entries(config)[0] if config.getoption("--eqcheck-known-strict") or in_ci() else ()
     found = []
@@ -277,7 +277,7 @@ def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None)
 def _entries(config: pytest.Config) -> tuple[tuple[Known, ...], date]:
     from datetime import datetime, timezone
 
-    from eqcheck.known import load
+    from eqcheck.contract.known import load
 
     path = config.getoption("--eqcheck-known")
     return (load(Path(path)) if path else ()), datetime.now(timezone.utc).date()

@@ -11,13 +11,13 @@ from typing import TypeVar
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from eqcheck.case import Case
-from eqcheck.choices import Choices
-from eqcheck.contract import CLAIMED, PADDING_SIDES, TAKEN
-from eqcheck.drawing import VOCAB_SIZE, Claims, draw_case
-from eqcheck.errors import CaseError
-from eqcheck.requirements import checked
-from eqcheck.sizes import WIDE, Bounds
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, TAKEN
+from eqcheck.contract.errors import CaseError
+from eqcheck.contract.requirements import checked
+from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.drawing.cases import VOCAB_SIZE, Claims, draw_case
+from eqcheck.drawing.choices import Choices
 
 __all__ = ["VOCAB_SIZE", "cases"]
 T = TypeVar("T")

@@ -15,7 +15,7 @@ themselves alone and that nothing sees.
 Rows are greedy or sampled. Of a sampled row the nodes are candidates that are drawn, in trees whose shape is fixed
 before (`serving.recursive`).
 
-    >>> from eqcheck.hashlm import HashConfig, HashLM
+    >>> from eqcheck.hashlm.model import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Tree(target, draft, num_draft_tokens=4, shapes=lambda row, number: ((0, 0), (0, 1), (1, 0), (3, 0)))
     >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)
@@ -36,8 +36,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 import eqcheck
-from eqcheck.errors import UsageError
-from eqcheck.trees import Nodes, cut, depths, of_round, wrong_with
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.trees import Nodes, cut, depths, of_round, wrong_with
 
 from .serving import SAMPLING, Bounded, Prompt, PromptError, Row, RowModel, decode
 from .serving.branches import behind_chain, compact, sights

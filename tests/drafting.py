@@ -11,15 +11,15 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.attribution.rounds import draft_losses
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract import Request
-from eqcheck.harness import run
-from eqcheck.oracle import judge
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run
+from eqcheck.oracle.check import judge
 
 
 def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[str], int]:

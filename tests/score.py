@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from eqcheck.abduction import abduce
+from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.contract import Decoder, RowOptions
-from eqcheck.family import LLAMA
-from eqcheck.lanes.checkpoint.abduction import abduce
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import ModelTruth
-from eqcheck.selfcheck import in_processes
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract.decoder import Decoder, RowOptions
+from eqcheck.contract.family import LLAMA
+from eqcheck.selfcheck.faults import in_processes
 
 MOST_CASES = 40  # a fault not caught by then is missed
 JUDGED = 2  # wrong cases of each fault that are explained

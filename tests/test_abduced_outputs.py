@@ -9,15 +9,15 @@ import pytest
 import torch
 from test_abduction import PROMPTS, case_of, named
 
-from eqcheck.lanes.checkpoint.abduction import abduce, abduce_alike
-from eqcheck.lanes.checkpoint.abduction.evidence import Evidence
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.abduction import abduce, abduce_alike
+from eqcheck.abduction.evidence import Evidence
+from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth, row_with
+from eqcheck.explanation.text import render
 from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
-from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.lanes.checkpoint.truth import ModelTruth, row_with
-from eqcheck.text import render
 
 
 @pytest.fixture(scope="module")

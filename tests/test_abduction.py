@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.contract import RowOptions
-from eqcheck.kinds import KINDS
-from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, recomputing
-from eqcheck.lanes.checkpoint.abduction.changes import CHANGES
-from eqcheck.lanes.checkpoint.abduction.commits import RULES
-from eqcheck.lanes.checkpoint.abduction.contexts import systematic
-from eqcheck.lanes.checkpoint.abduction.edits import Hypothesis
-from eqcheck.lanes.checkpoint.abduction.evidence import NOISE, Evidence
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import ModelTruth
+from eqcheck.abduction import EDITS, Abduced, abduce, recomputing
+from eqcheck.abduction.changes import CHANGES
+from eqcheck.abduction.commits import RULES
+from eqcheck.abduction.contexts import systematic
+from eqcheck.abduction.edits import Hypothesis
+from eqcheck.abduction.evidence import NOISE, Evidence
+from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.kinds import KINDS
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
 K = 3

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.findings import Audit, Options
+from eqcheck.contract import registry
+from eqcheck.result.findings import Audit, Options
 
 
 @cache

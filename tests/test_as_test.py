@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.campaign.casefile import StoredViolation, read_case
-from eqcheck.case import Case
-from eqcheck.contract import RowOptions
-from eqcheck.errors import Violation
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.record import Case
+from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.errors import Violation
+from eqcheck.store.casefile import StoredViolation, read_case
 
 SHOWCASE = Path(__file__).parents[1] / "reports" / "showcase" / "bsp" / "cases" / "position-query-position.json"
 LEAKS = '''
 import eqcheck
-from eqcheck.alone import continue_row
+from eqcheck.truth.continuation import continue_row
 
 def alone(target, prompt, count):
     c = target.config

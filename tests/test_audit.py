@@ -18,18 +18,18 @@ import torch
 from as_data import to_dict
 from clock import TRANSPARENT, Clock
 
-from eqcheck import registry
 from eqcheck.campaign.events import CaseDone, Event, Finished, Started
 from eqcheck.campaign.loop import audit
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Decoder, Request, decoder
-from eqcheck.findings import Audit, Options
-from eqcheck.harness import run
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent import search
 from eqcheck.lanes.transparent.coverage import ESSENTIAL
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.oracle import judge
-from eqcheck.text import render
+from eqcheck.oracle.check import judge
+from eqcheck.result.findings import Audit, Options
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

@@ -23,8 +23,9 @@ from benchmarks.report import tables, write
 from benchmarks.run import Scale, bench
 from benchmarks.sampled import WAYS, cost
 from benchmarks.workload import Workload
-from eqcheck import cli, registry
-from eqcheck.contract import Decoder
+from eqcheck import cli
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
 
 TEXT = torch.randint(0, 67, (4000,), generator=torch.Generator().manual_seed(0))
 ENGINES = ("eqspec", "exspec", "ragged")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.sampling import bets as bets_module
 from eqcheck.sampling.bets import ALTERNATIVES, HIGHEST, ORDERS, SHARES, TILTS, bets, laws
 from eqcheck.sampling.pairs import LAGS, PAIRS, SHARED, pair_bets, shared

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.contract import CAPABILITIES, Decoder, RowOptions, decoder
-from eqcheck.errors import CaseError, UsageError
-from eqcheck.findings import Options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint, measure
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.models import checkpoint, measure
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CAPABILITIES, Decoder, RowOptions, decoder
+from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
-from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
-from eqcheck.lanes.checkpoint.truth import ModelTruth
+from eqcheck.result.findings import Options
 from eqcheck.workers.spawned import environment
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(4)), EngineRow((9,), RowOptions(4))), num_draft_tokens=2)
@@ -51,7 +51,7 @@ class Engine:
         if token == 5:
             return [[10**6]]
         if token == 6:
-            raise eqcheck.errors.Unsupported("six is too much")
+            raise eqcheck.contract.errors.Unsupported("six is too much")
         if token == 7:
             os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
             time.sleep(600)
@@ -109,7 +109,7 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eqcheck import registry\nfrom eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
-        "from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow\nfrom eqcheck.contract import RowOptions\n"
+        "from eqcheck.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoder import RowOptions\n"
         "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
         "worker.try_case(EngineCase((EngineRow((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"

@@ -11,13 +11,13 @@ import torch
 
 from benchmarks import pair
 from eqcheck import Oracle
-from eqcheck.contract import Request
-from eqcheck.harness import run
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.memory.contents import TOKEN
 from eqcheck.memory.probe import watched
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 ragged, tree, serving, pool = (
     importlib.import_module(f"eqcheck.reference_impls.{name}") for name in ("ragged", "tree", "serving", "serving.pool")

@@ -16,14 +16,14 @@ import eqcheck
 from eqcheck import cli
 from eqcheck.attribution import story
 from eqcheck.attribution.story import decode_of
-from eqcheck.callview import _ranges, parts, view
-from eqcheck.case import Case
-from eqcheck.contract import Request
-from eqcheck.harness import run
-from eqcheck.oracle import judge
-from eqcheck.run import Run
-from eqcheck.story import DrawnDecode
-from eqcheck.trace import DRAFT, TARGET
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm.trace import DRAFT, TARGET
+from eqcheck.oracle.check import judge
+from eqcheck.report.calls import _ranges, parts, view
+from eqcheck.result.story import DrawnDecode
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

@@ -15,16 +15,16 @@ import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from eqcheck import registry
-from eqcheck.case import Case
-from eqcheck.contract import CLAIMED, FAMILIES
-from eqcheck.draft import ScriptedDraft
-from eqcheck.errors import CaseError, UsageError
-from eqcheck.harness import models, run, truth_of
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.lanes.transparent.about import COUNTERS
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CLAIMED, FAMILIES
+from eqcheck.contract.errors import CaseError, UsageError
+from eqcheck.decoding.harness import models, run, truth_of
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.lanes.about_transparent import COUNTERS
 from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 from eqcheck.strategies import cases
 
 torch.set_num_threads(1)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from eqcheck import cli, registry
-from eqcheck.case import Case
+from eqcheck import cli
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
 from eqcheck.lanes.transparent.search import CHUNK
 from eqcheck.report import build
 

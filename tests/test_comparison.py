@@ -20,7 +20,7 @@ from comparison.methods import (
 )
 
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.contract import Decoder
+from eqcheck.contract.decoder import Decoder
 
 
 @pytest.fixture(autouse=True)

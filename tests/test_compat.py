@@ -14,15 +14,15 @@ from tiny import tiny
 from transformers import DynamicCache
 from transformers.generation import candidate_generator
 
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.compat import IdTokenizer, legacy_cache, no_cuda
-from eqcheck.contract import Request
-from eqcheck.errors import Unsupported, UsageError
-from eqcheck.harness import run
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.contract.decoder import Request
+from eqcheck.contract.errors import Unsupported, UsageError
+from eqcheck.contract.registry import load
+from eqcheck.decoding.harness import run
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.registry import load
+from eqcheck.oracle.check import judge
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 

@@ -11,12 +11,12 @@ import pytest
 from as_data import shown, to_dict, write
 
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Request, decoder
-from eqcheck.findings import Options
+from eqcheck.contract.decoder import Request, decoder
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conditions import Places, conditions, lying, only
+from eqcheck.result.findings import Options
 
 Rows = list[list[int]]
 right = known_good()["one_row"]

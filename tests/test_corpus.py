@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from as_data import to_dict
 
-from eqcheck.campaign.casefile import StoredViolation, read_case
-from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Decoder, Request, RowOptions, decoder
-from eqcheck.findings import Audit, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.contract.decoder import Decoder, Request, RowOptions, decoder
+from eqcheck.result.findings import Audit, Options
+from eqcheck.store.casefile import StoredViolation, read_case
+from eqcheck.store.corpus import Corpus
 from eqcheck.workers.forked import context
 
 Rows = list[list[int]]

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from pages import on_a_terminal
 
-from eqcheck import assert_equivalent, cli, registry
-from eqcheck.case import Case
+from eqcheck import assert_equivalent, cli
+from eqcheck.case.record import Case
 from eqcheck.cli import COMMANDS, new
-from eqcheck.errors import Violation
-from eqcheck.explained import about
-from eqcheck.kinds import FINGERPRINTS, KINDS
+from eqcheck.contract import registry
+from eqcheck.contract.errors import Violation
+from eqcheck.contract.kinds import FINGERPRINTS, KINDS
+from eqcheck.explanation.handbook import about
 
 Printed = pytest.CaptureFixture[str]
 NAMES = sorted(module.__name__.rpartition(".")[2].replace("listing", "list") for module in COMMANDS)
@@ -149,7 +150,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_scaffold_is_right_as_it_stands(work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: type("Right", (), {"failures": []}))
+    monkeypatch.setattr("eqcheck.selfcheck.faults.short", lambda: type("Right", (), {"failures": []}))
     assert cli.main(["new", "engine.py", "--ci"]) == 0
     assert "next: eqcheck audit engine.py" in capsys.readouterr().out
     assert cli.main(["audit", "engine.py", "--cases", "25", "--no-corpus"]) == 0

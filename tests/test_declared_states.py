@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck import registry
 from eqcheck.attribution.declared import ignored
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, PLANTED
-from eqcheck.contract import TAKEN, Decoder, Request, decoder
-from eqcheck.findings import Options
-from eqcheck.harness import run
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import TAKEN, Decoder, Request, decoder
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
+from eqcheck.result.findings import Options
 
 Rows = list[list[int]]
 STATES = ("chunked", "late-rows", "prefix", "preallocated")

@@ -14,17 +14,18 @@ from as_data import to_dict
 
 import eqcheck
 from benchmarks.pair.on_pair import on_pair
-from eqcheck import cli, registry
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract import REQUIREMENTS, Decoder, Request, decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options
-from eqcheck.harness import run
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import REQUIREMENTS, Decoder, Request, decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.requirements import unmet
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.judge import try_case
-from eqcheck.oracle import judge
-from eqcheck.requirements import unmet
+from eqcheck.oracle.check import judge
+from eqcheck.result.findings import Audit, Options
 from eqcheck.workers.forked import Forked, Limits
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")

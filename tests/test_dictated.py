@@ -13,24 +13,25 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import registry
-from eqcheck.contract import RowOptions, decoder
-from eqcheck.errors import CaseError
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.checkpoint import dictated, drawing
-from eqcheck.lanes.checkpoint.abduction import abduce
-from eqcheck.lanes.checkpoint.about import COUNTERS
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.abduction import abduce
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.errors import CaseError
+from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.about_checkpoint import COUNTERS
+from eqcheck.lanes.checkpoint import drawing
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.judge import Judge, truth
 from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import to_markdown
+from eqcheck.result.findings import Audit, Finding, Options
 
 CLAIMS = ("row-limits", "row-eos", "dictated-drafts")
 Round = tuple[list[int], list[int]]  # the draft tokens, and the target's choice before each of them and after the last

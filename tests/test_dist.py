@@ -44,7 +44,9 @@ def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> N
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {*DOCUMENTS, *NEEDED, EXAMPLE} <= names
-    needed = re.compile(r"(eqcheck|adapters|reference_impls|benchmarks|tests)/.*\.py|eqcheck/explained/.*\.md")
+    needed = re.compile(
+        r"(eqcheck|adapters|reference_impls|benchmarks|tests)/.*\.py|eqcheck/explanation/handbook/.*\.md"
+    )
     assert {name for name in _files(ROOT, "-co") if needed.fullmatch(name)} <= names
     assert not [name for name in names if name.startswith(("reports", ".")) or name.endswith((".safetensors", ".pyc"))]
     assert sdist.stat().st_size < 2 * 10**6

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.architectures import ARCHITECTURES
-from eqcheck.errors import UsageError
-from eqcheck.family import claimed_by
-from eqcheck.harness import run
+from eqcheck.contract.architectures import ARCHITECTURES
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.family import claimed_by
+from eqcheck.contract.registry import load
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 from eqcheck.real.models import model_of
 from eqcheck.real.readable import check
 from eqcheck.real.targets import families_of
-from eqcheck.registry import load
 
 PAGE = (Path(__file__).parent.parent / "docs" / "bridge.md").read_text()
 FILES = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)```", PAGE, re.DOTALL)}

@@ -12,8 +12,9 @@ import pytest
 from conformance import test_laws, test_sampled_laws
 
 import eqcheck
-from eqcheck import known, pytest_plugin
+from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
+from eqcheck.contract import known
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
 

@@ -17,8 +17,8 @@ import pytest
 
 import eqcheck
 from eqcheck import compat
-from eqcheck.explained import about
-from eqcheck.kinds import FINGERPRINTS
+from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.explanation.handbook import about
 
 ROOT = Path(__file__).parents[1]
 FETCHED = re.compile(
@@ -118,7 +118,7 @@ def loaded(name: str) -> ModuleType:
 
 
 def test_the_page_of_decoders_has_what_they_declare() -> None:
-    from eqcheck import registry
+    from eqcheck.contract import registry
 
     page = (ROOT / "docs" / "decoders.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]

@@ -26,7 +26,7 @@ from drafting import (
 )
 
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.batched import Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
@@ -34,12 +34,12 @@ from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.plain import Expanded, Uncached
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract import CLAIMED, Decoder
-from eqcheck.harness import run, truth_of
+from eqcheck.contract.decoder import CLAIMED, Decoder
+from eqcheck.contract.registry import load
+from eqcheck.decoding.harness import run, truth_of
 from eqcheck.lanes.transparent.features import script
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.registry import load
+from eqcheck.oracle.check import judge
 
 LOSSES = ("wrong-context", "altered", "lost", "lost-bonus", "asked-again")
 OTHERS = ("unasked", "policy")

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import pair
 from eqcheck import Oracle
-from eqcheck.errors import Unsupported
+from eqcheck.contract.errors import Unsupported
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 trained = importlib.import_module("eqcheck.reference_impls.drafters.trained")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import registry
 from eqcheck.attribution.losses import all_losses, all_warnings
-from eqcheck.case import Case
-from eqcheck.harness import run
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 EAGLE = registry.load("eagle")
 SHAPE: Any = sys.modules[EAGLE.function.__module__]

@@ -13,19 +13,19 @@ from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 from eqcheck.attribution.rounds import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.catalogue.engines.batched import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract import Decoder
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Options
-from eqcheck.harness import run, truth_of
+from eqcheck.contract.decoder import Decoder
+from eqcheck.decoding.harness import run, truth_of
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import Oracle, judge
+from eqcheck.oracle.check import Oracle, judge
+from eqcheck.result.findings import Options
 
 PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))
 
@@ -134,7 +134,7 @@ def test_a_start_that_is_short_for_another_reason_names_none() -> None:
 
 
 def test_the_oracle_tells_it_from_outputs_alone() -> None:
-    from eqcheck.hashlm import HashConfig, HashLM
+    from eqcheck.hashlm.model import HashConfig, HashLM
 
     oracle = Oracle(HashLM(HashConfig(seed=1)))
     truth = oracle.truth([3, 0, 4], max_new_tokens=3)

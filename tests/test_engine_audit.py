@@ -11,15 +11,15 @@ from as_data import write
 from clock import CHECKPOINT, Clock
 from test_blackbox import ENGINE
 
-from eqcheck import registry
 from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.contract import RowOptions
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Finding, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.judge import RowJudgement
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import RowJudgement
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.result.findings import Finding, Options
 from eqcheck.workers.process import ProcessWorker
 
 

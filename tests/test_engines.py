@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import KINDS, VOCABULARY, noisy, tiny
 
-from eqcheck.oracle import Oracle
+from eqcheck.oracle.check import Oracle
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())

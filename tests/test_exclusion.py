@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_bets import contexts, draw, normal, random_case
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.sampling.bets import bets, laws
 from eqcheck.sampling.exclusion import CHANGES, EXPONENTS, SIZES, Exclusion, _alternatives, _moments, _wrong
 from eqcheck.sampling.row import Floats, SampledRow

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import eqcheck.explained
-from eqcheck.errors import EqcheckError
-from eqcheck.explained import Cause, Explained, about, reading
-from eqcheck.kinds import FINGERPRINTS
+import eqcheck.explanation.handbook
+from eqcheck.contract.errors import EqcheckError
+from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.explanation.handbook import Cause, Explained, about, reading
 
-FOLDER = Path(eqcheck.explained.__file__).parent
+FOLDER = Path(eqcheck.explanation.handbook.__file__).parent
 LINK = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+#[1-9]\d*|https://[\w./-]+")
 FILE = """+++
 kind = "mask/window"
@@ -104,7 +104,7 @@ def test_a_malformed_file_is_one_clear_error(
     monkeypatch.setattr(reading, "_HERE", tmp_path)
     (tmp_path / "mask").mkdir()
     (tmp_path / "mask" / "window.md").write_text(FILE.replace(right, wrong))
-    with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/explained/mask/window.md: {said}")):
+    with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/explanation/handbook/mask/window.md: {said}")):
         about("mask/window")
 
 
@@ -124,8 +124,11 @@ def test_only_the_kind_that_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("code", "unneeded"),
     [
-        ("import eqcheck.explained", {"torch", "transformers", "numpy", "msgspec"}),
-        ("import eqcheck.explained; eqcheck.explained.about('mask/window')", {"torch", "transformers", "numpy"}),
+        ("import eqcheck.explanation.handbook", {"torch", "transformers", "numpy", "msgspec"}),
+        (
+            "import eqcheck.explanation.handbook; eqcheck.explanation.handbook.about('mask/window')",
+            {"torch", "transformers", "numpy"},
+        ),
     ],
 )
 def test_explanations_need_no_model(code: str, unneeded: set[str]) -> None:

@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM
 
 import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
-from eqcheck.contract import Request
-from eqcheck.draft import ScriptedDraft
-from eqcheck.family import FAMILIES, FAMILY, WINDOW, named
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.oracle import Oracle
+from eqcheck.contract.decoder import Request
+from eqcheck.contract.family import FAMILIES, FAMILY, WINDOW, named
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.oracle.check import Oracle
 
 VOCAB = 64
 BATCHES = 4

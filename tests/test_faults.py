@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.case import Case
+from eqcheck.abduction import EDITS, Edit
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, FaultPair, engines
 from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT
-from eqcheck.contract import CACHE_STATES, FAMILIES, Decoder
-from eqcheck.harness import run
-from eqcheck.kinds import KINDS
-from eqcheck.lanes.checkpoint.abduction import EDITS, Edit
+from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, Decoder
+from eqcheck.contract.kinds import KINDS
+from eqcheck.decoding.harness import run
+from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.trace import TARGET
+from eqcheck.oracle.check import judge
 
 CHUNKS = 6
 COUNTS_TOKENS = re.compile("-end-at-|-ten-tokens-|-before-new-block")

@@ -12,14 +12,14 @@ from transformers import DynamicCache
 
 from eqcheck.attribution.bookkeeping import Known, diagnose
 from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import PLANTED
-from eqcheck.contract import CACHE_STATES, Request, decoder
-from eqcheck.harness import run
+from eqcheck.contract.decoder import CACHE_STATES, Request, decoder
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.text import render
-from eqcheck.verdict import RowVerdict
+from eqcheck.oracle.check import judge
+from eqcheck.result.verdict import RowVerdict
 
 Rows = list[list[int]]
 

@@ -14,16 +14,17 @@ import torch
 from as_data import shown, write
 from clock import TRANSPARENT, Clock
 
-from eqcheck import cli, registry
-from eqcheck.campaign.casefile import read_case
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli.audit import exit_code
-from eqcheck.contract import CACHE_STATES, Decoder, Request, decoder
-from eqcheck.findings import Audit, Options
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CACHE_STATES, Decoder, Request, decoder
 from eqcheck.lanes.transparent.sequences import RERUNS
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.store.casefile import read_case
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -188,7 +189,7 @@ def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
 
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.findings.ENOUGH_TO_CALL_STALE", 20)
+    monkeypatch.setattr("eqcheck.result.findings.ENOUGH_TO_CALL_STALE", 20)
 
 
 KNOWN = {"bookkeeping/past-eos": "https://example.org/1", SHORT: "https://example.org/2"}
@@ -216,7 +217,7 @@ def test_too_few_cases_do_not_make_it_stale() -> None:
 
 
 def test_three_hundred_cases_are_enough() -> None:
-    from eqcheck import findings as result
+    from eqcheck.result import findings as result
 
     assert result.ENOUGH_TO_CALL_STALE == 300
 

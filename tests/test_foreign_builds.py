@@ -12,18 +12,18 @@ import torch
 from drafting import twice
 
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract import Request
-from eqcheck.explanation import Explanation, crash
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.records import Explanation, crash
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirms
-from eqcheck.oracle import judge
-from eqcheck.outcome import HANG, Outcome
-from eqcheck.text import render
-from eqcheck.verdict import RowVerdict
+from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.result.verdict import RowVerdict
 
 Decode = Callable[[Any, Any, Request], list[list[int]]]
 

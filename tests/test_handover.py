@@ -9,12 +9,12 @@ import torch
 
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.contract import Decoder
-from eqcheck.explanation import Explanation
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Decoder
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.text import render
+from eqcheck.oracle.check import judge
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,18 @@ import pytest
 import torch
 from transformers import Cache, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from eqcheck.alone import continue_row
-from eqcheck.caches import PreallocatedLayer
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract import CLAIMED, FAMILIES
-from eqcheck.draft import ScriptedDraft
-from eqcheck.errors import Unsupported
-from eqcheck.families import TAKES_CACHE_POSITION
-from eqcheck.harness import run
-from eqcheck.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
-from eqcheck.hashlm import POSITIONS, HashConfig, HashLM
-from eqcheck.trace import DRAFT, TARGET, Trace
+from eqcheck.contract.decoder import CLAIMED, FAMILIES
+from eqcheck.contract.errors import Unsupported
+from eqcheck.decoding.harness import run
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.caches import PreallocatedLayer
+from eqcheck.hashlm.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
+from eqcheck.hashlm.model import POSITIONS, HashConfig, HashLM
+from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
+from eqcheck.hashlm.visibility import TAKES_CACHE_POSITION
+from eqcheck.truth.continuation import continue_row
 
 torch.set_num_threads(1)
 VOCAB, NEW = 67, 8

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eqcheck import selfcheck
 from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.losses import head_warnings
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
-from eqcheck.harness import run
-from eqcheck.kinds import KINDS
+from eqcheck.contract.kinds import KINDS
+from eqcheck.decoding.harness import run
+from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.selfcheck import check_head, check_known_good
-from eqcheck.trace import TARGET
+from eqcheck.oracle.check import judge
+from eqcheck.selfcheck import faults as selfcheck
+from eqcheck.selfcheck.faults import check_head, check_known_good
 
 PARTLY = Case(  # rows that accept different numbers, and neither none nor all
     prompts=((3, 1, 4, 1), (5, 9), (2, 6, 5)),

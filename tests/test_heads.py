@@ -14,20 +14,20 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck import hashing
 from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.losses import all_losses, all_warnings
-from eqcheck.case import Case
-from eqcheck.errors import Unsupported
-from eqcheck.harness import models, run, truth_of
-from eqcheck.hashing import LAYERS, States, states_in
-from eqcheck.hashparts import numbers
-from eqcheck.head import ScriptedHead
+from eqcheck.case.record import Case
+from eqcheck.contract.errors import Unsupported
+from eqcheck.contract.registry import load
+from eqcheck.decoding.harness import models, run, truth_of
+from eqcheck.drafting.head import ScriptedHead
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import LAYERS, States, states_in
+from eqcheck.hashlm.parts import numbers
+from eqcheck.hashlm.trace import TARGET, Trace
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.registry import load
-from eqcheck.trace import TARGET, Trace
+from eqcheck.oracle.check import judge
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 reading = importlib.import_module("eqcheck.reference_impls.drafters.reading")
@@ -235,7 +235,9 @@ def test_what_the_engine_refuses_before_it_decodes() -> None:
     with pytest.raises(Unsupported, match="expected one of column, accepted, pairs, got 'tree'"):
         heads.Heads(target, draft.head, shape="tree")
     engine = heads.Heads(target, draft.head, shape="column")
-    sampled = serving.Prompt([3], sampling=importlib.import_module("eqcheck.contract").RowOptions(4, temperature=1.0))
+    sampled = serving.Prompt(
+        [3], sampling=importlib.import_module("eqcheck.contract.decoder").RowOptions(4, temperature=1.0)
+    )
     with pytest.raises(serving.PromptError, match="rows with heads are greedy"):
         engine.generate([sampled])
     assert trace.calls == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eqcheck.cli import main
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.history import auditing
 from eqcheck.history.auditing import AUDITED, NOT_AUDITED, NOT_INSTALLED, PENDING, Asked, Column, columns, read
 from eqcheck.history.environments import Environment, NotInstalled, package, versions

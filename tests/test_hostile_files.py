@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from eqcheck import cli, registry
-from eqcheck.campaign.casefile import read_case
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.contract import Decoder
-from eqcheck.findings import Options
-from eqcheck.selfcheck import SelfCheck
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.result.findings import Options
+from eqcheck.selfcheck.faults import SelfCheck
+from eqcheck.store.casefile import read_case
 
 BARE: dict[str, Any] = Case(prompts=((1, 2), (3,))).to_dict()
 FILE: dict[str, Any] = {
@@ -145,7 +146,7 @@ def _spelt(content: Any) -> str:
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: SelfCheck((), ()))
+    monkeypatch.setattr("eqcheck.selfcheck.faults.short", lambda: SelfCheck((), ()))
     return tmp_path
 
 

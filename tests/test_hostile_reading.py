@@ -16,21 +16,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eqcheck import cli, known
+from eqcheck import cli
 from eqcheck.campaign import shards
-from eqcheck.campaign.casefile import parsed_case
 from eqcheck.campaign.shardfile import Shard, part_of, read, to_builtins
-from eqcheck.case import Case
-from eqcheck.contract import RowOptions, decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.record import Case
+from eqcheck.contract import known
+from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.errors import UsageError
 from eqcheck.report import load
 from eqcheck.report.compare import compare
-from eqcheck.report.html import to_html
-from eqcheck.report.html.report import compared_to_html
 from eqcheck.report.markdown import to_markdown
+from eqcheck.report.page import compared_to_html, to_html
 from eqcheck.report.terminal import summary
+from eqcheck.result.findings import Audit, Options
+from eqcheck.store.casefile import parsed_case
 
 REPORT = json.loads((Path(__file__).resolve().parents[1] / "reports/showcase/bsp/report.json").read_text())
 BARE = Case(prompts=((1, 2), (3,)), accepts=((1,), (0,)), before=(Case(prompts=((4,),)),)).to_dict()

@@ -16,17 +16,18 @@ import pytest
 from as_data import write
 from markdown_it import MarkdownIt
 
-from eqcheck import cli, registry
-from eqcheck.contract import RowOptions, decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck import cli
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import cleaned, code, fenced, inline, one_line, printable
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script
-from eqcheck.lanes.checkpoint.truth import ModelTruth
-from eqcheck.plain import cleaned, code, fenced, inline, one_line, printable
 from eqcheck.report import build
-from eqcheck.selfcheck import SelfCheck
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.selfcheck.faults import SelfCheck
 
 HOSTILE = """
 import eqcheck
@@ -62,7 +63,7 @@ Printed = pytest.CaptureFixture[str]
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: SelfCheck((), ()))
+    monkeypatch.setattr("eqcheck.selfcheck.faults.short", lambda: SelfCheck((), ()))
     (tmp_path / "mine.py").write_text(HOSTILE)
     return tmp_path
 
@@ -211,7 +212,8 @@ def mine(target, draft, request):
 # The command without the self-check that comes before an audit.
 AUDIT = """
 import resource, sys
-from eqcheck import cli, selfcheck
+from eqcheck import cli
+from eqcheck.selfcheck import faults as selfcheck
 
 selfcheck.short = lambda: selfcheck.SelfCheck((), ())
 if limit := int(sys.argv.pop(1)):

@@ -11,15 +11,16 @@ import pytest
 from jinja2 import Environment
 from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Evidence, OtherCase
-from eqcheck.lanes.transparent.about import COUNTERS
-from eqcheck.report.html import pages, to_html
-from eqcheck.report.html.drawing import Column, cell, columns, committed, drafts
-from eqcheck.report.html.finding import readable, timeline, tokens
-from eqcheck.report.html.pages import page
-from eqcheck.report.html.trace import trace_page
-from eqcheck.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
+from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.about_transparent import COUNTERS
+from eqcheck.report import templates
+from eqcheck.report.finding import readable, timeline, tokens
+from eqcheck.report.page import to_html
+from eqcheck.report.page_of_decode import trace_page
+from eqcheck.report.picture import Column, cell, columns, committed, drafts
+from eqcheck.report.templates import page
+from eqcheck.result.findings import Evidence, OtherCase
+from eqcheck.result.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 
 
 def test_a_cell_says_what_is_seen_and_what_should_be() -> None:
@@ -79,10 +80,10 @@ def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) ->
 
 
 def test_a_page_without_escaping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = pages._environment()
+    made = templates._environment()
     loose = Environment(autoescape=False, loader=made.loader, trim_blocks=True, lstrip_blocks=True)
     loose.filters |= made.filters
-    monkeypatch.setattr(pages, "_environment", lambda: loose)
+    monkeypatch.setattr(templates, "_environment", lambda: loose)
     hostile, harmless = (to_html(filled("showcase/bsp", text)) for text in (HOSTILE, " harmless"))
     assert elements(hostile) != elements(harmless)
 
@@ -100,7 +101,7 @@ def test_twenty_causes_with_stories_are_less_than_3_mb() -> None:
 
 def test_a_page_is_made_of_the_json_alone_and_imports_no_model() -> None:
     code = (
-        "import sys; from eqcheck.report import load; from eqcheck.report.html import to_html\n"
+        "import sys; from eqcheck.report import load; from eqcheck.report.page import to_html\n"
         f"assert to_html(load({str(ROOT / 'reports' / 'vllm')!r})).startswith('<!doctype html>')\n"
         "sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import cli, registry
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.contract import decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Options
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import decoder
+from eqcheck.contract.errors import UsageError
 from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.result.findings import Options
 from eqcheck.workers.forked import Forked, Limits
 
 DECODERS = '''

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
-from eqcheck.errors import UsageError
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.known import Known, in_ci, load, unheard
-from eqcheck.outcome import Outcome
+from eqcheck.contract import registry
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.known import Known, in_ci, load, unheard
+from eqcheck.explanation.records import Explanation
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks
-from eqcheck.tally import Alike, Tally
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import Alike, Tally
 
 TODAY = date(2026, 11, 23)
 PAST_EOS = "bookkeeping/past-eos"
@@ -137,7 +137,7 @@ def test_an_entry_of_a_decoder_that_is_not_audited_is_said(
 ) -> None:
     """A misspelt name would otherwise be an entry that nobody hears of again."""
     assert unheard([Known(PAST_EOS, "https://example.org/1", TODAY)], ["eqspec"]) == ""
-    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: type("Right", (), {"failures": []}))
+    monkeypatch.setattr("eqcheck.selfcheck.faults.short", lambda: type("Right", (), {"failures": []}))
     words = ["--cases", "3", "--no-corpus", "--out", str(tmp_path / "out")]
     for name, said in (("eqspec", False), ("eqspek", True)):
         path = written(tmp_path, ENTRY.replace('"eqspec"', f'"{name}"'))

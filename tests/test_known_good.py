@@ -7,10 +7,10 @@ import torch
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Decoder
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Decoder
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)

@@ -14,13 +14,13 @@ from eqcheck.attribution import alignment
 from eqcheck.attribution.alignment import WEIGHTS, Counts
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import Label, Write
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS
 from eqcheck.catalogue.engines.batched import Holes, Realigned
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.harness import run
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from eqcheck.contract import RowOptions
-from eqcheck.law import law
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.truth.law import law
 
 
 def options(draw: random.Random, vocabulary: int) -> RowOptions:

@@ -15,7 +15,7 @@ DECODERS = """
 import itertools
 from dataclasses import replace
 import eqcheck
-from eqcheck.alone import continue_row
+from eqcheck.truth.continuation import continue_row
 
 def truth(target, request):
     c = target.config

@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eqcheck.lanes.checkpoint import checkpoints
+from eqcheck.checkpoints import models
 from eqcheck.lanes.checkpoint.script import SHARED
 
 REPORTS = Path(__file__).parents[1] / "reports"
 SHOWN = """
 import json
 from pathlib import Path
-from eqcheck import registry
-from eqcheck.findings import Options
+from eqcheck.contract import registry
+from eqcheck.result.findings import Options
 from eqcheck.campaign.loop import audit
 from eqcheck.report.build import report_of
 from eqcheck.report.schema import to_builtins
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.checkpoints.models import checkpoint
 
 found = to_builtins(report_of(audit(registry.load("bsp"), Options(cases=40)), Path("reports")))
 del found["elapsed_s"], found["cases_per_second"]
@@ -62,5 +62,5 @@ def test_the_committed_scripts_build_the_same_weights() -> None:
     shared = [text for path, text in scripts.items() if path.name == SHARED]
     assert not any("normal_(" in text for text in scripts.values())
     for text in shared:
-        for builder in (checkpoints.target_model, checkpoints.noisy, checkpoints.normal):
+        for builder in (models.target_model, models.noisy, models.normal):
             assert inspect.getsource(builder) in text

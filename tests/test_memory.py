@@ -12,21 +12,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eqcheck import cli, registry
+from eqcheck import cli
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.leaks import KEEPING, LEAKS
-from eqcheck.contract import Request, decoder
-from eqcheck.findings import Options
-from eqcheck.hashing import WIDTH, write_of, writes
-from eqcheck.hashing import entries as entries_of
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Request, decoder
+from eqcheck.hashlm.hashing import WIDTH, write_of, writes
+from eqcheck.hashlm.hashing import entries as entries_of
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.hashlm.trace import Trace
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.memory.contents import KINDS, TOKEN, uses
 from eqcheck.memory.leaks import leaks
 from eqcheck.memory.ledger import Ledger
 from eqcheck.memory.probe import probe_case, try_memory, watched
-from eqcheck.memorycheck import MemoryResult, check_build, check_leak
-from eqcheck.trace import Trace
+from eqcheck.result.findings import Options
+from eqcheck.selfcheck.memory import MemoryResult, check_build, check_leak
 
 
 @pytest.mark.parametrize("number", range(len(LEAKS)), ids=[f"{leak.id}.{leak.build}" for leak in LEAKS])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_abduction import PROMPTS, K, case_of, named
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.abduction import abduce, abduce_options
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.abduction import abduce, abduce_options
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.truth import ModelTruth, at_place, row_with
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from mutation import mutator, real, trial, truth
 from mutation.mutator import Mutant, mutants
 
-from eqcheck import registry
+from eqcheck.contract import registry
 
 
 @lru_cache(maxsize=16)

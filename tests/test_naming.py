@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqcheck.kinds import KINDS
+from eqcheck.contract.kinds import KINDS
 from eqcheck.lanes.sampling import explain
 from eqcheck.lanes.sampling.gathered import explained
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.naming import MANY, NAMED, Named, borne_out, named

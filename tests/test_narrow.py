@@ -9,11 +9,11 @@ import pytest
 from pages import on_a_terminal, told
 
 from eqcheck import cli
-from eqcheck.kinds import FINGERPRINTS
-from eqcheck.narrow import WHOLE, table, wrapped
+from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.explanation.terminal import WHOLE, table, wrapped
+from eqcheck.explanation.text import render
 from eqcheck.report.compare import compare, to_text
 from eqcheck.report.terminal import summary
-from eqcheck.text import render
 
 SHOWCASE = ("showcase/bsp", "showcase/dsd", "showcase/hf_pr")
 Printed = pytest.CaptureFixture[str]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.contract import RowOptions
-from eqcheck.errors import Unsupported
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.truth import ModelTruth
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.errors import Unsupported
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import eqcheck
-from eqcheck.contract import Request, RowOptions
+from eqcheck.contract.decoder import Request, RowOptions
 
 ADAPTER = Path(__file__).parents[1] / "adapters" / "openvino_genai.py"
 

@@ -21,16 +21,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import eqcheck
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.contract import Decoder, Request
-from eqcheck.errors import OutputError, UsageError, Violation
-from eqcheck.findings import Options
-from eqcheck.harness import models, run, truth_of
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.oracle import Oracle, assert_equivalent, judge
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.errors import OutputError, UsageError, Violation
+from eqcheck.decoding.harness import models, run, truth_of
+from eqcheck.explanation.text import render
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.oracle.check import Oracle, assert_equivalent, judge
+from eqcheck.result.findings import Options
+from eqcheck.result.verdict import RowVerdict, Verdict
 from eqcheck.strategies import cases
-from eqcheck.text import render
-from eqcheck.verdict import RowVerdict, Verdict
 
 torch.set_num_threads(1)
 LIMIT, PAD = 9, 66

@@ -13,21 +13,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqcheck import registry
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.cli import main
-from eqcheck.contract import Decoder
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.transparent.about import REACHED
-from eqcheck.outcome import Outcome
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.about_transparent import REACHED
 from eqcheck.report import load
 from eqcheck.report.checks import checks, failing
 from eqcheck.report.github import commands_of, step_summary, untrusted
 from eqcheck.report.junit import junit
 from eqcheck.report.ndjson import EventLog, told
 from eqcheck.report.schema import Report
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
 
 SHOWCASE = Path(__file__).parents[1] / "reports" / "showcase"
 HOSTILE = "]]></failure>&<b>\x00\x1b[31m\ud800\ufffe\r\n::error::gotcha\n##[error]x|`%0A\u2028, a:b"
@@ -182,7 +182,7 @@ def test_a_stream_that_fails_ends_the_events_and_nothing_else() -> None:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    monkeypatch.setattr("eqcheck.selfcheck.short", lambda: type("Right", (), {"failures": []}))
+    monkeypatch.setattr("eqcheck.selfcheck.faults.short", lambda: type("Right", (), {"failures": []}))
     return tmp_path
 
 

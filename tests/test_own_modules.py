@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import cli, registry
-from eqcheck.contract import Decoder, Request
-from eqcheck.errors import UsageError
+from eqcheck import cli
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.errors import UsageError
 
 NOTHING = Request([[1]], 1, 1, (), 0, "left")
 EAGER = """

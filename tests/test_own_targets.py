@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from eqcheck import cli
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.real.models import VOCAB_SIZE, draft_of, model_of
 from eqcheck.real.targets import families_of
 

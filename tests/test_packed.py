@@ -10,17 +10,17 @@ import torch
 from packed_trees import ForkedPacked
 
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.pooled import Pooled
 from eqcheck.catalogue.faults import trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
 from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
-from eqcheck.contract import Decoder, decoder
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Decoder, decoder
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 MASK, CACHE = "mask/other-row-visible", "cache/misaligned"
 

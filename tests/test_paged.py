@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from eqcheck.compat import Paged, page_tables
-from eqcheck.contract import decoder
-from eqcheck.errors import UsageError
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.contract.decoder import decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real.models import model_of

@@ -12,8 +12,9 @@ import torch
 from benchmarks import pair
 from benchmarks.pair import train
 from benchmarks.pair.on_pair import on_pair
-from eqcheck import cli, registry
-from eqcheck.contract import Decoder, Request
+from eqcheck import cli
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Request
 
 FOLDER = Path(pair.__file__).parent
 

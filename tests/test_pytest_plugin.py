@@ -11,9 +11,9 @@ import pytest
 
 import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck import pytest_plugin
-from eqcheck.campaign.casefile import read_case
-from eqcheck.findings import Options
-from eqcheck.replay import replay
+from eqcheck.cli.replaying import replay
+from eqcheck.result.findings import Options
+from eqcheck.store.casefile import read_case
 
 pytest_plugins = ["pytester"]
 
@@ -95,7 +95,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ORACLE = """
 import eqcheck
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.hashlm.model import HashConfig, HashLM
 
 oracle = eqcheck.Oracle(HashLM(HashConfig(seed=1)).eval())
 right = oracle.truth([3, 1, 4], max_new_tokens=3)

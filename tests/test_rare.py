@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from eqcheck import cli, registry
-from eqcheck import selfcheck as module
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.catalogue.faults.rare import RARE
-from eqcheck.drawing import USUAL
-from eqcheck.findings import Options
-from eqcheck.lanes.transparent.about import COUNTERS
+from eqcheck.contract import registry
+from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.drawing.cases import USUAL
+from eqcheck.lanes.about_transparent import COUNTERS
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.selfcheck import RARE_USUAL, SelfCheck, check_rare
-from eqcheck.sizes import WIDE, Bounds
+from eqcheck.result.findings import Options
+from eqcheck.selfcheck import faults as module
+from eqcheck.selfcheck.faults import RARE_USUAL, SelfCheck, check_rare
 
 SPECIAL = ("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted", "pad_emitted", "pad_outside")
 

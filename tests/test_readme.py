@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.campaign.casefile import read_case
-from eqcheck.case import Case
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report.markdown import percent
-from eqcheck.text import render
+from eqcheck.store.casefile import read_case
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

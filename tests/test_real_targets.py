@@ -14,14 +14,14 @@ import transformers
 from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
-from eqcheck.architectures import ARCHITECTURES, family_of
 from eqcheck.attribution.rounds import draft_warnings
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.contract import Decoder
-from eqcheck.errors import CaseError, Unsupported, UsageError
-from eqcheck.family import FAMILY
-from eqcheck.harness import run
+from eqcheck.contract.architectures import ARCHITECTURES, family_of
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import CaseError, Unsupported, UsageError
+from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real import shadow
@@ -371,7 +371,7 @@ def test_a_target_that_makes_nan_of_pads_is_refused_before_the_audit() -> None:
 
 
 def test_a_model_without_the_parts_is_refused() -> None:
-    from eqcheck.hashlm import HashConfig, HashLM
+    from eqcheck.hashlm.model import HashConfig, HashLM
     from eqcheck.real.tap import Watched
 
     class Bare(HashLM):

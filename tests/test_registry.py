@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import eqcheck
-from eqcheck import registry
-from eqcheck.contract import Decoder, Request, decoder
-from eqcheck.errors import UsageError
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.contract.errors import UsageError
 
 # These need an environment or a server of their own.
 ENGINES = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]

@@ -10,15 +10,15 @@ import torch
 
 from eqcheck.attribution.repair import Repairer, repair
 from eqcheck.attribution.witnesses import bearing, second_opinion
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, PLANTED, Fault
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Generate
+from eqcheck.decoding.harness import run
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.hashlm.trace import Call, Fix
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.run import Run
-from eqcheck.trace import Call, Fix
+from eqcheck.oracle.check import judge
 
 CASES, CHUNKS = 60, 5  # as many as an audit draws
 TRIED = [

@@ -19,7 +19,7 @@ from pages import HOSTILE, ROOT, filled, told
 
 from eqcheck import cli
 from eqcheck.cli import report as command
-from eqcheck.errors import EQUIVALENT, USAGE, VIOLATION
+from eqcheck.contract.errors import EQUIVALENT, USAGE, VIOLATION
 from eqcheck.report.compare import compare, to_text
 from eqcheck.report.schema import Report
 

@@ -14,12 +14,12 @@ from jsonschema import Draft202012Validator
 from test_blackbox import ENGINE
 from test_findings import made, right, short
 
-from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.errors import UsageError
-from eqcheck.findings import Options
+from eqcheck.contract import registry
+from eqcheck.contract.errors import UsageError
 from eqcheck.report import load
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
+from eqcheck.result.findings import Options
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "reports").rglob("report.json"))
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_report_is_refused(change: dict[str, Any], message: st
 def test_reading_a_case_or_a_report_imports_no_model() -> None:
     case = next((ROOT / "reports/showcase").glob("*/cases/*.json"))
     code = (
-        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.campaign.casefile import read_case\n"
+        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.store.casefile import read_case\n"
         f"eqcheck.report.load(Path({str(REPORTS[-1])!r}))\nread_case(Path({str(case)!r}))\n"
         "from eqcheck.report.markdown import to_markdown\n"
         "print([name for name in ('torch', 'transformers', 'hypothesis', 'numpy') if name in sys.modules])"

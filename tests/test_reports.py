@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.casefile import read_case
-from eqcheck.lanes.checkpoint.about import COUNTERS, SAMPLED
-from eqcheck.plain import inline
+from eqcheck.contract.escaping import inline
+from eqcheck.explanation.text import reason
+from eqcheck.lanes.about_checkpoint import COUNTERS, SAMPLED
 from eqcheck.report import load
 from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Condition, Report, ReportedViolation
-from eqcheck.text import reason
+from eqcheck.store.casefile import read_case
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("openvino_genai", "vllm", "vllm_dictated", "mlx_vlm", "llama_cpp")

@@ -15,26 +15,27 @@ import torch
 
 import eqcheck
 from benchmarks.pair.on_pair import on_pair
-from eqcheck import cli, registry
-from eqcheck.campaign.casefile import StoredViolation, write_whole
-from eqcheck.campaign.corpus import Corpus
+from eqcheck import cli
 from eqcheck.campaign.lane import lane_named
 from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.case import Case
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.record import Case
+from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampled_engine import SampledEngineCase
 from eqcheck.catalogue import known_good
-from eqcheck.contract import Decoder, RowOptions, decoder
-from eqcheck.errors import NOTHING, Unsupported, UsageError
-from eqcheck.findings import Audit, Options
-from eqcheck.harness import run
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, RowOptions, decoder
+from eqcheck.contract.errors import NOTHING, Unsupported, UsageError
+from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, unmet
+from eqcheck.decoding.harness import run
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.lane import _warnings
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
-from eqcheck.lanes.sampling.case import SampledCase
 from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.memory.probe import probe_case
-from eqcheck.requirements import REQUIREMENTS, barred, refused, told, unmet
+from eqcheck.result.findings import Audit, Options
+from eqcheck.store.casefile import StoredViolation, write_whole
+from eqcheck.store.corpus import Corpus
 from eqcheck.workers.local import set_up
 
 pytest_plugins = ["pytester"]
@@ -48,8 +49,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 # A decoder of each need, right and wrong: it fails loudly where a request does not meet what it requires.
 DECODERS = """
 import eqcheck
-from eqcheck import registry
-from eqcheck.requirements import unmet
+from eqcheck.contract import registry
+from eqcheck.contract.requirements import unmet
 
 right = registry.load("eqspec")
 CAN = right.capabilities

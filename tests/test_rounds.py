@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from eqcheck.attribution.parts import Part, parts
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
-from eqcheck.contract import Request
-from eqcheck.harness import run, truth_of
-from eqcheck.run import Run
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run, truth_of
+from eqcheck.decoding.run import Run
 
 CASE = Case(
     prompts=((5, 7, 11), (9,), (40, 41)), max_new_tokens=6, num_draft_tokens=3, accepts=((3, 1), (0, 2, 1), (1, 3))

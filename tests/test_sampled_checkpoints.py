@@ -17,28 +17,28 @@ import pytest
 import torch
 from clock import CHECKPOINT, Clock
 
-from eqcheck import registry
-from eqcheck.campaign.casefile import read_case
 from eqcheck.campaign.lane import lanes_of
 from eqcheck.campaign.loop import Campaign
+from eqcheck.case.engine import EngineRow
+from eqcheck.case.sampled_engine import REGIMES, SampledEngineCase
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.build import sampler
-from eqcheck.contract import Decoder, Request, RowOptions
-from eqcheck.errors import CaseError
-from eqcheck.findings import Audit, Options
-from eqcheck.lanes.checkpoint.case import EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import Judge, truth
-from eqcheck.lanes.checkpoint.sampled.case import REGIMES, SampledEngineCase
+from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Request, RowOptions
+from eqcheck.contract.errors import CaseError
+from eqcheck.explanation.text import render
 from eqcheck.lanes.checkpoint.sampled.drawing import BLOCK, SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.judge import judged
 from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane, _judged
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
 from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
-from eqcheck.outcome import Outcome
 from eqcheck.report.build import write
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import Wealth
-from eqcheck.text import render
+from eqcheck.store.casefile import read_case
 
 TAKES = ("temperature", "top-k", "top-p", "min-p", "seeds", "ngram")
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from tiny import noisy, tiny
 
-from eqcheck import registry
-from eqcheck.contract import Request, RowOptions, decoder
-from eqcheck.errors import UsageError
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.law import Asked, law
-from eqcheck.options import ORDER
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Request, RowOptions, decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.options import ORDER
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.truth.law import Asked, law
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())
@@ -183,7 +183,7 @@ LONG = 12
 
 def near(agreement: float = 0.7) -> Any:
     """A draft whose law is near the target's."""
-    from eqcheck.draft import ScriptedDraft
+    from eqcheck.drafting.draft import ScriptedDraft
 
     draft = ScriptedDraft.of(WIDE)
     draft.script(agreement=agreement)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.casefile import StoredViolation
-from eqcheck.contract import RowOptions
-from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION
-from eqcheck.lanes.sampling.case import SampledCase
-from eqcheck.replay import replay
+from eqcheck.case.sampled import SampledCase
+from eqcheck.cli.replaying import replay
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION
+from eqcheck.store.casefile import StoredViolation
 
 SAMPLER = """
 import eqcheck

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from eqcheck import registry
-from eqcheck.contract import RowOptions
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Finding
-from eqcheck.lanes.checkpoint.case import EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
+from eqcheck.case.engine import EngineRow
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.sampled.script import checked_script, evidence_file, script
 from eqcheck.lanes.checkpoint.sampled.shown import CROSSES, earned, evidence, names
-from eqcheck.law import law
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Finding
+from eqcheck.result.outcome import Outcome
+from eqcheck.truth.law import law
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 ENGINE = """

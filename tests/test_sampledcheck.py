@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
-from eqcheck.sampledcheck import check_right_sampler, check_sampled_fault, named_as_planted, table
+from eqcheck.selfcheck.samplers import check_right_sampler, check_sampled_fault, named_as_planted, table
 
 
 def test_a_fault_is_seen_and_a_right_sampler_is_not_accused() -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.catalogue.builds import BUILDS
+from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, SampledFault, samplers
 from eqcheck.catalogue.samplers.build import engine_of
 from eqcheck.catalogue.samplers.chance import Race
 from eqcheck.catalogue.samplers.engine import Sampler
 from eqcheck.catalogue.samplers.exact import Outputs, Remembering, distance, emitted_laws, second_winner
 from eqcheck.catalogue.samplers.fault import SHOWS
-from eqcheck.contract import Request, RowOptions
-from eqcheck.draft import ScriptedDraft
-from eqcheck.hashlm import HashConfig, HashLM
+from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.model import HashConfig, HashLM
 
 EXACT = 1e-12
 TWINS = {"temperature": 1.0, "top_k": 2}

@@ -15,24 +15,24 @@ import torch
 import eqcheck
 from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.contract import Decoder, Request, RowOptions
-from eqcheck.errors import CaseError
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Options
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import Decoder, Request, RowOptions
+from eqcheck.contract.errors import CaseError
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.text import render
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import try_case
 from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import trials
-from eqcheck.law import law
-from eqcheck.outcome import Outcome
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import sampled, to_markdown
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import Wealth
-from eqcheck.text import render
+from eqcheck.truth.law import law
 
 Laws = torch.Tensor
 TAKES = ("temperature", "top-k", "top-p", "min-p")

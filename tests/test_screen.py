@@ -16,17 +16,18 @@ from typing import Any
 import pytest
 from pages import on_a_terminal, told
 
-from eqcheck import cli, registry
+from eqcheck import cli
 from eqcheck.campaign import apart
 from eqcheck.campaign.events import CaseDone, Event, Finished, Settling, Started, ViolationSeen
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.errors import UsageError
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Options
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.errors import UsageError
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.outcome import Outcome
 from eqcheck.report.terminal import progress, summary
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = """

@@ -10,16 +10,16 @@ from random import Random
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.case import Case
-from eqcheck.choices import Chance
-from eqcheck.contract import CACHE_STATES, FAMILIES, REQUIREMENTS
-from eqcheck.drawing import draw_case
-from eqcheck.errors import UsageError
-from eqcheck.harness import truth_of
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, REQUIREMENTS
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.requirements import unmet
+from eqcheck.decoding.harness import truth_of
+from eqcheck.drawing.cases import draw_case
+from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.features import features, raggedness, script
 from eqcheck.lanes.transparent.search import CHUNK, Source, merged
-from eqcheck.requirements import unmet
 from eqcheck.strategies import cases
 
 # Draws in a process of its own: as it is, and with a generator that is salted with what no case may depend on.
@@ -27,8 +27,8 @@ DRAW = """
 import sys
 from hashlib import sha256
 from random import Random
-from eqcheck import registry
-from eqcheck.contract import CACHE_STATES, FAMILIES
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CACHE_STATES, FAMILIES
 from eqcheck.lanes.transparent import search
 
 for name in sys.argv[1:]:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck import selfcheck as module
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.explanation import Explanation
-from eqcheck.oracle import judge
-from eqcheck.run import Run
-from eqcheck.sampledcheck import SampledResult
-from eqcheck.selfcheck import SelfCheck, check_fault, check_known_good, in_processes, short
-from eqcheck.verdict import Verdict
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.oracle.check import judge
+from eqcheck.result.verdict import Verdict
+from eqcheck.selfcheck import faults as module
+from eqcheck.selfcheck.faults import SelfCheck, check_fault, check_known_good, in_processes, short
+from eqcheck.selfcheck.samplers import SampledResult
 
 FEW = FAULTS[::60]
 

@@ -17,28 +17,29 @@ import pytest
 import torch
 from as_data import to_dict, write
 
-from eqcheck import cli, registry
-from eqcheck.campaign.casefile import read_case
+from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.contract import decoder
-from eqcheck.errors import CaseError, Violation
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Options
-from eqcheck.harness import run
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import decoder
+from eqcheck.contract.errors import CaseError, Violation
+from eqcheck.contract.limits import MOST_BEFORE
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, shrunk
-from eqcheck.limits import MOST_BEFORE
-from eqcheck.oracle import assert_equivalent, judge
-from eqcheck.outcome import Outcome
-from eqcheck.text import render
+from eqcheck.oracle.check import assert_equivalent, judge
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.store.casefile import read_case
 from eqcheck.workers.forked import Limits
 
 LEAKS = "state/leaks-from-earlier-request"
 DECODERS = '''
 import random, time
 import eqcheck, torch
-from eqcheck.alone import continue_row
+from eqcheck.truth.continuation import continue_row
 from transformers import DynamicCache
 
 def rows_of(target, request, eos=None, limit=None):
@@ -444,7 +445,7 @@ def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:
     """A worker is started without the main module: it may be a script that audits as it is imported."""
     (work / "script.py").write_text(
         "import torch\nfrom eqcheck import registry\n"
-        "from eqcheck.campaign.loop import audit\nfrom eqcheck.findings import Options\n"
+        "from eqcheck.campaign.loop import audit\nfrom eqcheck.result.findings import Options\n"
         "torch.set_num_threads(1)\nprint('begins')\n"
         "print(audit(registry.load('stateful.py:wrong'), Options(cases=10)).verdict)\n"
     )

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tiny import noisy, tiny
 
-from eqcheck import registry
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
-from eqcheck.case import Case
-from eqcheck.contract import Request
-from eqcheck.draft import ScriptedDraft
-from eqcheck.harness import run
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.oracle import Oracle
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Request
+from eqcheck.decoding.harness import run
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.oracle.check import Oracle
 
 NAMES = ("eqspec", "exspec", "ragged")
 MODULES = {name: importlib.import_module(f"eqcheck.reference_impls.{name}") for name in NAMES}

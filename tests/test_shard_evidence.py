@@ -14,13 +14,13 @@ from simulated_samplers import REGIMES, Sampler, World
 from test_wealth import OUTCOMES, as_row, chance
 
 from eqcheck.campaign.loop import concluded
-from eqcheck.contract import decoder
-from eqcheck.findings import Audit, Options
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import decoder
+from eqcheck.contract.options import RowOptions
 from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.gathered import explained
-from eqcheck.options import RowOptions
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth

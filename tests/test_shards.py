@@ -14,22 +14,22 @@ import pytest
 from as_data import to_dict
 
 from eqcheck.campaign import shards
-from eqcheck.campaign.casefile import StoredViolation
-from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.loop import audit
 from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import Shard, from_builtins, part_of, read, to_builtins, write
-from eqcheck.campaign.shared import shared_corpus
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli import main
-from eqcheck.contract import Decoder, Request, decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options
+from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.registry import load
 from eqcheck.lanes.transparent.coverage import ESSENTIAL
-from eqcheck.outcome import Outcome
-from eqcheck.registry import load
 from eqcheck.report.build import report_of
+from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.store.casefile import StoredViolation
+from eqcheck.store.corpus import Corpus
+from eqcheck.store.shared import shared_corpus
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"

@@ -19,8 +19,9 @@ from benchmarks.run import machine
 from benchmarks.sizes import saved
 from benchmarks.traces import GENERATORS, MEASURED, accepted, described
 from benchmarks.why import Law, Plan
-from eqcheck import cli, registry
-from eqcheck.errors import UsageError
+from eqcheck import cli
+from eqcheck.contract import registry
+from eqcheck.contract.errors import UsageError
 
 
 @pytest.mark.parametrize("a", [0.2, 0.5, 0.8])

@@ -14,17 +14,17 @@ import torch
 
 import eqcheck
 from eqcheck.attribution.story import decode_of, drawn, story_of
-from eqcheck.callview import view
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
-from eqcheck.contract import FAMILIES, Decoder, Request
-from eqcheck.explanation import Explanation
-from eqcheck.harness import agrees, run, truth_of
+from eqcheck.contract.decoder import FAMILIES, Decoder, Request
+from eqcheck.decoding.harness import agrees, run, truth_of
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.report.html.trace import trace_page
-from eqcheck.run import Run
-from eqcheck.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
+from eqcheck.oracle.check import judge
+from eqcheck.report.calls import view
+from eqcheck.report.page_of_decode import trace_page
+from eqcheck.result.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

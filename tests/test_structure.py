@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,59 +14,59 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "eqcheck").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 HOOKS = {"campaign/apart.py", "cli/audit.py", "cli/bench.py"}  # they say so where there is no `benchmarks/`
-# From the bottom to the top: a unit may import those before it, and itself. What stands together may import each other.
-LAYERS = (
-    "errors plain narrow limits sizes repository architectures family kinds explained trees notice",
-    "explanation verdict text statements sampling",
-    "requirements options contract modules registry arguments known",
-    "case outcome tally findings declining story",
-    "hashing families caches trace run hashparts head hashlm draft harness choices drawing tree_drawing ties law alone "
-    "spread real",
-    "attribution",
-    "oracle strategies callview watch",
-    "memory",
-    "workers",
-    "lanes",
-    "campaign",
-    "compat catalogue",
-    "memorycheck selfcheck sampledcheck",
-    "report",
-    "history",
-    "replay cli pytest_plugin",
+# From the bottom to the top, a room each: its modules import each other, and those of rooms before it.
+# fmt: off
+ROOMS = (
+
 )
-RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units.split()}
+# fmt: on
+TOP = ("__init__", "pytest_plugin", "strategies")  # these import any room; no room imports them
 LONGEST_MODULE, LONGEST_FUNCTION = 350, 60
 # A signature with every claim and its documentation; a parser with every option; a table.
-LONG = {("eqcheck/contract.py", "decoder"), ("eqcheck/compat/legacy.py", "_members"), ("eqcheck/hashlm.py", "forward")}
+LONG = {
+    ("eqcheck/contract/decoder.py", "decoder"),
+    ("eqcheck/compat/legacy.py", "_members"),
+    ("eqcheck/hashlm/model.py", "forward"),
+}
 
 
-def unit(path: Path) -> str:
-    return path.relative_to(ROOT / "eqcheck").parts[0].removesuffix(".py")
+def room(module: str) -> str:
+    """The room of a module, both as dotted names; ``a package`` is the room of its own ``__init__``.
+
+    >>> room("eqcheck.lanes.checkpoint.lane"), room("eqcheck.campaign"), room("eqcheck.strategies")
+    ('lanes.checkpoint', 'campaign', '')
+    """
+    inside = module.removeprefix("eqcheck").removeprefix(".")
+    return next((name for name in sorted(ROOMS, key=len, reverse=True) if f"{inside}.".startswith(f"{name}.")), "")
 
 
-def imported(path: Path) -> set[str]:
-    """What a module imports of eqcheck, at once or later, by unit."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eqcheck."):
-            found.add(str(node.module).split(".")[1])
-        elif isinstance(node, ast.ImportFrom) and node.module == "eqcheck":
-            found |= {alias.name for alias in node.names if alias.name != "__version__"}
-    return found
+def upwards(modules: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The imports from a room to one above it; ``modules`` are texts by dotted name."""
+    rank = {name: number for number, name in enumerate(ROOMS)} | {"": len(ROOMS)}
+    pairs = [(one, other) for one, others in graph(modules).items() for other in others]
+    return [(one, other) for one, other in pairs if rank[room(other)] > rank[room(one)]]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path) -> None:
-    if path.parent == ROOT / "eqcheck" and path.name == "__init__.py":
-        return  # its names are imported when they are asked for
-    upwards = {name for name in imported(path) if RANK[name] > RANK[unit(path)]}
-    assert not upwards, f"{unit(path)} imports {upwards}"
+def texts(paths: Iterable[Path]) -> dict[str, str]:
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    return {name.removesuffix(".__init__"): path.read_text() for path, name in names.items()}
 
 
-def test_an_import_upwards_is_seen(tmp_path: Path) -> None:
-    module = tmp_path / "trace.py"
-    module.write_text("from eqcheck import cli\nfrom eqcheck.campaign.loop import audit\n")
-    assert {name for name in imported(module) if RANK[name] > RANK["trace"]} == {"cli", "campaign"}
+def test_every_module_has_a_room() -> None:
+    assert {path.stem for path in (ROOT / "eqcheck").glob("*.py")} == set(TOP)
+    assert {room(name) for name in texts(MODULES)} == {*ROOMS, ""}
+
+
+def test_imports_go_one_way() -> None:
+    modules = texts(MODULES)
+    del modules["eqcheck"]  # its names are imported when they are asked for
+    assert not upwards(modules)
+
+
+def test_an_import_upwards_is_seen() -> None:
+    above = {"eqcheck.hashlm.trace": "from eqcheck.campaign.loop import audit\n", "eqcheck.campaign.loop": ""}
+    assert upwards(above) == [("eqcheck.hashlm.trace", "eqcheck.campaign.loop")]
+    assert not upwards({"eqcheck.hashlm.trace": "", "eqcheck.campaign.loop": "import eqcheck.hashlm.trace"})
 
 
 def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
@@ -85,10 +85,7 @@ def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other() -> None:
-    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES + BENCHMARKS}
-    TopologicalSorter(
-        graph({name.removesuffix(".__init__"): path.read_text() for path, name in names.items()})
-    ).prepare()
+    TopologicalSorter(graph(texts(MODULES + BENCHMARKS))).prepare()
 
 
 def test_a_circle_is_seen() -> None:

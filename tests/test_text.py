@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from eqcheck import Oracle
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
-from eqcheck.contract import FAMILIES, Request, decoder
-from eqcheck.errors import UsageError
-from eqcheck.explanation import Deviation, Explanation, Given, Query, Search, Slot
-from eqcheck.harness import run
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
+from eqcheck.contract.decoder import FAMILIES, Request, decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.records import Deviation, Explanation, Given, Query, Search, Slot
+from eqcheck.explanation.text import render, say, searched
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.text import render, say, searched
+from eqcheck.oracle.check import judge
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
 ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}

@@ -13,11 +13,11 @@ from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PRO
 from test_sampling_lane import audited
 
 import eqcheck
-from eqcheck import registry
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.trees import Nodes
 from eqcheck.lanes.sampling.judge import try_case
-from eqcheck.trees import Nodes
 
 Tree: Any = importlib.import_module("eqcheck.reference_impls.tree").Tree
 recursive: Any = importlib.import_module("eqcheck.reference_impls.serving.recursive")

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import registry
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.engines.forked import Forked
-from eqcheck.errors import CaseError, UsageError
-from eqcheck.harness import ranked, run, truth_of
+from eqcheck.contract import registry
+from eqcheck.contract.errors import CaseError, UsageError
+from eqcheck.decoding.harness import ranked, run, truth_of
 from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.ids import as_table, variants
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
+from eqcheck.oracle.check import judge
 
 TREE = registry.load("tree")
 tree = importlib.import_module("eqcheck.reference_impls.tree")
@@ -73,8 +73,8 @@ def test_what_is_no_tree_is_refused(nodes: Any, said: str) -> None:
 
 
 def models() -> tuple[Any, Any]:
-    from eqcheck.draft import ScriptedDraft
-    from eqcheck.hashlm import HashConfig, HashLM
+    from eqcheck.drafting.draft import ScriptedDraft
+    from eqcheck.hashlm.model import HashConfig, HashLM
 
     target = HashLM(HashConfig(seed=1))
     return target, ScriptedDraft.of(target)

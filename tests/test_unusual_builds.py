@@ -9,16 +9,16 @@ import pytest
 import torch
 from drafting import LookedUp
 
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract import CLAIMED, Decoder, Request, decoder
-from eqcheck.explanation import Deviation, Explanation, Opinion, Query
-from eqcheck.harness import run
+from eqcheck.contract.decoder import CLAIMED, Decoder, Request, decoder
+from eqcheck.decoding.harness import run
+from eqcheck.explanation.records import Deviation, Explanation, Opinion, Query
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle import judge
-from eqcheck.text import render
+from eqcheck.oracle.check import judge
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.campaign.casefile import StoredViolation
-from eqcheck.case import Case
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.transparent.judge import try_case
-from eqcheck.outcome import HANG
+from eqcheck.result.outcome import HANG
+from eqcheck.store.casefile import StoredViolation
 from eqcheck.workers.forked import Limits
 from eqcheck.workers.pool import Workers, decoding
 

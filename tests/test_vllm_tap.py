@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.contract import RowOptions, decoder
-from eqcheck.findings import Audit, Options
-from eqcheck.kinds import FINGERPRINTS
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.lanes.checkpoint.explain import abduced, explain
-from eqcheck.lanes.checkpoint.judge import Judge, truth
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.result.findings import Audit, Options
 
 tap_module = import_module("eqcheck.adapters.taps.vllm_tap")
 HEADS, HEAD_SIZE, BLOCK = 2, 3, 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_bets import contexts, draw, random_case
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.sampling import wealth as wealth_module
 from eqcheck.sampling.pairs import PAIRS
 from eqcheck.sampling.row import Floats, SampledRow

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import eqcheck
-from eqcheck.architectures import family_of
-from eqcheck.case import Case
+from eqcheck.case.record import Case
+from eqcheck.contract.architectures import family_of
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 

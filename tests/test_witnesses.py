@@ -12,17 +12,17 @@ import torch
 
 from eqcheck.attribution import witnesses
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation, Opinion
-from eqcheck.harness import run
+from eqcheck.contract.decoder import Generate
+from eqcheck.decoding.harness import run
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation, Opinion
 from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
-from eqcheck.oracle import judge
-from eqcheck.outcome import Outcome
-from eqcheck.run import Run
+from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Outcome
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}

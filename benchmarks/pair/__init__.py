@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 
 BYTES = 256
 CONTEXT = 512

@@ -15,15 +15,15 @@ from typing import ClassVar
 import torch
 
 from benchmarks import pair
-from eqcheck.contract import Decoder, Generate, Request
-from eqcheck.findings import RealPair
-from eqcheck.harness import answered
-from eqcheck.oracle import Oracle
-from eqcheck.outcome import HANG, Outcome
-from eqcheck.requirements import barred, without_ids
-from eqcheck.run import Truth
-from eqcheck.text import render
-from eqcheck.trace import Trace
+from eqcheck.contract.decoder import Decoder, Generate, Request
+from eqcheck.contract.requirements import barred, without_ids
+from eqcheck.decoding.harness import answered
+from eqcheck.decoding.run import Truth
+from eqcheck.explanation.text import render
+from eqcheck.hashlm.trace import Trace
+from eqcheck.oracle.check import Oracle
+from eqcheck.result.findings import RealPair
+from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.workers.forked import Limits
 from eqcheck.workers.pool import decoding
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eqcheck.attribution.record import Record, self_hidden
-from eqcheck.hashing import MODEL
-from eqcheck.trace import DRAFT, TARGET, Call
+from eqcheck.hashlm.hashing import MODEL
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 
 class Counts(NamedTuple):

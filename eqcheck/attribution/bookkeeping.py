@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from eqcheck.statements import Statement, state, together
-from eqcheck.verdict import RowVerdict
+from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.result.verdict import RowVerdict
 
 if TYPE_CHECKING:
-    from eqcheck.run import Run
+    from eqcheck.decoding.run import Run
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from eqcheck.attribution.branches import seen_in_block
 from eqcheck.attribution.parts import Part, once, parts
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.harness import ranked
-from eqcheck.run import Run
-from eqcheck.trees import cut, depths, walk
+from eqcheck.contract.trees import cut, depths, walk
+from eqcheck.decoding.harness import ranked
+from eqcheck.decoding.run import Run
 
 
 def branch_losses(run: Run) -> Counter[str]:

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from eqcheck.attribution.record import Label, Record, Write, self_hidden
-from eqcheck.explanation import Deviation
-from eqcheck.hashing import CALL, COLUMN, MODEL
-from eqcheck.run import Run
-from eqcheck.statements import NOTHING, Statement, state
-from eqcheck.trace import TARGET, Call
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Deviation
+from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL
+from eqcheck.hashlm.trace import TARGET, Call
 
 _KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
 

@@ -14,10 +14,10 @@ from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import not_kept_apart, read_elsewhere, writes
 from eqcheck.attribution.record import NEVER_FED, NO_WRITE, Label, Write, holds, kind_held, place_held
 from eqcheck.attribution.torn import Torn, disagreement, emptied_slots, never_written, torn_slots
-from eqcheck.explanation import Deviation, Slot
-from eqcheck.family import Family
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, Ints, stored_digest
-from eqcheck.trace import DRAFT, TARGET, Call
+from eqcheck.contract.family import Family
+from eqcheck.explanation.records import Deviation, Slot
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, Ints, stored_digest
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 FED_WITH = "fed"
 _CARRIED = {FED_WITH: "fed with this position", "changed": "changed in the cache", "counted": "counted by its slot"}

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqcheck.explanation import Explanation
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW
-from eqcheck.run import Run
-from eqcheck.statements import Statement, state
-from eqcheck.trace import TARGET, Call
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.statements import Statement, state
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW
+from eqcheck.hashlm.trace import TARGET, Call
 
 Place = tuple[int, int]  # a request and a logical position; or a row and a column of a call
 

@@ -14,10 +14,10 @@ import numpy as np
 from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.packed import writes
 from eqcheck.attribution.record import Label, Record, Write
-from eqcheck.explanation import Deviation
-from eqcheck.hashing import Bools
-from eqcheck.statements import NOTHING, Statement, state
-from eqcheck.trace import Call
+from eqcheck.explanation.records import Deviation
+from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.hashlm.hashing import Bools
+from eqcheck.hashlm.trace import Call
 
 _SEEN = {"stale-entry", "pad-visible"}
 _HIDDEN = {"token-hidden"}

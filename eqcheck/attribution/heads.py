@@ -1,8 +1,9 @@
 """What a head was given of the target's hidden states before each round, and what a wrong input cost.
 
-A head drafts from the state at the position before a row's newest token (`eqcheck.head`). Its calls are recorded with
-all that it saw. So for each round, the call is looked for that proposed the draft tokens which were verified; what it
-saw is held against what was due to that row, and the first that differs is named, by the first of these that holds:
+A head drafts from the state at the position before a row's newest token (`eqcheck.drafting.head`). Its calls are
+recorded with all that it saw. So for each round, the call is looked for that proposed the draft tokens which were
+verified; what it saw is held against what was due to that row, and the first that differs is named, by the first of
+these that holds:
 
 torn           the numbers are no state of any model: zeros, an average, parts of two
 wrong-layer    a state behind another layer
@@ -28,9 +29,9 @@ import numpy as np
 
 from eqcheck.attribution.parts import Part, once, parts, places
 from eqcheck.attribution.rounds import Allowed
-from eqcheck.hashing import LAYERS, States
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT, TARGET, HeadCall
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm.hashing import LAYERS, States
+from eqcheck.hashlm.trace import DRAFT, TARGET, HeadCall
 
 
 class Node(NamedTuple):

@@ -18,8 +18,8 @@ from eqcheck.attribution.alignment import align
 from eqcheck.attribution.branches import Block, grows_trees
 from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments, writes
 from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT, Call, Trace
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm.trace import DRAFT, Call, Trace
 
 
 class Labels(Record):

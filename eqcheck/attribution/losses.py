@@ -6,9 +6,9 @@ from collections import Counter
 
 from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.rounds import draft_losses, draft_warnings
-from eqcheck.kinds import HEAD_LOSSES
-from eqcheck.notice import Notice
-from eqcheck.run import Run
+from eqcheck.contract.kinds import HEAD_LOSSES
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.notice import Notice
 
 
 def all_losses(run: Run) -> Counter[str]:

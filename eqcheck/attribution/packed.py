@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from eqcheck.attribution.record import NEVER_FED, Record, Write, self_hidden
-from eqcheck.explanation import Deviation
-from eqcheck.hashing import CALL, COLUMN, ROW
-from eqcheck.run import Run
-from eqcheck.trace import TARGET, Call
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Deviation
+from eqcheck.hashlm.hashing import CALL, COLUMN, ROW
+from eqcheck.hashlm.trace import TARGET, Call
 
 Places = Sequence[Sequence[tuple[int, int]]]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.hashing import CALL, COLUMN, ROW, decoded
-from eqcheck.run import Run
-from eqcheck.trace import TARGET, Call
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm.hashing import CALL, COLUMN, ROW, decoded
+from eqcheck.hashlm.trace import TARGET, Call
 
 Places = dict[int, dict[int, int]]  # a context's digest -> the requests whose context it is, each with the position
 

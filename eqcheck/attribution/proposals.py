@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqcheck import hashing
 from eqcheck.attribution.parts import Part, places, served
-from eqcheck.hashing import Ints
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT, Call
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import Ints
+from eqcheck.hashlm.trace import DRAFT, Call
 
 Query = tuple[Call, int, int]  # a row and column of a call
 

@@ -17,13 +17,13 @@ from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources, Told
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.explanation import Deviation, Explanation, Query
-from eqcheck.family import FAMILY
-from eqcheck.hashing import truncated
-from eqcheck.kinds import KINDS
-from eqcheck.run import Run
-from eqcheck.statements import NOTHING, Statement, state
-from eqcheck.verdict import RowVerdict
+from eqcheck.contract.family import FAMILY
+from eqcheck.contract.kinds import KINDS
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Deviation, Explanation, Query
+from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.hashlm.hashing import truncated
+from eqcheck.result.verdict import RowVerdict
 
 _LAST = (10**9,)
 

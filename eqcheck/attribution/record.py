@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Words
-from eqcheck.statements import held
-from eqcheck.trace import TARGET, Call
+from eqcheck.explanation.statements import held
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Words
+from eqcheck.hashlm.trace import TARGET, Call
 
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
@@ -32,7 +32,7 @@ class Label:
 
 
 def kind_held(label: Label, request: int) -> str:
-    """The kind of what a slot holds, as `eqcheck.verdict.Slot` has it, from the view of a request."""
+    """The kind of what a slot holds, as `eqcheck.result.verdict.Slot` has it, from the view of a request."""
     if label.what not in ("token", "draft"):
         return label.what
     kind = "cut-draft" if label.what == "draft" and label.agreed else label.what

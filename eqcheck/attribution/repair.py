@@ -13,16 +13,16 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from eqcheck import hashing
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import NO_WRITE, Label, Write
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation, Opinion
-from eqcheck.family import FAMILY
-from eqcheck.harness import run as run_case
-from eqcheck.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
+from eqcheck.contract.decoder import Generate
+from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.harness import run as run_case
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation, Opinion
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 
 PARTS = ("position", "mask", "cache")
 _BLANK = Label(-1, -1, "blank")

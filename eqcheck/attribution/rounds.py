@@ -48,10 +48,10 @@ from itertools import chain, pairwise
 from eqcheck.attribution.branch_losses import branch_losses
 from eqcheck.attribution.parts import Part, Places, once, parts
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.harness import agrees
-from eqcheck.notice import Notice
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT
+from eqcheck.decoding.harness import agrees
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.notice import Notice
+from eqcheck.hashlm.trace import DRAFT
 
 _COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
 # One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from eqcheck.attribution.parts import parts, places
 from eqcheck.attribution.proposals import Proposals
-from eqcheck.run import Run
+from eqcheck.decoding.run import Run
 
 
 class Mark(NamedTuple):

@@ -10,10 +10,10 @@ from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import sees_twins
 from eqcheck.attribution.parts import parts
 from eqcheck.attribution.record import Write, self_hidden
-from eqcheck.run import Run
-from eqcheck.statements import Statement, state
-from eqcheck.trace import DRAFT
-from eqcheck.verdict import RowVerdict
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.statements import Statement, state
+from eqcheck.hashlm.trace import DRAFT
+from eqcheck.result.verdict import RowVerdict
 
 
 class Told(NamedTuple):

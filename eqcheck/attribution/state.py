@@ -6,9 +6,9 @@ and what became of the last one with and without the others.
 
 from __future__ import annotations
 
-from eqcheck.case import Case
-from eqcheck.contract import CACHE_STATES
-from eqcheck.explanation import Explanation, many
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import CACHE_STATES
+from eqcheck.explanation.records import Explanation, many
 
 
 def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:

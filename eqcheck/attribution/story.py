@@ -1,4 +1,4 @@
-"""What a decode did, as data to be drawn (`eqcheck.story`): every call, and the rounds and the failing call of a row.
+"""A decode as data to be drawn (`eqcheck.result.story`): every call, and the rounds and the failing call of a row.
 
 A query that stands for a token of its row is held against what attribution expects of it. Nothing is expected of
 others: of pads, of draft tokens that were rejected, or of what a row is fed behind its first wrong token.
@@ -15,13 +15,13 @@ from eqcheck.attribution.context import Context, Entry, entries, read
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Label, Write, holds, kind_held, place_held, self_hidden
 from eqcheck.attribution.turns import Turns
-from eqcheck.explanation import Explanation
-from eqcheck.family import FAMILY
-from eqcheck.hashing import Bools, table_row, truncated
-from eqcheck.run import Run
-from eqcheck.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot, Story
-from eqcheck.trace import DRAFT, TARGET, Call
-from eqcheck.verdict import RowVerdict
+from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.hashlm.hashing import Bools, table_row, truncated
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
+from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot, Story
+from eqcheck.result.verdict import RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
 BATCH = 16  # rows whose rounds are told

@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from eqcheck.explanation import Deviation
-from eqcheck.hashing import (
+from eqcheck.explanation.records import Deviation
+from eqcheck.hashlm.hashing import (
     CALL,
     COLUMN,
     CONTENT,
@@ -26,7 +26,7 @@ from eqcheck.hashing import (
     Ints,
     stored_digest,
 )
-from eqcheck.trace import Call
+from eqcheck.hashlm.trace import Call
 
 _PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.proposals import Proposals
 from eqcheck.attribution.record import Label, Write, self_hidden
-from eqcheck.run import Run
-from eqcheck.story import DrawnRound
+from eqcheck.decoding.run import Run
+from eqcheck.result.story import DrawnRound
 
 
 def ids_of(rounds: Sequence[DrawnRound]) -> tuple[int, ...]:

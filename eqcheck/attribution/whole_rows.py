@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from eqcheck.explanation import many
-from eqcheck.statements import Statement, state, together
-from eqcheck.verdict import RowVerdict
+from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.result.verdict import RowVerdict
 
 Ids = tuple[int, ...]
 

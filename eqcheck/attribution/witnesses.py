@@ -24,12 +24,12 @@ from dataclasses import replace
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import repair
-from eqcheck.case import Case
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation, Opinion
-from eqcheck.harness import run as run_case
-from eqcheck.kinds import KINDS
-from eqcheck.run import Run
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Generate
+from eqcheck.contract.kinds import KINDS
+from eqcheck.decoding.harness import run as run_case
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation, Opinion
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
 # asserted; `tests/test_witnesses.py` tries every combination.

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from eqcheck.errors import UsageError
-from eqcheck.plain import one_line
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
 
 HERE = "local"
 ANSWERS_S = 20.0

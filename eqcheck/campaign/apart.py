@@ -17,11 +17,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from eqcheck import registry, repository
 from eqcheck.campaign.events import Finished, Listener
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options, RealPair
+from eqcheck.contract import registry, repository
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.result.findings import Audit, Options, RealPair
 from eqcheck.workers.forked import Limits, context, main_left_alone
 from eqcheck.workers.process import guard_group, kill_group
 from eqcheck.workers.serve import end_with_parent

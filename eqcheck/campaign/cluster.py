@@ -19,14 +19,14 @@ from typing import Any
 
 from eqcheck.campaign import apart, shards
 from eqcheck.campaign.answers import HERE, no_answer
-from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Finished, Listener, Settled, Started
 from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import Shard, finding_of, from_builtins, read, write
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options
-from eqcheck.plain import one_line
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
+from eqcheck.result.findings import Audit, Options
+from eqcheck.store.corpus import Corpus
 
 SHARD_CASES = 500
 SHARD_S, ENGINE_SHARD_S = 60.0, 600.0  # an engine has to start in each shard

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eqcheck.findings import Audit, Finding
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Audit, Finding
+from eqcheck.result.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a lane is: one kind of evidence about a decoder, behind one protocol; and which lane is asked for what.
 
 A new lane is a folder in `eqcheck.lanes`, a line in `LANES`, and a name in `lanes_of`; its case is named in
-`eqcheck.campaign.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
+`eqcheck.store.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
 model.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
 
-from eqcheck.contract import Decoder
-from eqcheck.family import FAMILY
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.outcome import Outcome
-from eqcheck.story import DrawnDecode
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.family import FAMILY
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.story import DrawnDecode
 from eqcheck.workers.runner import Runner
 
 LANES = {

@@ -12,16 +12,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from eqcheck.campaign.casefile import stored_violation
-from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
 from eqcheck.campaign.lane import Lane, lane_named, lanes_of
-from eqcheck.contract import Decoder
-from eqcheck.findings import Audit, Finding, Options, OtherCase
-from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
-from eqcheck.plain import printable
-from eqcheck.requirements import unmet
-from eqcheck.text import render
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.requirements import unmet
+from eqcheck.explanation.text import render
+from eqcheck.result.findings import Audit, Finding, Options, OtherCase
+from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
+from eqcheck.store.casefile import stored_violation
+from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
 _OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
@@ -30,7 +30,7 @@ _OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of 
 def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
     """Audit one decoder. ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
 
-    >>> from eqcheck.registry import load
+    >>> from eqcheck.contract.registry import load
     >>> audit(load("eqspec"), Options(cases=20)).verdict
     'equivalent'
     """

@@ -15,11 +15,11 @@ import msgspec
 
 from eqcheck.campaign.loop import concluded
 from eqcheck.campaign.shardfile import Part, Shard, evidence_of, finding_of, outcome_of, tally_of
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.explanation import many
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.notice import with_kinds
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.explanation.notice import with_kinds
+from eqcheck.explanation.records import many
+from eqcheck.result.findings import Audit, Finding, Options
 
 _MOST_WARNINGS = 50
 

@@ -16,17 +16,17 @@ from typing import Any, Final, Literal, get_type_hints
 import msgspec
 import numpy as np
 
-from eqcheck.campaign.casefile import case_of, read_json, write_whole
-from eqcheck.errors import UsageError
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Audit, Finding
-from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
-from eqcheck.notice import kind_of
-from eqcheck.outcome import Outcome
-from eqcheck.plain import one_line
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
+from eqcheck.explanation.notice import kind_of
+from eqcheck.explanation.records import Explanation
+from eqcheck.result.findings import Audit, Finding
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import Alike, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
-from eqcheck.tally import Alike, Tally
+from eqcheck.store.casefile import case_of, read_json, write_whole
 
 FORMAT: Final = "eqcheck-shard/1"
 _MOST_FLOATS = 2**20  # of one array
@@ -56,7 +56,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Counts:
-    """An `eqcheck.tally.Tally` as data."""
+    """An `eqcheck.result.tally.Tally` as data."""
 
     alike: tuple[tuple[Alike, int], ...]
     exact: float
@@ -86,7 +86,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """What one lane of a shard found; ``findings`` are outcomes with the other fields of `eqcheck.findings.Finding`."""
+    """The results of one lane of a shard; ``findings`` are outcomes with the other fields of a `Finding`."""
 
     lane: str
     families: tuple[str, ...]

@@ -21,14 +21,15 @@ from typing import Any
 
 import msgspec
 
-from eqcheck import __version__, registry
+from eqcheck import __version__
 from eqcheck.campaign import apart
-from eqcheck.campaign.corpus import Corpus
 from eqcheck.campaign.loop import audits
 from eqcheck.campaign.shardfile import Shard, Terms, part_of, to_builtins
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Options
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.result.findings import Audit, Options
+from eqcheck.store.corpus import Corpus
 
 _PER_SHARD = ("cases", "budget", "seed", "jobs", "corpus")  # options that are no terms of a campaign
 
@@ -84,7 +85,7 @@ def run(
 ) -> Shard:
     """Run one shard here: an audit of so many ``cases`` or seconds. ``corpus`` are case files to decode first.
 
-    >>> from eqcheck.registry import load
+    >>> from eqcheck.contract.registry import load
     >>> run(load("eqspec"), Options(seed=3), 0, cases=5).drawn
     5
     """

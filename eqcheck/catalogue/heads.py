@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from eqcheck.catalogue.builds import BUILDS, Build
+from eqcheck.catalogue.engines.builds import BUILDS, Build
 from eqcheck.catalogue.engines.headed import AcceptedHead, ColumnHead, Headed, PairsHead
 from eqcheck.catalogue.faults.bookkeeping import CountsMatches
 from eqcheck.catalogue.faults.fault import issue, patched
-from eqcheck.contract import Decoder
+from eqcheck.contract.decoder import Decoder
 
 HEAD_BUILDS = {
     "head_column": Build(ColumnHead, BUILDS["realigned"].families),

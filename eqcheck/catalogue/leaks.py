@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.builds import BUILDS
 from eqcheck.catalogue.engines.batch_cache import PAD, BatchCache
 from eqcheck.catalogue.engines.batched import Batched
+from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged import Paged
 from eqcheck.catalogue.faults.fault import issue, patched
-from eqcheck.contract import Decoder
+from eqcheck.contract.decoder import Decoder
 
 NOBODY = -1  # the row of an entry that nobody sees
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from eqcheck import __version__
 from eqcheck.cli import audit, bench, completion, explain, history, kinds, listing, new, replay, report, selfcheck
 from eqcheck.cli.common import EPILOG
-from eqcheck.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
-from eqcheck.plain import printable
+from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
+from eqcheck.contract.escaping import printable
 
 COMMANDS = (new, audit, replay, report, kinds, explain, listing, selfcheck, bench, history)
 

@@ -13,21 +13,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eqcheck.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli import outputs
+from eqcheck.cli.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr, writable
-from eqcheck.contract import Decoder
-from eqcheck.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
-from eqcheck.family import LLAMA
-from eqcheck.limits import CASE_MEMORY, CASE_TIMEOUT
-from eqcheck.plain import printable
-from eqcheck.sizes import WIDE
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.family import LLAMA
+from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.contract.sizes import WIDE
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
     from eqcheck.cli.common import Commands
-    from eqcheck.findings import Audit, Options
     from eqcheck.report.schema import Report
+    from eqcheck.result.findings import Audit, Options
 
 _SPEC = (
     "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
@@ -103,7 +103,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import known, registry, repository
+    from eqcheck.contract import known, registry, repository
 
     outputs.checked(options)
     if options.pair:
@@ -115,11 +115,11 @@ def run(options: argparse.Namespace) -> int:
     _stage("" if "torch" in sys.modules else "loading torch", options)
     from eqcheck.campaign import apart
     from eqcheck.campaign.answers import check_answers
-    from eqcheck.campaign.shared import shared_corpus
     from eqcheck.report.build import write
     from eqcheck.report.schema import to_builtins
     from eqcheck.report.terminal import progress, summary
-    from eqcheck.selfcheck import short
+    from eqcheck.selfcheck.faults import short
+    from eqcheck.store.shared import shared_corpus
 
     if options.ray is not None:
         check_answers(options.ray)
@@ -220,7 +220,7 @@ def _targets(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _settings(options: argparse.Namespace, targets: tuple[str, ...]) -> Options:
-    from eqcheck.findings import Options
+    from eqcheck.result.findings import Options
 
     return Options(
         cases=options.cases or (None if options.budget else 300),

@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import repository
+    from eqcheck.contract import repository
 
     repository.find("eqcheck bench")
     from benchmarks import command

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 
 SHELLS = ("bash", "zsh", "tcsh")
 _SPECS, _KINDS = "_eqcheck_specs_or_files", "_eqcheck_kinds"
@@ -56,8 +56,8 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _preamble() -> dict[str, str]:
-    from eqcheck import registry
-    from eqcheck.kinds import FINGERPRINTS
+    from eqcheck.contract import registry
+    from eqcheck.contract.kinds import FINGERPRINTS
 
     specs, kinds = (" ".join(filter(_WORD.fullmatch, words)) for words in (registry.names(), FINGERPRINTS))
     return {

@@ -7,9 +7,9 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
-from eqcheck.errors import EQUIVALENT, UsageError, did_you_mean
-from eqcheck.kinds import FINGERPRINTS, KINDS, Kind
-from eqcheck.narrow import columns
+from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
+from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
+from eqcheck.explanation.terminal import columns
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -52,7 +52,7 @@ def kind_named(text: str) -> Kind:
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
     """What is known of a kind, in lines of at most ``width`` characters; links are not broken."""
-    from eqcheck.explained import about
+    from eqcheck.explanation.handbook import about
 
     said = about(kind.fingerprint)
     lines = [*_wrapped(f"{kind.fingerprint}: {kind.meaning}", width, "", "  "), "", "Example"]

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eqcheck.arguments import natural, positive
+from eqcheck.cli.arguments import natural, positive
 from eqcheck.cli.common import say, writable
-from eqcheck.errors import EQUIVALENT, NOTHING, UsageError
-from eqcheck.plain import printable
+from eqcheck.contract.errors import EQUIVALENT, NOTHING, UsageError
+from eqcheck.contract.escaping import printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -56,7 +56,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import registry
+    from eqcheck.contract import registry
     from eqcheck.history.auditing import AUDITED, PENDING, Asked, Column, columns
     from eqcheck.history.environments import package, versions
     from eqcheck.history.table import history, to_markdown, write

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
-from eqcheck.errors import EQUIVALENT
-from eqcheck.kinds import FINGERPRINTS, KINDS
-from eqcheck.narrow import columns
+from eqcheck.contract.errors import EQUIVALENT
+from eqcheck.contract.kinds import FINGERPRINTS, KINDS
+from eqcheck.explanation.terminal import columns
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
-from eqcheck.errors import EQUIVALENT, UsageError
-from eqcheck.narrow import WHOLE, columns, table, wrapped
-from eqcheck.plain import printable
+from eqcheck.contract.errors import EQUIVALENT, UsageError
+from eqcheck.contract.escaping import printable
+from eqcheck.explanation.terminal import WHOLE, columns, table, wrapped
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -21,8 +21,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck import registry
-    from eqcheck.family import LLAMA
+    from eqcheck.contract import registry
+    from eqcheck.contract.family import LLAMA
 
     rows, shipped = [], registry.shipped()
     for name in registry.names():

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
-from eqcheck.errors import EQUIVALENT, UsageError
-from eqcheck.plain import printable
+from eqcheck.contract.errors import EQUIVALENT, UsageError
+from eqcheck.contract.escaping import printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from eqcheck.cli.common import say, stdout_to_stderr
-from eqcheck.errors import UsageError
-from eqcheck.plain import one_line, printable
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line, printable
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Event, Listener
@@ -111,7 +111,7 @@ def _appended(page: Path, text: str) -> None:
 
 
 def _written(path: Path, text: str) -> None:
-    from eqcheck.campaign.casefile import write_whole
+    from eqcheck.store.casefile import write_whole
 
     try:
         write_whole(path, text)

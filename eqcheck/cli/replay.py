@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import EPILOG
-from eqcheck.errors import EQUIVALENT, UsageError
+from eqcheck.contract.errors import EQUIVALENT, UsageError
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.replay import as_test, replay
+    from eqcheck.cli.replaying import as_test, replay
 
     calls, target = options.verbose, options.target
     if options.as_test:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import EPILOG, say
-from eqcheck.errors import EQUIVALENT, USAGE, VIOLATION, UsageError
-from eqcheck.plain import printable
+from eqcheck.contract.errors import EQUIVALENT, USAGE, VIOLATION, UsageError
+from eqcheck.contract.escaping import printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.later:
         return _compared(options)
     found, code = _reports(options.folder)
-    from eqcheck.report.html import to_html
+    from eqcheck.report.page import to_html
     from eqcheck.report.terminal import summary  # which takes longer to import than a wrong folder to be told
 
     say(printable(summary(list(found.values()), [str(folder) for folder in found])))
@@ -67,7 +67,7 @@ def _compared(options: argparse.Namespace) -> int:
     before, code = _reports(options.folder)
     now, later = _reports(options.later)
     from eqcheck.report.compare import compare, to_text
-    from eqcheck.report.html.report import compared_to_html
+    from eqcheck.report.page import compared_to_html
 
     pairs = _pairs(list(before.values()), list(now.values()))
     comparisons = [compare(*pair) for pair in pairs]
@@ -130,7 +130,7 @@ def _display() -> bool:
 
 
 def _written(file: Path, text: str) -> None:
-    from eqcheck.campaign.casefile import write_whole
+    from eqcheck.store.casefile import write_whole
 
     try:
         write_whole(file, text)

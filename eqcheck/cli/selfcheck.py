@@ -7,9 +7,9 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from eqcheck.arguments import positive
+from eqcheck.cli.arguments import positive
 from eqcheck.cli.common import EPILOG, broken
-from eqcheck.errors import EQUIVALENT
+from eqcheck.contract.errors import EQUIVALENT
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.report.terminal import progress, selfcheck_table
-    from eqcheck.selfcheck import selfcheck
+    from eqcheck.selfcheck.faults import selfcheck
 
     with progress(quiet=options.json) as listen:
         check = selfcheck(options.jobs, options.cases, listen)

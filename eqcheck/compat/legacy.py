@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from eqcheck.compat.replaced import replaced
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def legacy_cache(*models: Any) -> Iterator[None]:
     """Inside the block caches have the methods of transformers 4, and ``models`` take and return tuples of tensors.
 
         >>> import torch
-        >>> from eqcheck.hashlm import HashConfig, HashLM
+        >>> from eqcheck.hashlm.model import HashConfig, HashLM
         >>> target = HashLM(HashConfig(seed=1))
         >>> with legacy_cache(target):
         ...     first = target(torch.tensor([[3, 1, 4]]))

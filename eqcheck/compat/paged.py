@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.errors import Unsupported, UsageError
+from eqcheck.contract.errors import Unsupported, UsageError
 
 Pools = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -32,7 +32,7 @@ class Paged:
         >>> cache.mask[0, 0].int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
 
-    Raises `eqcheck.errors.UsageError` where there is not one slot for each token.
+    Raises `eqcheck.contract.errors.UsageError` where there is not one slot for each token.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from eqcheck.errors import Unsupported, UsageError
+from eqcheck.contract.errors import Unsupported, UsageError
 
 
 class IdTokenizer:

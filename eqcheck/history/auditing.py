@@ -16,11 +16,11 @@ import msgspec
 
 import eqcheck
 from eqcheck import report
-from eqcheck.campaign.casefile import write_whole
-from eqcheck.errors import USAGE, UsageError
+from eqcheck.contract.errors import USAGE, UsageError
+from eqcheck.contract.escaping import one_line
 from eqcheck.history.environments import Environment, NotInstalled, name_of, without
-from eqcheck.plain import one_line
 from eqcheck.report.schema import Report
+from eqcheck.store.casefile import write_whole
 
 AUDITED, NOT_INSTALLED, NOT_AUDITED, PENDING = "audited", "not installed", "not audited", "not audited yet"
 _KEPT, _LOG = "audited.json", "audit.log"

@@ -20,8 +20,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from eqcheck.errors import EqcheckError, UsageError
-from eqcheck.plain import one_line
+from eqcheck.contract.errors import EqcheckError, UsageError
+from eqcheck.contract.escaping import one_line
 
 _SITE = "eqcheck-history.pth"
 _SHARED = "torch"  # a second one is gigabytes: whatever needs another version than the one below cannot be installed

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 import msgspec
 from tabulate import tabulate
 
-from eqcheck.campaign.casefile import write_whole
+from eqcheck.contract.escaping import cleaned, code, inline
 from eqcheck.history.auditing import AUDITED, Asked, Column
-from eqcheck.plain import cleaned, code, inline
+from eqcheck.store.casefile import write_whole
 
 FORMAT: Final = "eqcheck-history/1"
 NONE = "·"

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqcheck.attribution.parts import parts, places
-from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, WRITE, Bools, Ints, write_of
-from eqcheck.hashing import writes as writes_in
+from eqcheck.decoding.run import Run
+from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, WIDTH, WRITE, Bools, Ints, write_of
+from eqcheck.hashlm.hashing import writes as writes_in
+from eqcheck.hashlm.trace import DRAFT, TARGET
 from eqcheck.memory.ledger import Held, Moment
-from eqcheck.run import Run
-from eqcheck.trace import DRAFT, TARGET
 
 KINDS = ("needed", "in flight", "rejected", "pads", "finished", "copies", "spare", "unread")
 NEEDED, IN_FLIGHT, REJECTED, PADS, FINISHED, COPIES, SPARE, UNREAD = range(len(KINDS))

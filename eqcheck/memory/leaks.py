@@ -13,8 +13,8 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from eqcheck.explanation.notice import Notice
 from eqcheck.memory.contents import COPIES, NEEDED, PADS, REJECTED, SPARE, TOKEN, UNREAD, Use
-from eqcheck.notice import Notice
 
 FEWEST = 6  # rounds with the same rows, or growth is not judged
 SLOPE = 0.4  # tokens a round, for each row: a draft of three tokens loses more than that where it is kept

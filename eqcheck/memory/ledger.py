@@ -15,8 +15,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eqcheck.hashing import WIDTH, Ints, writes
-from eqcheck.trace import DRAFT, TARGET, Call
+from eqcheck.hashlm.hashing import WIDTH, Ints, writes
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Storage:
     used: int
 
     def contents(self) -> Ints | None:
-        """The identity of the write of each entry (`eqcheck.hashing.writes`); None where the layout hides it."""
+        """The identity of the write of each entry (`eqcheck.hashlm.hashing.writes`); None where the layout hides it."""
         storage = torch.UntypedStorage._new_with_weak_ptr(self.ref.cdata)
         if storage is None or self.size % (WIDTH * self.dtype.itemsize):
             return None
@@ -39,7 +39,7 @@ class _Storage:
 
 
 class Held(NamedTuple):
-    """A storage at a moment: what its entries are, `eqcheck.hashing.writes`, or None where they cannot be read.
+    """A storage at a moment: what its entries are, `eqcheck.hashlm.hashing.writes`, or None where they cannot be read.
 
     ``idle`` is for how many rounds nobody has read or written it, ``made`` the round that it was made in.
     """
@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storages of keys and values while it is entered; a `eqcheck.trace.Trace` is given it as watcher.
+    """Follows the storages of keys and values while it is entered; a `Trace` is given it as watcher.
 
     A round begins with the first call of the draft behind a call of the target; where the draft is not called, with
     each call of the target. ``peak`` are the most bytes that were alive at once, ``moments`` one for each round.

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.case import Case
-from eqcheck.contract import Generate, Request
-from eqcheck.harness import run, truth_of
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Generate, Request
+from eqcheck.contract.requirements import barred, without_ids
+from eqcheck.decoding.harness import run, truth_of
+from eqcheck.decoding.run import Run
 from eqcheck.memory.contents import KINDS, Use, uses
 from eqcheck.memory.leaks import leaks
 from eqcheck.memory.ledger import Ledger
-from eqcheck.oracle import judge
-from eqcheck.outcome import Outcome
-from eqcheck.requirements import barred, without_ids
-from eqcheck.run import Run
+from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Outcome
 
 NEW, K, VOCABULARY = 40, 3, 128
 PROMPTS = (6, 9, 13)

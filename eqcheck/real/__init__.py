@@ -1,1 +1,1 @@
-"""Reading real models: every forward of a model of transformers becomes a `eqcheck.trace.Call`."""
+"""Reading real models: every forward of a model of transformers becomes a `eqcheck.hashlm.trace.Call`."""

@@ -9,15 +9,15 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from eqcheck.family import Family
-from eqcheck.hashing import Words
-from eqcheck.hashlm import copied
-from eqcheck.hashparts import Script
+from eqcheck.contract.family import Family
+from eqcheck.hashlm.hashing import Words
+from eqcheck.hashlm.model import copied
+from eqcheck.hashlm.parts import Script
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.real.models import draft_of, model_of
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.states import StateShadow
 from eqcheck.real.tap import Watched, tapped
-from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
 
 def fresh(family: Family, seed: int, made: Callable[[str, str, int], Any] = model_of) -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from eqcheck.architectures import ARCHITECTURES, is_class, is_folder
-from eqcheck.errors import UsageError
-from eqcheck.family import WINDOW
-from eqcheck.plain import one_line
+from eqcheck.contract.architectures import ARCHITECTURES, is_class, is_folder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.family import WINDOW
 from eqcheck.real.own import checkpoint, class_of, config_of
 
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is

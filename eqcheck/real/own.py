@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from eqcheck.errors import UsageError
-from eqcheck.plain import one_line
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
 
 
 def class_of(spec: str) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from eqcheck.hashing import Ints
+from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.tap import Watched
 
 _BELOW, _BEYOND = 8, 72  # positions in reach: below zero, and beyond the largest that was said

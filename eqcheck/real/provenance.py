@@ -1,8 +1,8 @@
 """Which write a vector in a cache comes from, told by its bytes: whatever a decoder does with its cache, they stay.
 
 Every key and value vector is remembered bit for bit when it goes into a cache, per model, layer, K or V, and head. A
-slot then names the write that it comes from, in digits as `eqcheck.hashing` has them. Vectors of several writes may be
-equal, as of the same token at the same place after the same text; then they are interchangeable.
+slot then names the write that it comes from, in digits as `eqcheck.hashlm.hashing` has them. Vectors of several writes
+may be equal, as of the same token at the same place after the same text; then they are interchangeable.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqcheck import hashing
-from eqcheck.hashing import HEADS, LAYERS, PLACES, TOKEN, WIDTH, Ints, Words
-from eqcheck.trace import DRAFT, TARGET
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, TOKEN, WIDTH, Ints, Words
+from eqcheck.hashlm.trace import DRAFT, TARGET
 
 GARBAGE = 2**30
 _NOBODYS = 1  # a stamp that no model writes
@@ -72,7 +72,7 @@ class Provenance:
         self._tables: dict[int, tuple[list[int], Reals]] = {}
 
     def spell(self, layer: int, role: int, call: int, tokens: Ints, positions: Ints, digests: Words | None) -> None:
-        """Note what the tokens of a call are in a layer, as `eqcheck.hashing.entries` spells it."""
+        """Note what the tokens of a call are in a layer, as `eqcheck.hashlm.hashing.entries` spells it."""
         batch, block = tokens.shape
         if (role, call) not in self._first:
             self._first[role, call] = len(self._rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from eqcheck.errors import Unsupported, UsageError
-from eqcheck.family import FAMILY
-from eqcheck.hashparts import Script
+from eqcheck.contract.errors import Unsupported, UsageError
+from eqcheck.contract.family import FAMILY
+from eqcheck.hashlm.parts import Script
+from eqcheck.hashlm.trace import Trace
 from eqcheck.real.decode import watched
 from eqcheck.real.models import VOCAB_SIZE
 from eqcheck.real.tap import NotRead
-from eqcheck.trace import Trace
 
 _NEXT = "audit it by its tokens with --python, or take another target"
 

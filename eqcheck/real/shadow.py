@@ -1,8 +1,8 @@
-"""The shadow: from what a real model was seen to do in a forward to a `eqcheck.trace.Call`, with HashLM's hash over it.
+"""The shadow: from a forward of a real model to an `eqcheck.hashlm.trace.Call`, with HashLM's hash over it.
 
 Tokens come from what was fed, positions from the keys that were written, what is visible from the mask that reached
-attention, contents from the bytes of the slots. On exactly these the hash of `eqcheck.hashing` is computed, layer by
-layer; so the truth's digests, the reader, repair and the script of a draft apply unchanged.
+attention, contents from the bytes of the slots. On exactly these the hash of `eqcheck.hashlm.hashing` is computed,
+layer by layer; so the truth's digests, the reader, repair and the script of a draft apply unchanged.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from eqcheck import hashing
-from eqcheck.families import Feed, View, _masked
-from eqcheck.family import Family
-from eqcheck.hashing import LAYERS, Bools, Ints, Words
-from eqcheck.hashparts import Script
+from eqcheck.contract.family import Family
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import LAYERS, Bools, Ints, Words
+from eqcheck.hashlm.parts import Script
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
+from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors
 from eqcheck.real.tap import NotRead, Seen, Watched
 from eqcheck.real.unheard import written
-from eqcheck.trace import DRAFT, TARGET, Call, Fix, Trace
 
 
 @dataclass

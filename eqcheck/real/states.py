@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqcheck import hashing
-from eqcheck.families import Feed, View
-from eqcheck.hashing import HEADS, LAYERS, PLACES, WIDTH, Bools, Ints, Words
+from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, WIDTH, Bools, Ints, Words
+from eqcheck.hashlm.trace import TARGET
+from eqcheck.hashlm.visibility import Feed, View
 from eqcheck.real.provenance import GARBAGE, Held, vectors
 from eqcheck.real.shadow import Opened, Shadow
 from eqcheck.real.tap import NotRead, Seen, Watched
-from eqcheck.trace import TARGET
 
 History = tuple[int, ...]  # the writes that a state has taken in, oldest first; `_PAD` for a pad
 _PAD, _UNKNOWN = -1, -2  # of the digits in `_STRANGE`

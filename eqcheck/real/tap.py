@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, Cache
 
-from eqcheck.errors import Unsupported
+from eqcheck.contract.errors import Unsupported
 
 
 class TapFailed(BaseException):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from eqcheck.architectures import ARCHITECTURES, family_of, is_class, is_own, split
-from eqcheck.errors import UsageError
-from eqcheck.plain import one_line
+from eqcheck.contract.architectures import ARCHITECTURES, family_of, is_class, is_own, split
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
 from eqcheck.real.models import model_of
 
 _SHIFT, _LENGTH = 11, 12

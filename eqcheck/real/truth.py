@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from eqcheck.family import Family
-from eqcheck.hashing import Ints
+from eqcheck.contract.family import Family
+from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.models import VOCAB_SIZE, model_of
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqcheck.hashing import Bools
+from eqcheck.hashlm.hashing import Bools
 from eqcheck.real.provenance import Provenance, is_filler
 
 Part = tuple[int, int, list[bytes], Bools]  # the layer, K or V, by slot its bytes, what the queries may see

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 def load(path: str | Path) -> Report:
     """Read a ``report.json``, or that of a folder.
 
-    Raises `eqcheck.errors.UsageError` for a file that is no report of this version.
+    Raises `eqcheck.contract.errors.UsageError` for a file that is no report of this version.
 
     >>> load("reports/showcase/bsp").violations[0].fingerprint
     'position/query-position'
     """
     import msgspec
 
-    from eqcheck.campaign.casefile import read_json
     from eqcheck.campaign.lane import LANES
-    from eqcheck.errors import UsageError
-    from eqcheck.limits import REPORT_BYTES, REPORT_LEVELS
-    from eqcheck.plain import one_line
+    from eqcheck.contract.errors import UsageError
+    from eqcheck.contract.escaping import one_line
+    from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
     from eqcheck.report.schema import FORMAT, from_builtins
+    from eqcheck.store.casefile import read_json
 
     again, collecting = "audit the decoder again with this eqcheck", gc.isenabled()
     file = Path(path)

@@ -8,13 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from eqcheck import __version__
-from eqcheck.campaign.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
-from eqcheck.errors import UsageError
-from eqcheck.findings import Audit, Finding, by_cause
-from eqcheck.kinds import KINDS
-from eqcheck.notice import kind_of
-from eqcheck.plain import one_line
-from eqcheck.report.html import to_html
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.notice import kind_of
+from eqcheck.explanation.text import about_condition, render
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -33,7 +31,8 @@ from eqcheck.report.schema import (
     printable_report,
     to_builtins,
 )
-from eqcheck.text import about_condition, render
+from eqcheck.result.findings import Audit, Finding, by_cause
+from eqcheck.store.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
 
 _FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
 _PACKAGES = ("torch", "transformers", "hypothesis")
@@ -58,6 +57,8 @@ def write(audit: Audit, folder: Path) -> Report:
             write_whole(path, text)
         write_whole(folder / "report.json", json.dumps(to_builtins(report), indent=1) + "\n")
         write_whole(folder / "report.md", to_markdown(report))
+        from eqcheck.report.page import to_html  # jinja, which only a page needs
+
         write_whole(folder / "report.html", to_html(report))
         for path in {
             *folder.glob("*.py"),

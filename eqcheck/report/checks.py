@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eqcheck.explanation import many
+from eqcheck.explanation.records import many
 from eqcheck.report.schema import Report, ReportedViolation
 
 Status = Literal["passed", "failed", "known", "inconclusive"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqcheck.plain import code, fenced, inline, one_line, printable
+from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
 from eqcheck.report.checks import checks, failing
 from eqcheck.report.markdown import percent
 from eqcheck.report.schema import Report

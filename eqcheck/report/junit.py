@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from eqcheck.plain import printable
+from eqcheck.contract.escaping import printable
 from eqcheck.report.checks import Check, checks
 from eqcheck.report.schema import Report
 

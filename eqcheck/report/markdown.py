@@ -8,13 +8,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from eqcheck.contract import FAMILIES
-from eqcheck.declining import summary
-from eqcheck.explanation import many
-from eqcheck.narrow import WHOLE, table
-from eqcheck.plain import code, fenced, inline
+from eqcheck.contract.decoder import FAMILIES
+from eqcheck.contract.escaping import code, fenced, inline
+from eqcheck.explanation.records import many
+from eqcheck.explanation.terminal import WHOLE, table
+from eqcheck.explanation.text import sentence
 from eqcheck.report.schema import Condition, Report, ReportedViolation
-from eqcheck.text import sentence
+from eqcheck.result.declining import summary
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
 
@@ -25,7 +25,7 @@ _OF_TREES = ("tree", "different_trees", "off_spine")
 
 def about(report: Report) -> Any:
     """What the report's lane says of itself: COUNTERS, SAMPLED, REACHED, AXES, CLEAN_SHOWS."""
-    return import_module(f"eqcheck.lanes.{report.lane.partition('-')[0]}.about")
+    return import_module(f"eqcheck.lanes.about_{report.lane.partition('-')[0]}")
 
 
 def to_markdown(report: Report) -> str:
@@ -63,7 +63,7 @@ def _head(report: Report) -> list[str]:
         "",
     ]
     if report.lane == "checkpoint":
-        lines += [f"{report.ties} near-ties (`eqcheck/ties.py` has the policy).", ""]
+        lines += [f"{report.ties} near-ties (`eqcheck/truth/ties.py` has the policy).", ""]
     lines += [line for sentence in sampled(report)[:1] for line in (sentence, "")]
     lines += [*(f"- {sentence}" for sentence in sampled(report)[1:]), ""] if len(sampled(report)) > 1 else []
     lines += [line for sentence in (*slots_seen(report), *memory(report)) for line in (sentence, "")]

@@ -18,7 +18,7 @@ import json
 from typing import Any, Final, TextIO
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Settled, Settling, Started, ViolationSeen
-from eqcheck.plain import cleaned
+from eqcheck.contract.escaping import cleaned
 
 FORMAT: Final = "eqcheck-events/1"
 

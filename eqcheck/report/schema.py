@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from eqcheck.explanation import Explanation
-from eqcheck.findings import Evidence, OtherCase, RealPair
-from eqcheck.notice import with_kinds
-from eqcheck.plain import cleaned
-from eqcheck.story import Story
+from eqcheck.contract.escaping import cleaned
+from eqcheck.explanation.notice import with_kinds
+from eqcheck.explanation.records import Explanation
+from eqcheck.result.findings import Evidence, OtherCase, RealPair
+from eqcheck.result.story import Story
 
 FORMAT: Final = "eqcheck-report/2"
 SCHEMA = Path(__file__).with_name("report.schema.json")
@@ -222,7 +222,7 @@ class Report:
 
     @property
     def noticed(self) -> list[tuple[str, str]]:
-        """Each warning with its kind, as of `eqcheck.notice.Notice`."""
+        """Each warning with its kind, as of `eqcheck.explanation.notice.Notice`."""
         return [(str(notice), notice.kind) for notice in with_kinds(self.warnings, self.warning_kinds)]
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
-from eqcheck.explanation import many
-from eqcheck.kinds import KINDS
-from eqcheck.narrow import columns, table, wrapped
-from eqcheck.notice import VACUOUS
-from eqcheck.plain import printable
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.notice import VACUOUS
+from eqcheck.explanation.records import many
+from eqcheck.explanation.terminal import columns, table, wrapped
+from eqcheck.explanation.text import render
 from eqcheck.report.markdown import (
     UNCLAIMED_NOTE,
     beyond_claim,
@@ -30,10 +31,9 @@ from eqcheck.report.markdown import (
     sampled,
 )
 from eqcheck.report.schema import Report, ReportedViolation
-from eqcheck.text import render
 
 if TYPE_CHECKING:
-    from eqcheck.selfcheck import SelfCheck
+    from eqcheck.selfcheck.faults import SelfCheck
 
 _PLAIN_EVERY_S = 5.0
 
@@ -286,7 +286,7 @@ def _rare_table(check: SelfCheck) -> list[str]:
 
 def selfcheck_table(check: SelfCheck) -> str:
     """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
-    from eqcheck.memorycheck import table as memory_table  # it imports torch, which a report does not need
+    from eqcheck.selfcheck.memory import table as memory_table  # it imports torch, which a report does not need
 
     rows = []
     for fault in check.faults:
@@ -320,8 +320,8 @@ def _sampled_table(check: SelfCheck) -> list[str]:
     """The faults of sampling: after how many tokens each was seen, and what it was named."""
     if not check.sampled:
         return []
-    from eqcheck.sampledcheck import named_as_planted
-    from eqcheck.sampledcheck import table as sampled_table
+    from eqcheck.selfcheck.samplers import named_as_planted
+    from eqcheck.selfcheck.samplers import table as sampled_table
 
     lines = ["", sampled_table(check.sampled), ""]
     for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):

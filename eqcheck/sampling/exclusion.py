@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.sampling.bets import HIGHEST, POWERS, SHARES, WHOLE, laws, mixed
 from eqcheck.sampling.row import Floats, SampledRow, fresh
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -62,7 +62,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.errors import UsageError
+from eqcheck.contract.errors import UsageError
 from eqcheck.sampling.bets import ALTERNATIVES, bets
 from eqcheck.sampling.pairs import PAIRS, pair_bets
 from eqcheck.sampling.row import Floats, SampledRow, fresh

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqcheck import registry
-from eqcheck.contract import Decoder, Generate, Request, hook
-from eqcheck.limits import CASE_TIMEOUT
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, Generate, Request, hook
+from eqcheck.contract.limits import CASE_TIMEOUT
+from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.workers.local import TryCase, set_up
 from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group, unguarded
 
@@ -66,7 +66,7 @@ class Forked(ProcessWorker):
     ``scattered``: global random generators begin elsewhere in each process, so that a decoder that draws from them does
     not look deterministic.
 
-    >>> from eqcheck.case import Case
+    >>> from eqcheck.case.record import Case
     >>> from eqcheck.lanes.transparent.judge import try_case
     >>> with Forked("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.contract import Decoder, Generate, Request, hook
-from eqcheck.outcome import History, Outcome
-from eqcheck.requirements import Guarded
+from eqcheck.contract.decoder import Decoder, Generate, Request, hook
+from eqcheck.contract.requirements import Guarded
+from eqcheck.result.outcome import History, Outcome
 from eqcheck.workers.runner import OneByOne
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)

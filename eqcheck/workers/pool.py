@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
 from eqcheck.workers.forked import Forked, Limits, forkable
 from eqcheck.workers.local import InProcess, TryCase, set_up
 from eqcheck.workers.process import ProcessWorker

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from eqcheck.explanation import Explanation, crash
-from eqcheck.outcome import History, Outcome
+from eqcheck.explanation.records import Explanation, crash
+from eqcheck.result.outcome import History, Outcome
 
 
 class Lost(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 
 
 class Runner(Protocol):

@@ -38,10 +38,10 @@ def serve(spec: str, target: str, draft: str) -> None:
         pipe.flush()
 
     _import_eqcheck()
-    from eqcheck import registry
-    from eqcheck.contract import Request, RowOptions, hook
-    from eqcheck.errors import Unsupported
-    from eqcheck.requirements import Guarded
+    from eqcheck.contract import registry
+    from eqcheck.contract.decoder import Request, RowOptions, hook
+    from eqcheck.contract.errors import Unsupported
+    from eqcheck.contract.requirements import Guarded
 
     try:
         decoder = registry.load(spec)

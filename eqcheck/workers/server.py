@@ -6,5 +6,5 @@ end_with_parent()
 
 import transformers.generation.utils  # noqa: E402, F401
 
-import eqcheck.hashlm  # noqa: E402
+import eqcheck.hashlm.model  # noqa: E402
 import eqcheck.workers.forked  # noqa: E402, F401

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from eqcheck.contract import Decoder
-from eqcheck.errors import UsageError
-from eqcheck.explanation import crash
-from eqcheck.outcome import Outcome
-from eqcheck.plain import one_line, printable
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line, printable
+from eqcheck.explanation.records import crash
+from eqcheck.result.outcome import Outcome
 from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group
 
 SERVE = Path(__file__).with_name("serve.py")
@@ -58,10 +58,10 @@ def environment(decoder: Decoder, python: str | None) -> str:
 class Spawned(ProcessWorker):
     """A decoder in a process that ``python`` runs; it is handed ``folders``, and ``judge`` judges here what it answers.
 
-    >>> from eqcheck import registry
-    >>> from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+    >>> from eqcheck.contract import registry
+    >>> from eqcheck.case.engine import EngineCase, EngineRow
     >>> from eqcheck.lanes.checkpoint.lane import worker
-    >>> from eqcheck.contract import RowOptions
+    >>> from eqcheck.contract.decoder import RowOptions
     >>> with worker(registry.load("eqspec"), sys.executable) as spawned:
     ...     spawned.try_case(EngineCase((EngineRow((1, 2), RowOptions(4)),))).status
     'equivalent'

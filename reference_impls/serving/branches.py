@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from eqcheck.trees import Nodes, depths
+from eqcheck.contract.trees import Nodes, depths
 
 from .row_cache import RowModel
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from eqcheck.law import law
-from eqcheck.trees import Nodes
+from eqcheck.contract.trees import Nodes
+from eqcheck.truth.law import law
 
 from .requests import Row
 from .sampling import drawn

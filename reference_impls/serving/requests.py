@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.contract import RowOptions
+from eqcheck.contract.decoder import RowOptions
 
 GREEDY = RowOptions(1)
 

@@ -1,7 +1,7 @@
 """How a round's tokens are chosen: greedily, by rejection sampling, or with noise that belongs to a position.
 
-A row whose options say a temperature above 0 is sampled from its law (`eqcheck.law`); a greedy row beside it has a law
-with all on one token, so both rules below choose that token. Rounds without a sampled row compute no law.
+A row whose options say a temperature above 0 is sampled from its law (`eqcheck.truth.law`); a greedy row beside it has
+a law with all on one token, so both rules below choose that token. Rounds without a sampled row compute no law.
 
 ``noise="row"`` is rejection sampling (Leviathan and others, https://arxiv.org/abs/2211.17192; Chen and others,
 https://arxiv.org/abs/2302.01318). The draft's law q is of the row's options, each draft token is drawn from the q that
@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqcheck.contract import RowOptions
-from eqcheck.law import Asked, law
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.truth.law import Asked, law
 
 from .requests import Row
 

@@ -12,11 +12,11 @@ import torch
 
 import eqcheck
 from eqcheck.attribution.story import decode_of
-from eqcheck.case import Case
-from eqcheck.harness import run
-from eqcheck.oracle import judge
-from eqcheck.report.html.trace import trace_page
-from eqcheck.story import DrawnDecode
+from eqcheck.case.record import Case
+from eqcheck.decoding.harness import run
+from eqcheck.oracle.check import judge
+from eqcheck.report.page_of_decode import trace_page
+from eqcheck.result.story import DrawnDecode
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import ray
 
-from eqcheck import registry
 from eqcheck.campaign import cluster, shards
 from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import Shard
-from eqcheck.findings import Options
+from eqcheck.contract import registry
+from eqcheck.result.findings import Options
 
 ADAPTER = """
 import eqcheck

@@ -14,7 +14,7 @@ import transformers
 
 from comparison.methods import AS_USED, METHODS, Setting, agreement, try_on
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.selfcheck import check_fault, check_known_good, in_processes
+from eqcheck.selfcheck.faults import check_fault, check_known_good, in_processes
 
 FORMAT = "eqcheck-comparison/1"
 COMPARED, DRAFT_SIDE, OTHER_SETUP = "compared", "draft side", "other set-up"

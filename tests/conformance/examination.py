@@ -18,23 +18,23 @@ from random import Random
 
 import eqcheck
 from eqcheck.attribution.reading import Reader
-from eqcheck.campaign.casefile import StoredViolation, command, file_stem, write_whole
-from eqcheck.campaign.corpus import Corpus
-from eqcheck.case import Case
-from eqcheck.choices import Chance, Choices
-from eqcheck.contract import TAKEN, Decoder, Generate
-from eqcheck.findings import ENOUGH_TO_CALL_STALE
-from eqcheck.harness import run
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import TAKEN, Decoder, Generate
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.limits import CASE_TIMEOUT
+from eqcheck.contract.requirements import refused
+from eqcheck.decoding.harness import run
+from eqcheck.drawing.choices import Chance, Choices
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source, merged
 from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, SequenceSearch
 from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
-from eqcheck.limits import CASE_TIMEOUT
-from eqcheck.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
-from eqcheck.plain import printable
 from eqcheck.pytest_plugin import SEED
-from eqcheck.requirements import refused
-from eqcheck.text import render
+from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
+from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
+from eqcheck.store.casefile import StoredViolation, command, file_stem, write_whole
+from eqcheck.store.corpus import Corpus
 from eqcheck.workers.forked import Forked, Limits, forkable
 from eqcheck.workers.local import InProcess
 from eqcheck.workers.pool import Workers

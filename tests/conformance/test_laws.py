@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import pytest
 
-from eqcheck.case import Case
-from eqcheck.choices import Choices
-from eqcheck.contract import Decoder
-from eqcheck.drawing import VOCAB_SIZE
-from eqcheck.explanation import many
-from eqcheck.harness import truth_of
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Decoder
+from eqcheck.decoding.harness import truth_of
+from eqcheck.drawing.cases import VOCAB_SIZE
+from eqcheck.drawing.choices import Choices
+from eqcheck.explanation.records import many
 from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated
 
 from .examination import Examination, Found, Law, Needs, Variants

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from eqcheck.campaign.loop import Campaign
-from eqcheck.contract import Decoder
-from eqcheck.findings import Audit, Options
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.options import SEEDS
+from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.explanation.text import render
 from eqcheck.lanes.sampling.lane import SamplingLane
-from eqcheck.options import SEEDS
 from eqcheck.pytest_plugin import KNOWN, SEED
-from eqcheck.sizes import WIDE, Bounds
-from eqcheck.text import render
+from eqcheck.result.findings import Audit, Options
 
 SECONDS = 10.0
 BETWEEN_ROWS = ("shared-noise", "reused-noise")

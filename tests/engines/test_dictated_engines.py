@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck import registry
-from eqcheck.contract import Decoder
-from eqcheck.lanes.checkpoint.dictated import ASKED, FEWER, OTHERS, PLAYED
+from eqcheck.checkpoints.dictated import ASKED, FEWER, OTHERS, PLAYED
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases
 from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.tally import DICTATED
+from eqcheck.result.tally import DICTATED
 from eqcheck.workers.spawned import environment
 
 PLANTED = """

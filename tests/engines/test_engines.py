@@ -16,14 +16,14 @@ from signal import SIGKILL
 
 import pytest
 
-from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.findings import Options
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract import registry
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane
 from eqcheck.lanes.sampling.gathered import Gathered
+from eqcheck.result.findings import Options
 from eqcheck.workers.spawned import environment
 
 ROOT = Path(__file__).parents[2]

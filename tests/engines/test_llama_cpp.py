@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from eqcheck import registry
-from eqcheck.contract import Decoder, RowOptions
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder, RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker

@@ -17,19 +17,20 @@ import pytest
 import torch
 from clock import CHECKPOINT, TRANSPARENT, Clock
 
-from eqcheck import cli, registry
+from eqcheck import cli
 from eqcheck.attribution.losses import all_warnings
-from eqcheck.campaign.casefile import read_case
 from eqcheck.catalogue import BUILDS, PAIRS, PLANTED
 from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS
 from eqcheck.catalogue.leaks import LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.build import sampler
-from eqcheck.contract import Decoder
-from eqcheck.kinds import FINGERPRINTS
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report import load
 from eqcheck.report.markdown import to_markdown
+from eqcheck.store.casefile import read_case
 
 __all__ = ["FINGERPRINTS", "ready", "report_as_markdown", "run", "told"]
 SPEC = "golden.access"

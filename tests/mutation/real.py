@@ -14,8 +14,8 @@ import torch
 from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck import Unsupported
-from eqcheck.contract import Generate, Request
-from eqcheck.run import cut
+from eqcheck.contract.decoder import Generate, Request
+from eqcheck.decoding.run import cut
 
 KINDS = ("llama", "gpt2")
 CASES = 24  # of each kind

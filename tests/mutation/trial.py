@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from eqcheck import registry
 from eqcheck.campaign.loop import audit
-from eqcheck.case import Case
-from eqcheck.contract import Decoder
-from eqcheck.findings import Options
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import Decoder
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.text import render
+from eqcheck.result.findings import Options
 from mutation import real
 from mutation.mutator import ENGINES, FOLDER, Mutant, files, outside_functions
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck import alone, registry
-from eqcheck.case import Case
-from eqcheck.contract import CLAIMED, PADDING_SIDES
-from eqcheck.harness import models, truth_of
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES
+from eqcheck.decoding.harness import models, truth_of
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.truth import continuation as alone
 
 ROUNDS = 10
 EQSPEC = registry.load("eqspec").function

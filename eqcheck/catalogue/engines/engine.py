@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.handling import Handling
-from eqcheck.contract import Request
+from eqcheck.contract.decoder import Request
 
 Rows = list[list[int]]
 HIDDEN = -1e30  # added to a score; unlike the dtype's minimum it stays finite in a float32 softmax

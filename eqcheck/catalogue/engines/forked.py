@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, additive
 from eqcheck.catalogue.engines.handling import KeysValues
-from eqcheck.contract import Request
-from eqcheck.trees import Nodes, chain, cut, depths, of_round
+from eqcheck.contract.decoder import Request
+from eqcheck.contract.trees import Nodes, chain, cut, depths, of_round
 
 PAD = -1  # what a slot holds instead of the token of a logical position
 

@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.plain import Expanded
 from eqcheck.catalogue.faults.fault import EQSPEC, fault, issue, planted
-from eqcheck.contract import Request
+from eqcheck.contract.decoder import Request
 
 
 class OtherAnswers(RoundEngine):

@@ -8,7 +8,7 @@ from typing import Any
 
 from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
-from eqcheck.contract import CLAIMED, Request
+from eqcheck.contract.decoder import CLAIMED, Request
 
 
 class Mistaken(RoundEngine):

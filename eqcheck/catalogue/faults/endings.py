@@ -8,7 +8,7 @@ from typing import Any
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, fault, issue, planted
-from eqcheck.contract import Request
+from eqcheck.contract.decoder import Request
 
 
 @planted("realigned per_row", "expanded packed", edit="eos-passed")

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from eqcheck.catalogue.builds import BUILDS
+from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.contract import Decoder
-from eqcheck.family import FAMILIES, named
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.family import FAMILIES, named
 
 EQSPEC = "https://arxiv.org/abs/2510.22876"
 FED = named(lambda family: family.fed)
@@ -47,7 +47,7 @@ class Fault:
     ``families`` are those on which it shows, ``cache_states`` those that it needs, ``rows`` how many rows. One that is
     ``held_back`` sits in an engine or place that attribution was not developed on; one that is ``hashlm_only`` edits
     what only a `HashLM` keeps in K and V. ``edit`` is the id of the edit by which abduction says it from tokens alone
-    (`eqcheck.lanes.checkpoint.abduction`), or else ``no_edit`` is why none does. ``patches`` break the engine, its
+    (`eqcheck.abduction`), or else ``no_edit`` is why none does. ``patches`` break the engine, its
     memory for the target included, ``draft_patches`` its memory for the draft.
     """
 

@@ -15,7 +15,7 @@ from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.faults.fault import EQSPEC, FED, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, fault, issue, planted
 from eqcheck.catalogue.faults.tensors import Mixing, Tensors
-from eqcheck.hashing import POSITION_DIGITS
+from eqcheck.hashlm.hashing import POSITION_DIGITS
 
 
 class Drifting(BatchCache):

@@ -22,8 +22,8 @@ from eqcheck.catalogue.faults.leftovers import (
     ShowingColumns,
     Stretched,
 )
-from eqcheck.contract import Request
-from eqcheck.family import named
+from eqcheck.contract.decoder import Request
+from eqcheck.contract.family import named
 
 
 @planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most")

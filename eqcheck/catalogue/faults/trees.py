@@ -11,7 +11,7 @@ from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.engines.forked import Forked, Forking
 from eqcheck.catalogue.engines.handling import KeysValues
 from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
-from eqcheck.trees import Nodes, depths
+from eqcheck.contract.trees import Nodes, depths
 
 _BUILDS = "forked forked_rows"
 _NO_TREES = "engines that load a checkpoint are not handed trees"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from eqcheck.catalogue.builds import BUILDS
+from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.engine import Sampler
-from eqcheck.contract import Decoder, Request, decoder
+from eqcheck.contract.decoder import Decoder, Request, decoder
 
 SAMPLED_BUILDS = ("uncached", "per_row", "realigned")
 CAPABILITIES = ("temperature", "top-k", "top-p", "min-p", "seeds")

@@ -14,9 +14,9 @@ import torch
 
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.samplers.chance import Source, Uniform
-from eqcheck.contract import RowOptions
-from eqcheck.law import law
-from eqcheck.options import ORDER
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.options import ORDER
+from eqcheck.truth.law import law
 
 
 class Sampler(RoundEngine):
@@ -144,7 +144,7 @@ def shared_out(rest: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
 def law_of(
     scores: torch.Tensor, options: RowOptions | Sequence[RowOptions], order: Sequence[str] = ORDER
 ) -> torch.Tensor:
-    """The laws of scores ``[n, vocabulary]``, see `eqcheck.law.law`; how near a cut is does not matter here."""
+    """The laws of scores ``[n, vocabulary]``, see `eqcheck.truth.law.law`; how near a cut is does not matter here."""
     return law(scores, options, order, measured=False).probabilities
 
 

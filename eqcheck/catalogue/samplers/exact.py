@@ -18,7 +18,7 @@ from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.build import engine_of
 from eqcheck.catalogue.samplers.chance import Race, Source, Uniform
 from eqcheck.catalogue.samplers.engine import Sampler, law_of
-from eqcheck.contract import Request
+from eqcheck.contract.decoder import Request
 
 Outputs = tuple[tuple[int, ...], ...]
 NOTHING = 1e-13  # a branch less likely than this is rounding

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
 from eqcheck.catalogue.samplers.engine import Sampler
-from eqcheck.contract import Decoder
+from eqcheck.contract.decoder import Decoder
 
 HELD_BACK_EVERY = 3
 C = TypeVar("C", bound=type[Sampler])

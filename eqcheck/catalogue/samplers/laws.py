@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.engine import Sampler, changed, law_of
 from eqcheck.catalogue.samplers.fault import planted
-from eqcheck.contract import RowOptions
+from eqcheck.contract.decoder import RowOptions
 
 
 @planted("L12-q-of-next-row", "wrong-draft-row", "https://github.com/1Cat-vLLM/1Cat-vLLM/issues/656", tokens=38)

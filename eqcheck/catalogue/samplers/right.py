@@ -11,8 +11,8 @@ from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
 from eqcheck.catalogue.samplers.chance import Race
 from eqcheck.catalogue.samplers.engine import Sampler, shared_out
-from eqcheck.contract import Decoder
-from eqcheck.hashing import mix
+from eqcheck.contract.decoder import Decoder
+from eqcheck.hashlm.hashing import mix
 
 
 class TargetOnly(Sampler):

@@ -1,7 +1,7 @@
 """Cases as an engine meets them in service, drawn within what it can do.
 
 An engine takes seconds to start under new settings, so cases come in blocks: settings are drawn for a block, rows for
-each case. `eqcheck.lanes.checkpoint.about` names what a case exercises; where the engine counts, whether it happened.
+each case. `eqcheck.lanes.about_checkpoint` names what a case exercises; where the engine counts, whether it happened.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import PAD, VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.truth import row_with, with_options
-from eqcheck.requirements import prompts_meeting
+from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import row_with, with_options
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.requirements import prompts_meeting
 
 BLOCK = 50  # cases under one setting of the engine
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts

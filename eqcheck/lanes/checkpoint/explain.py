@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from eqcheck.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.explanation import Explanation, Given
-from eqcheck.kinds import FINGERPRINTS
-from eqcheck.lanes.checkpoint.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
-from eqcheck.lanes.checkpoint.case import PAD, EngineCase
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import truth
+from eqcheck.case.engine import PAD, EngineCase
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.explanation.records import Explanation, Given
+from eqcheck.explanation.statements import NOTHING, Statement
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
-from eqcheck.outcome import Outcome
-from eqcheck.plain import one_line
-from eqcheck.statements import NOTHING, Statement
-from eqcheck.verdict import RowVerdict
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.verdict import RowVerdict
 
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
-from eqcheck.contract import Decoder
-from eqcheck.findings import Finding
-from eqcheck.lanes.checkpoint.abduction import Abduced
-from eqcheck.lanes.checkpoint.case import EngineCase
+from eqcheck.abduction import Abduced
+from eqcheck.case.engine import EngineCase
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.requirements import unmet
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.shrink import minimise, needs
-from eqcheck.outcome import HANG, UNTRIED, Outcome
-from eqcheck.requirements import unmet
+from eqcheck.result.findings import Finding
+from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)

@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from eqcheck import declining
-from eqcheck.contract import CAPABILITIES, Decoder
-from eqcheck.errors import UsageError
-from eqcheck.explanation import many
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.checkpoint import dictated
-from eqcheck.lanes.checkpoint.about import COUNTERS
-from eqcheck.lanes.checkpoint.case import EngineCase
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.case.engine import EngineCase
+from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract.decoder import CAPABILITIES, Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.records import many
+from eqcheck.lanes.about_checkpoint import COUNTERS
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
-from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
-from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
-from eqcheck.outcome import UNTRIED, Outcome
-from eqcheck.tally import DICTATED, SPEAKS
+from eqcheck.result import declining
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import UNTRIED, Outcome
+from eqcheck.result.tally import DICTATED, SPEAKS
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.runner import Runner
 from eqcheck.workers.spawned import Judge as Judged

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eqcheck.errors import OutputError
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.checkpoint import dictated
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints.judge import Judge, RowJudgement
+from eqcheck.contract.errors import OutputError
+from eqcheck.contract.escaping import one_line
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.drawing import exercised
-from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement
-from eqcheck.outcome import Outcome
-from eqcheck.plain import one_line
-from eqcheck.tally import DICTATED
-from eqcheck.verdict import check_rows
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import DICTATED
+from eqcheck.result.verdict import check_rows
 
 WRONG_TOKEN = "wrong token"
 HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a minimum of new tokens

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.contract import Decoder, hook
-from eqcheck.findings import Finding
-from eqcheck.kinds import KINDS
-from eqcheck.lanes.checkpoint import checkpoints
-from eqcheck.lanes.checkpoint.case import POSITIONS, VOCAB_SIZE, EngineCase
-from eqcheck.lanes.checkpoint.dictated import drafts
-from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.plain import one_line
-from eqcheck.text import reason
+from eqcheck.case.engine import POSITIONS, VOCAB_SIZE, EngineCase
+from eqcheck.checkpoints import models
+from eqcheck.checkpoints.dictated import drafts
+from eqcheck.checkpoints.judge import truth
+from eqcheck.contract.decoder import Decoder, hook
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.text import reason
+from eqcheck.result.findings import Finding
 
 _RUN_S = 300.0
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
@@ -191,14 +191,14 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
 def shared(decoder: Decoder) -> str:
     """What the scripts of an engine share: the functions that built the checkpoint and drove the engine."""
     constants = [f"VOCAB_SIZE, POSITIONS = {VOCAB_SIZE}, {POSITIONS}"]
-    constants += [f"{name} = {getattr(checkpoints, name)}" for name in ("_SEED", "_SPREAD", "_NOISE")]
+    constants += [f"{name} = {getattr(models, name)}" for name in ("_SEED", "_SPREAD", "_NOISE")]
     builders = (
-        checkpoints.build,
-        checkpoints.config,
-        checkpoints.target_model,
-        checkpoints.noisy,
-        checkpoints.normal,
-        checkpoints.tokenizer,
+        models.build,
+        models.config,
+        models.target_model,
+        models.noisy,
+        models.normal,
+        models.tokenizer,
     )
     parts = [_source(part) for part in (*builders, *hook(decoder.function, "script"))]
     return _HEAD.format(version=__version__) + "\n\n\n".join(["\n".join(constants), *parts]) + "\n" + _TAIL

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 
-from eqcheck.contract import CAPABILITIES, RowOptions
-from eqcheck.lanes.checkpoint.case import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.truth import row_with
+from eqcheck.contract.decoder import CAPABILITIES, RowOptions
 from eqcheck.lanes.checkpoint.drawing import ending_like
-from eqcheck.lanes.checkpoint.truth import row_with
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.explanation import many
-from eqcheck.findings import Audit, Evidence, Finding
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.records import many
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
-from eqcheck.notice import INCONCLUSIVE, VACUOUS, Notice
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Audit, Evidence, Finding
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 
 ENOUGH = 200  # tokens of a regime, below which it says little

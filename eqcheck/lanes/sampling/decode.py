@@ -12,18 +12,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from eqcheck.alone import continue_rows, digests_of
-from eqcheck.contract import Generate, RowOptions
-from eqcheck.draft import ScriptedDraft
-from eqcheck.harness import answered
-from eqcheck.hashing import Ints, Words, table_row
-from eqcheck.hashlm import HashConfig, HashLM
-from eqcheck.lanes.sampling.case import SampledCase
-from eqcheck.law import law, penalised
-from eqcheck.run import Run, Truth, cut
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import Generate, RowOptions
+from eqcheck.decoding.harness import answered
+from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.hashing import Ints, Words, table_row
+from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.hashlm.scores import Spread, score_table
+from eqcheck.hashlm.trace import Trace
 from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.spread import Spread, score_table
-from eqcheck.trace import Trace
+from eqcheck.truth.continuation import continue_rows, digests_of
+from eqcheck.truth.law import law, penalised
 
 TARGET, DRAFT = 0, 1
 UNCUT: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -12,10 +12,10 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from eqcheck.contract import PaddingSide, RowOptions
-from eqcheck.lanes.sampling.case import SampledCase
-from eqcheck.options import ORDER
-from eqcheck.requirements import options_meeting, prompts_meeting
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import PaddingSide, RowOptions
+from eqcheck.contract.options import ORDER
+from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 VOCABULARY = 64
 LIMITS = (12, 24)  # new tokens

@@ -9,10 +9,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.sampling.about import COUNTERS
+from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.about_sampling import COUNTERS
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.naming import Named
 from eqcheck.sampling.row import SampledRow

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import Generate
+from eqcheck.contract.options import sampling_of
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.statements import ends_early
 from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
 from eqcheck.lanes.sampling.seeds import broken, repeated
-from eqcheck.options import sampling_of
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
-from eqcheck.statements import ends_early
 
 IMPOSSIBLE = "impossible-token"
 BY_LAW = (IMPOSSIBLE, "shared-noise")  # a law that is wrong may be the cause of what single cases show
@@ -127,7 +127,7 @@ def _explanation(
 
 
 def exercised(done: SampledRun) -> list[str]:
-    """What a case exercised, by `eqcheck.lanes.sampling.about.COUNTERS`."""
+    """What a case exercised, by `eqcheck.lanes.about_sampling.COUNTERS`."""
     case, outputs = done.case, done.run.outputs
     if outputs is None:
         return []

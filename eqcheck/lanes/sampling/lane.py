@@ -10,10 +10,9 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
-from eqcheck.contract import Decoder
-from eqcheck.explanation import many
-from eqcheck.findings import Audit, Finding, Options
-from eqcheck.lanes.sampling.case import REGIMES, SampledCase
+from eqcheck.case.sampled import REGIMES, SampledCase
+from eqcheck.contract.decoder import Decoder
+from eqcheck.explanation.records import many
 from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.conclusions import law_finding
@@ -24,7 +23,8 @@ from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, SampledOu
 from eqcheck.lanes.sampling.reads import reads
 from eqcheck.lanes.sampling.smallest import greedy_drawn, smallest
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
-from eqcheck.outcome import Outcome
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
 from eqcheck.sampling.rounds import Read

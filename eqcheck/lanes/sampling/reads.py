@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.alone import digests_of
 from eqcheck.attribution.sampling import Mark
-from eqcheck.contract import RowOptions
-from eqcheck.hashing import Words
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.options import ORDER
+from eqcheck.hashlm.hashing import Words
 from eqcheck.lanes.sampling.decode import DRAFT, TARGET, UNCUT, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.options import ORDER
 from eqcheck.sampling.bets import tighter
 from eqcheck.sampling.rounds import AROUND, Read
 from eqcheck.sampling.row import Floats, Ints
 from eqcheck.sampling.suspects import BESIDE, VARIANTS
+from eqcheck.truth.continuation import digests_of
 
 _BEHIND = ("top-k", "top-p", "min-p", "temperature")
 Rounds = dict[int, list[list[Mark]]]  # of each row, the marks of each of its rounds

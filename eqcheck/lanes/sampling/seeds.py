@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.sampling.case import PROMISES
+from eqcheck.case.sampled import PROMISES
+from eqcheck.contract.decoder import Generate
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import SampledRun, decode
 
 _OTHER = 0x5EED  # added to the entropy, so that only what has a seed can be the same

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.alone import digests_of
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.sampling.case import SampledCase
+from eqcheck.case.sampled import SampledCase
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import TARGET, UNCUT, laws
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import NAMED
+from eqcheck.truth.continuation import digests_of
 
 TryCase = Callable[[Any], Outcome]
 _TRIES = 6  # other random numbers, for a smaller request to show the same

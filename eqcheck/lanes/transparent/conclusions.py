@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck import declining
 from eqcheck.attribution.losses import all_warnings
 from eqcheck.attribution.rounds import settled
-from eqcheck.contract import CACHE_STATES
-from eqcheck.explanation import many
-from eqcheck.family import FAMILY
-from eqcheck.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.lanes.transparent.about import REACHED
+from eqcheck.contract.decoder import CACHE_STATES
+from eqcheck.contract.family import FAMILY
+from eqcheck.explanation.records import many
+from eqcheck.lanes.about_transparent import REACHED
 from eqcheck.lanes.transparent.conditions import counted, lying, table
 from eqcheck.lanes.transparent.coverage import vacuous
+from eqcheck.result import declining
+from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from math import exp, lgamma
 
-from eqcheck.case import Case
-from eqcheck.explanation import many
-from eqcheck.lanes.transparent.about import AXES
+from eqcheck.case.record import Case
+from eqcheck.explanation.records import many
+from eqcheck.lanes.about_transparent import AXES
 
 Conditions = dict[str, dict[str, list[int]]]
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value

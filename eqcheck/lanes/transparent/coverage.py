@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from eqcheck.attribution.packed import packs
 from eqcheck.attribution.parts import parts
-from eqcheck.declining import unseen
-from eqcheck.harness import ranked
-from eqcheck.lanes.transparent.about import COUNTERS
+from eqcheck.contract.sizes import BLOCKS
+from eqcheck.decoding.harness import ranked
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.notice import VACUOUS, Notice
+from eqcheck.hashlm.trace import DRAFT, TARGET
+from eqcheck.lanes.about_transparent import COUNTERS
 from eqcheck.lanes.transparent.features import alike
-from eqcheck.notice import VACUOUS, Notice
-from eqcheck.run import Run
-from eqcheck.sizes import BLOCKS
-from eqcheck.trace import DRAFT, TARGET
+from eqcheck.result.declining import unseen
 
 ESSENTIAL = (
     "target_called",

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from eqcheck.case import Case
-from eqcheck.harness import ranked
-from eqcheck.run import Truth
-from eqcheck.sizes import BLOCKS
-from eqcheck.trees import chain, walk
+from eqcheck.case.record import Case
+from eqcheck.contract.sizes import BLOCKS
+from eqcheck.contract.trees import chain, walk
+from eqcheck.decoding.harness import ranked
+from eqcheck.decoding.run import Truth
 
 _SIZES = (*BLOCKS, 128)  # that a row may grow past
 Feature = str | tuple[str, str]

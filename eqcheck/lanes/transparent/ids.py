@@ -12,11 +12,11 @@ from itertools import accumulate, cycle
 from random import Random
 from typing import Any
 
-from eqcheck.case import Case
-from eqcheck.drawing import apart, unused_id
-from eqcheck.harness import ranked, truth_of
+from eqcheck.case.record import Case
+from eqcheck.decoding.harness import ranked, truth_of
+from eqcheck.decoding.run import Truth
+from eqcheck.drawing.cases import apart, unused_id
 from eqcheck.lanes.transparent.features import steps_of
-from eqcheck.run import Truth
 
 _PERMUTATIONS = 200  # of which the first is taken that keeps all
 

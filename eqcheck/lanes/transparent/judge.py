@@ -8,17 +8,17 @@ from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.story import decode_of, story_of
 from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.case import Case
-from eqcheck.contract import Generate
-from eqcheck.explanation import Explanation
-from eqcheck.family import FAMILY
-from eqcheck.harness import run
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Generate
+from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.harness import run
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.ids import variants
-from eqcheck.oracle import judge
-from eqcheck.outcome import Outcome
-from eqcheck.run import Run
-from eqcheck.trace import TARGET
+from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Outcome
 
 
 def luck_of(done: Run) -> tuple[str, str]:

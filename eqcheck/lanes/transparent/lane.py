@@ -10,10 +10,10 @@ from functools import partial
 from itertools import count
 
 from eqcheck.attribution.state import leaked
-from eqcheck.case import Case
-from eqcheck.contract import POISONED, Decoder
-from eqcheck.family import FAMILY, claimed_by
-from eqcheck.findings import Audit, Finding, Options
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import POISONED, Decoder
+from eqcheck.contract.family import FAMILY, claimed_by
+from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import with_axes
 from eqcheck.lanes.transparent.judge import try_calls, try_case
@@ -21,9 +21,9 @@ from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.memory.probe import probe_case, try_memory
-from eqcheck.notice import INCONCLUSIVE, Notice
-from eqcheck.outcome import HANG, Outcome
-from eqcheck.story import DrawnDecode
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.result.story import DrawnDecode
 from eqcheck.workers.forked import Limits
 from eqcheck.workers.pool import decoding
 from eqcheck.workers.runner import Runner

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from eqcheck.case import Case
-from eqcheck.choices import Chance
-from eqcheck.contract import TAKEN
-from eqcheck.drawing import Claims, draw_case
-from eqcheck.errors import CaseError, UsageError
-from eqcheck.harness import truth_of
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import TAKEN
+from eqcheck.contract.errors import CaseError, UsageError
+from eqcheck.contract.requirements import checked, unmet
+from eqcheck.contract.sizes import BLOCKS, WIDE, Bounds
+from eqcheck.decoding.harness import truth_of
+from eqcheck.drawing.cases import Claims, draw_case
+from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.features import Feature, features, raggedness, script
 from eqcheck.lanes.transparent.ids import permuted
 from eqcheck.lanes.transparent.shrink import smallest
-from eqcheck.requirements import checked, unmet
-from eqcheck.sizes import BLOCKS, WIDE, Bounds
 
 CHUNK = 50
 _DRAWN, _KEPT = 20, 10

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from eqcheck.attribution.state import leaked
-from eqcheck.case import Case
-from eqcheck.drawing import Claims
+from eqcheck.case.record import Case
+from eqcheck.contract.limits import MOST_BEFORE
+from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.shrink import smallest
-from eqcheck.limits import MOST_BEFORE
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.workers.forked import Forked, Limits
 from eqcheck.workers.pool import Workers
 

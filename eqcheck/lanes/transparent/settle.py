@@ -8,11 +8,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from eqcheck.attribution.witnesses import mechanism
-from eqcheck.case import Case
+from eqcheck.case.record import Case
 from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.sequences import RERUNS, SequenceSearch
-from eqcheck.outcome import HANG, Outcome
+from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.workers.runner import Runner
 
 MINIMISE_S = 60.0  # for one fingerprint

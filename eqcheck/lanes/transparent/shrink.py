@@ -15,10 +15,10 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from eqcheck.case import Case
-from eqcheck.drawing import Claims
+from eqcheck.case.record import Case
+from eqcheck.contract.requirements import unmet
+from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.ids import Places, as_table, distinct, renamed, with_ids
-from eqcheck.requirements import unmet
 
 
 def smallest(

@@ -13,12 +13,12 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE, EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
-from eqcheck.options import ORDER
+from eqcheck.case.engine import VOCAB_SIZE, EngineRow
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.options import ORDER
 
 BLOCK = 12  # cases of one regime and one K, about 800 tokens
 LIMITS = (12, 24)  # new tokens

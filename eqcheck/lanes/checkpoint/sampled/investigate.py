@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.outcome import Outcome
+from eqcheck.result.outcome import Outcome
 
 LEAST, MOST = 400, 6000  # tokens that a smaller request may take
 SLOWER = 3  # times the tokens of the larger one

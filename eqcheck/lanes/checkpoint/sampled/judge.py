@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eqcheck.errors import OutputError
-from eqcheck.explanation import Explanation
-from eqcheck.lanes.checkpoint.case import VOCAB_SIZE
-from eqcheck.lanes.checkpoint.judge import Judge, RowJudgement, truth
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
+from eqcheck.case.engine import VOCAB_SIZE
+from eqcheck.case.sampled_engine import SampledEngineCase, twins
+from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
+from eqcheck.contract.errors import OutputError
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.options import sampling_of
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
-from eqcheck.options import sampling_of
-from eqcheck.outcome import Outcome
-from eqcheck.plain import one_line
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.verdict import check_rows
 from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.verdict import check_rows
 
 GREEDY = "greedy-row"
 """The subject of a wrong greedy row, as long as nobody has looked into it."""
@@ -136,7 +136,7 @@ def _explanation(
 def _exercised(
     case: SampledEngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]
 ) -> Sequence[str]:
-    """What a case exercised, by `eqcheck.lanes.checkpoint.about.SAMPLED`."""
+    """What a case exercised, by `eqcheck.lanes.about_checkpoint.SAMPLED`."""
     options = [case.rows[number].options for number in case.sampled]
     rows = range(len(case.rows))
     seen = {

@@ -10,16 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from eqcheck import declining
-from eqcheck.contract import hook
-from eqcheck.explanation import Explanation, many
-from eqcheck.findings import Audit, Finding
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.contract.decoder import hook
+from eqcheck.explanation.records import Explanation, many
 from eqcheck.lanes.checkpoint.explain import abduced, explain
-from eqcheck.lanes.checkpoint.judge import Judge
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
 from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
 from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome, judged
@@ -30,9 +28,11 @@ from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
-from eqcheck.outcome import Outcome
+from eqcheck.result import declining
+from eqcheck.result.findings import Audit, Finding
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import SPEAKS
 from eqcheck.sampling.naming import Named
-from eqcheck.tally import SPEAKS
 from eqcheck.workers.pool import Workers
 from eqcheck.workers.spawned import environment
 

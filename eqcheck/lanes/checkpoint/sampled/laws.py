@@ -15,15 +15,15 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.case import EngineRow
-from eqcheck.lanes.checkpoint.checkpoints import checkpoint
-from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase, twins
-from eqcheck.lanes.checkpoint.truth import ModelTruth
-from eqcheck.law import law, penalised
+from eqcheck.case.engine import EngineRow
+from eqcheck.case.sampled_engine import SampledEngineCase, twins
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.sampling.row import RARE, Floats, SampledRow
-from eqcheck.ties import FACTOR
+from eqcheck.truth.law import law, penalised
+from eqcheck.truth.ties import FACTOR
 
 EXACT = 1e-10  # what float64 may change, in an engine that adds in another order
 _UNCUT = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from eqcheck.contract import RowOptions
-from eqcheck.lanes.checkpoint.judge import truth
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.checkpoints.judge import truth
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.sampled.judge import SampledEngineOutcome
 from eqcheck.lanes.sampling.gathered import rows_of
-from eqcheck.law import law
 from eqcheck.sampling import blackbox
 from eqcheck.sampling.bets import ALTERNATIVES, bets
 from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, argmax
 from eqcheck.sampling.pairs import PAIRS, SHARED, pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
+from eqcheck.truth.law import law
 
 MOST = 3000  # tokens that are looked at
 _LIKELIEST = 24  # draft tokens behind which the target is asked

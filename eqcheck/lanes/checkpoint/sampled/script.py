@@ -10,15 +10,16 @@ import inspect
 import re
 import textwrap
 
-from eqcheck import __version__, law
-from eqcheck.contract import Decoder, hook
-from eqcheck.findings import Finding
-from eqcheck.kinds import KINDS
+from eqcheck import __version__
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.contract.decoder import Decoder, hook
+from eqcheck.contract.kinds import KINDS
+from eqcheck.contract.options import ORDER
+from eqcheck.explanation.text import reason
 from eqcheck.lanes.checkpoint.sampled import shown
-from eqcheck.lanes.checkpoint.sampled.case import SampledEngineCase
 from eqcheck.lanes.checkpoint.script import SETTINGS, SHARED, in_docstring, row_text, run, shared
-from eqcheck.options import ORDER
-from eqcheck.text import reason
+from eqcheck.result.findings import Finding
+from eqcheck.truth import law
 
 EVIDENCE = "_sampling.py"
 

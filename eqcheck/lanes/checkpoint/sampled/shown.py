@@ -1,6 +1,6 @@
 """The evidence of a stand-alone script: fewer bets than an audit has, on one request that is drawn again and again.
 
-`eqcheck.lanes.checkpoint.sampled.script` copies this file and `eqcheck.law` beside the scripts of an engine.
+`eqcheck.lanes.checkpoint.sampled.script` copies this file and `eqcheck.truth.law` beside the scripts of an engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqcheck.law import law
+from eqcheck.truth.law import law
 
 CROSSES = 1e6  # a right engine's evidence ever gets there once in a million runs
 

@@ -1,0 +1,284 @@
+"""What is known of a decode from its outputs: where the model alone disagrees, what was drafted, its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, prod
+from typing import Any
+
+import torch
+
+from eqcheck.abduction.program import Program, answers
+from eqcheck.case.engine import PAD, EngineCase, EngineRow
+from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints.dictated import agreeing
+from eqcheck.checkpoints.truth import at_place, with_options
+from eqcheck.contract.decoder import RowOptions
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row's part in a round: of ``start`` committed tokens, ``accepted`` of ``drafts``; then there are ``end``."""
+
+    row: int
+    start: int
+    drafts: tuple[int, ...]
+    accepted: int
+    end: int
+
+
+Round = tuple[Turn, ...]
+_PADDED = -1  # no token
+LEAST_CHANCE = 1e-300  # of what is not forbidden
+_HOPELESS = -1e6  # a logarithm that only a forbidden token makes so small
+FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it likely
+# Sigmas to try, four to a decade, in standard deviations of the scores: from one that changes no token to one that
+# makes all tokens about equally likely.
+NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)
+
+
+def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
+    """The token chosen from the scores ``[vocabulary]`` after so many new tokens, with the row's options."""
+    return int(at_place(scores, row, before).argmax())
+
+
+class Evidence:
+    """The outputs of a case, beside what the model alone says after each of their beginnings.
+
+    ``returned`` is what the engine returned, ``outputs`` the same as far as a row may go, ``texts`` are prompts and
+    outputs, ``plain[row]`` the scores ``[new tokens + 1, vocabulary]`` without options,
+    ``wanted[row]`` what is to be emitted there. ``surprising`` are the (row, index)
+    of the tokens that are something else, in the rows ``judged``.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        case: EngineCase,
+        outputs: Sequence[Sequence[int]],
+        judged: Sequence[int] | None = None,
+    ) -> None:
+        self.target, self.draft, self.case = target, draft, case
+        self.judged = tuple(range(len(outputs)) if judged is None else judged)
+        self.returned = [[int(token) for token in output] for output in outputs]
+        self.outputs = [output[: self.end(row)] for row, output in enumerate(self.returned)]
+        self.pad = PAD
+        self.prompts = [list(row.prompt) for row in case.rows]
+        self.texts = [prompt + output for prompt, output in zip(self.prompts, self.outputs, strict=True)]
+        programs = [
+            plain_row(row, text, len(prompt))
+            for row, (text, prompt) in enumerate(zip(self.texts, self.prompts, strict=True))
+        ]
+        found = answers(target, programs)
+        self.plain = [
+            torch.stack([found[row][row, index] for index in range(len(output) + 1)])
+            for row, output in enumerate(self.outputs)
+        ]
+        self.expected: list[list[int]] = []
+        self.surprising: set[tuple[int, int]] = set()
+        self._likely: list[torch.Tensor] = []
+        self._ranked: dict[tuple[int, int], float] = {}
+        for number, (scores, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
+            scores = with_options(scores, case.rows[number], output)
+            self.expected.append(scores.argmax(-1).tolist())
+            if number in self.judged:
+                self.surprising |= {(number, n) for n, token in enumerate(output) if token != self.expected[number][n]}
+            for n, token in enumerate(output):
+                if (number, n) in self.surprising:
+                    self._ranked[number, n] = 1 / (1 + int((scores[n] > scores[n, token]).sum()))
+            likely = scores.masked_fill(scores.isinf(), FORBIDDEN)[: len(output)]
+            noisy = likely / (self.plain[number].std() * NOISE[:, None, None])  # [noises, new tokens, vocabulary]
+            emitted = torch.tensor(output, dtype=torch.long).expand(len(NOISE), -1)
+            self._likely.append(noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0].cumsum(-1))
+
+    def chance(self, row: int, end: int, once: bool) -> float:
+        """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
+
+        Counted are the tokens from the first surprising one on; any edit that is too weak to matter emits those before.
+
+        An edit that is not the fault changes the scores ``s`` in a way that knows nothing of the tokens emitted. So it
+        is taken for noise: token ``v`` has the score ``s[v] / sigma + g[v]``, where the ``g`` are independent and
+        ``P(g < x) = exp(-exp(-x))`` (Gumbel). The token with the highest score is then drawn from the softmax, because
+        with ``a = s / sigma`` and ``Z = sum(exp(a))`` ::
+
+            P(v is highest) = integral of exp(a[v] - x) * exp(-Z * exp(-x)) dx = exp(a[v]) / Z
+
+        The probabilities of the tokens, each after those before it, are multiplied. Little noise emits the right tokens
+        and much noise any, so ``sigma`` is the one of `NOISE` that is likeliest to emit just these.
+
+        An edit that happens ``once`` may disturb the surprising tokens alone, each as much as suits it. The token in
+        place ``r`` of the scores has at most the probability ``1 / r``, whatever ``sigma`` is: ``r - 1`` others have at
+        least as much. The greater of the two figures counts. Callers multiply by the number of edits tried, which
+        bounds the probability that any of them does it.
+        """
+        first = min((n for r, n in self.surprising if r == row), default=end)
+        if first >= end:
+            return 1.0
+        likely = self._likely[row]
+        best = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max())
+        everywhere = 0.0 if best < _HOPELESS else max(exp(best), LEAST_CHANCE)
+        return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
+
+    @property
+    def least_chance(self) -> float:
+        """That of an edit that happens once and explains everything."""
+        return prod(self.chance(row, len(self.outputs[row]), True) for row in self.judged)
+
+    def end(self, row: int, options: RowOptions | None = None) -> int:
+        """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
+        options = options or self.case.rows[row].options
+        ends = (n for n, token in enumerate(self.returned[row], 1) if token in options.eos_token_ids)
+        return min(
+            next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens), options.max_new_tokens
+        )
+
+    @property
+    def first(self) -> tuple[int, int] | None:
+        """The first surprising token: the row that goes wrong earliest, and where."""
+        return min(self.surprising, key=lambda at: (at[1], at[0]), default=None)
+
+    @cached_property
+    def drafts(self) -> list[dict[int, list[int]]]:
+        """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
+        if self.case.drafting == "ngram":
+            return self._each(lambda row, at: looked_up(self.texts[row][:at], self.case.num_draft_tokens))
+        if self.case.drafting == "dictated":
+            return self._each(self._dictated)
+        return self._drafted(with_options=False)
+
+    def _each(self, found: Callable[[int, int], list[int]]) -> list[dict[int, list[int]]]:
+        return [{at: found(row, at) for at in self._places(row)} for row in range(len(self.texts))]
+
+    def _dictated(self, row: int, at: int) -> list[int]:
+        start = at - len(self.prompts[row])
+        after = dictated.drafts(self.case)[row][start : start + self.case.num_draft_tokens]
+        return list(after) if start else []  # the first new token is the prompt's own
+
+    def _drafted(self, with_options: bool) -> list[dict[int, list[int]]]:
+        """What the draft proposes, if it has to; ``with_options`` of the rows applied, or greedily."""
+        branches = self._each(lambda row, at: [])
+        for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
+            for row, found in enumerate(
+                answers(self.draft, [self._branched(r, branches[r]) for r in range(len(branches))])
+            ):
+                for (at, column), scores in found.items():
+                    branch = branches[row][at]
+                    if column == len(branch):
+                        before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
+                        branch.append(
+                            pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
+                        )
+        return branches
+
+    @cached_property
+    def verified(self) -> list[dict[int, list[int]]]:
+        """By row and number of committed tokens, what is wanted after them and after each draft token that follows."""
+        programs = [self._branched(row, self.drafts[row]) for row in range(len(self.texts))]
+        verified: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
+        for row, found in enumerate(answers(self.target, programs)):
+            for at, column in sorted(found):
+                before = self.texts[row][len(self.prompts[row]) : at] + self.drafts[row][at][:column]
+                verified[row][at].append(pick(found[at, column], self.case.rows[row], before))
+        return verified
+
+    def _places(self, row: int) -> range:
+        return range(len(self.prompts[row]), len(self.texts[row]) + 1)
+
+    def _branched(self, row: int, branches: dict[int, list[int]]) -> Program:
+        """A row with a branch of tokens after each number of committed ones; ``queries`` are (number, column in it)."""
+        program = plain_row(row, self.texts[row], len(self.prompts[row]))
+        program.queries = {}
+        for at, branch in branches.items():
+            program.queries[at, 0] = at - 1
+            trunk = list(range(at))
+            for column, token in enumerate(branch):
+                trunk.append(program.write(token, at + column))
+                program.sees[-1] = list(trunk)
+                program.queries[at, column + 1] = len(program.tokens) - 1
+        return program
+
+    def limit(self, row: int) -> int:
+        return len(self.prompts[row]) + self.case.rows[row].options.max_new_tokens
+
+    def budget(self, row: int, at: int) -> int:
+        """K, or less where the row's limit is near: its last place belongs to the correction or bonus token."""
+        return max(0, min(self.case.num_draft_tokens, self.limit(row) - at - 1))
+
+    @cached_property
+    def schedules(self) -> dict[str, list[Round]]:
+        """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts.
+
+        In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
+        do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds.
+        """
+        return {
+            "own": self._rounds(self.drafts),
+            "least": self._rounds(self.drafts, least=True),
+            "prefilled": self._rounds(self.drafts, prefilled=True),
+        }
+
+    @cached_property
+    def schedules_with_options(self) -> dict[str, list[Round]]:
+        """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K.
+
+        Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
+        """
+        k = self.case.num_draft_tokens
+        if self.case.drafting == "dictated":
+            return self.schedules
+        if self.case.drafting == "ngram":
+            drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
+        else:
+            drafts = self._drafted(with_options=True)
+        more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
+        return self.schedules | more
+
+    def _rounds(
+        self, drafted: list[dict[int, list[int]]], *, least: bool = False, prefilled: bool = False
+    ) -> list[Round]:
+        rounds: list[Round] = []
+        at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
+        while at:
+            drafts = {row: drafted[row][n][: self.budget(row, n)] for row, n in at.items()}
+            if prefilled and not rounds:
+                drafts = {row: [] for row in drafts}
+            if least:
+                drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
+            accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
+            if least:
+                ended = {row: n + accepted[row] >= len(self.texts[row]) for row, n in at.items()}
+                least_of = min(len(drafts[row]) if ended[row] else accepted[row] for row in at)
+                accepted = {row: min(least_of, count) for row, count in accepted.items()}
+            turns = tuple(
+                Turn(row, n, tuple(drafts[row]), accepted[row], min(n + accepted[row] + 1, len(self.texts[row])))
+                for row, n in at.items()
+            )
+            rounds.append(turns)
+            at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
+        return rounds
+
+
+def looked_up(text: Sequence[int], k: int) -> list[int]:
+    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before.
+
+    >>> looked_up([5, 1, 2, 7, 9, 2, 1, 2], 3), looked_up([4, 6, 4], 3), looked_up([4, 6], 3)
+    ([7, 9, 2], [6, 4], [])
+    """
+    for size in (2, 1):
+        for start in range(len(text) - size):
+            if text[start : start + size] == text[len(text) - size :]:
+                return list(text[start + size : start + size + k])
+    return []
+
+
+def plain_row(row: int, text: Sequence[int], start: int) -> Program:
+    """A row as it should be seen."""
+    program = Program()
+    for position, token in enumerate(text):
+        program.write(token, position)
+        program.sees[-1] = range(position + 1)
+    program.queries = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
+    return program

@@ -1,0 +1,1 @@
+"""Cases: one test input each, as frozen, versioned data."""

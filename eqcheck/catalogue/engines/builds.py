@@ -1,0 +1,80 @@
+"""The known-good engines, each as a decoder, and what each claims: the one place where claims are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
+from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows
+from eqcheck.catalogue.engines.forked import Forked, ForkedRows
+from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.paged import Paged, PagedSmall, Prefixed, PrefixedSmall
+from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
+from eqcheck.catalogue.engines.pooled import Pooled
+from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.catalogue.engines.staged import Staged
+from eqcheck.catalogue.engines.static import Static
+from eqcheck.contract.decoder import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
+from eqcheck.contract.family import named
+
+
+@dataclass(frozen=True)
+class Build:
+    """An engine and its claims."""
+
+    engine: type[RoundEngine]
+    families: tuple[str, ...]
+    cache_states: tuple[str, ...] = TAKEN
+
+    def decoder(self, name: str) -> Decoder:
+        """The engine as a decoder."""
+        return decoder(
+            name=name,
+            families=self.families,
+            cache_states=self.cache_states,
+            note=(self.engine.__doc__ or "").partition("\n")[0],
+        )(partial(_decode, self.engine))
+
+
+def _decode(engine: type[RoundEngine], target: Any, draft: Any, request: Request) -> Rows:
+    return engine(target, draft, request).decode()
+
+
+_CROPPED = named(lambda family: not family.stateful)
+# A hole in a row's slots changes distances counted in slots, and what a window of slots reaches.
+_HOLES_FORGIVEN = named(lambda family: family.holes)
+# A 4-D mask says nothing about order, and is taken as it is: the window is part of it.
+_MASK_OF_THEIR_OWN = named(lambda family: not (family.counts_mask or family.stateful))
+# Siblings have one position and two slots.
+_TREES = named(lambda family: family.fed)
+
+BUILDS = {
+    "one_row": Build(OneRow, FAMILIES),
+    "uncached": Build(Uncached, FAMILIES),
+    "expanded": Build(Expanded, FAMILIES),
+    # A draft shorter than another row's leaves a hole in the block.
+    "realigned": Build(Realigned, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
+    "holes": Build(Holes, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked", "preallocated")),
+    "rolled_back": Build(RolledBack, _CROPPED, (*TAKEN, "chunked", "preallocated")),
+    "per_row": Build(PerRow, _CROPPED, (*TAKEN, "prefix", "chunked", "late-rows")),
+    "restored": Build(Restored, FAMILIES, (*TAKEN, "prefix", "chunked")),
+    "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
+    "packed": Build(Packed, CLAIMED),
+    "pooled": Build(Pooled, CLAIMED),
+    "paged": Build(Paged, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "prefixed": Build(Prefixed, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),
+    "prefixed_small": Build(PrefixedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),
+    "static": Build(Static, _HOLES_FORGIVEN, (*TAKEN, "prefix", "chunked")),
+    "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
+    "forked": Build(Forked, _TREES, (*TAKEN, "tree")),
+    "forked_rows": Build(ForkedRows, _TREES, (*TAKEN, "tree")),
+}
+
+
+def known_good() -> dict[str, Decoder]:
+    """Every build as it stands, by name."""
+    return {name: build.decoder(name) for name, build in BUILDS.items()}

@@ -1,0 +1,99 @@
+"""The verdict on an engine's rows; `eqcheck.truth.ties` has the policy on near-ties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import ModelTruth, with_options
+from eqcheck.truth import ties
+
+
+@dataclass(frozen=True)
+class RowJudgement:
+    """One row: ``first`` is the index of the first wrong token or of a wrong end, None for a right row.
+
+    ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the indices of
+    near-ties before it; ``margin`` is by how much the target prefers its own token.
+    """
+
+    row: int
+    observed: tuple[int, ...]
+    first: int | None = None
+    expected: int | None = None
+    ties: tuple[int, ...] = ()
+    margin: float = 0.0
+
+
+class Judge:
+    """Judges the rows of an engine that computes in ``dtype`` (a name of torch's).
+
+    >>> from eqcheck.contract.decoder import RowOptions
+    >>> case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=4)),))
+    >>> judge = Judge("float32")
+    >>> truth = judge.truth.row(case.rows[0])
+    >>> judge.rows(case, [truth])[0].first, judge.rows(case, [truth[:2]])[0].first
+    (None, 2)
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.truth = truth()
+
+    def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:
+        """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
+        kept = [output[: row.options.max_new_tokens] for row, output in zip(case.rows, outputs, strict=True)]
+        together = self.truth.together(case.rows, kept)
+        found = []
+        bound: float | None = None
+        for number, scores in enumerate(together):
+            row, output = case.rows[number], tuple(outputs[number])
+            seen = self._row(number, row, output, with_options(scores, row, kept[number]), 0.0)
+            if seen.first is not None:
+                bound = self._bound(case.rows, kept, together) if bound is None else bound
+                seen = self._row(number, row, output, self.truth.scores(row, kept[number]), bound)
+            found.append(seen)
+        return found
+
+    def _row(
+        self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float
+    ) -> RowJudgement:
+        options = row.options
+        choices = scores.argmax(-1).tolist()
+        near: list[int] = []
+        first, margin = None, 0.0
+        for index, token in enumerate(observed):
+            if index == options.max_new_tokens or (index and observed[index - 1] in options.eos_token_ids):
+                first = index
+                break
+            if token != choices[index]:
+                margin = float(scores[index, choices[index]] - scores[index, token])
+                if margin > bound:
+                    first = index
+                    break
+                near.append(index)
+        ended = len(observed) >= options.max_new_tokens or (observed and observed[-1] in options.eos_token_ids)
+        if first is None and not ended:
+            first = len(observed)
+        ended_before = first == options.max_new_tokens or (first and observed[first - 1] in options.eos_token_ids)
+        expected = None if first is None or ended_before else choices[first]
+        return RowJudgement(number, observed, first, expected, tuple(near), margin)
+
+    def _bound(
+        self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]
+    ) -> float:
+        """How much the target may prefer its own token at a tie on these rows."""
+        if self.dtype == torch.float64:
+            return 0.0
+        return ties.bound(scores, ModelTruth(checkpoint().models(self.dtype)[0]).together(rows, outputs))
+
+
+@lru_cache(maxsize=1)
+def truth() -> ModelTruth:
+    """The truth of the checkpoint: its target in float64."""
+    return ModelTruth(checkpoint().models()[0])

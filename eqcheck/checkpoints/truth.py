@@ -1,0 +1,139 @@
+"""Truth for rows with options: the float64 model alone, one row, no padding, no cache; and how wide it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from eqcheck.case.engine import EngineRow
+
+
+class ModelTruth:
+    """What a model emits for one row.
+
+    >>> from eqcheck.checkpoints.models import checkpoint
+    >>> from eqcheck.contract.decoder import RowOptions
+    >>> truth = ModelTruth(checkpoint().models()[0])
+    >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
+    >>> truth.choices(row, truth.row(row))[:5].tolist() == truth.row(row)
+    True
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def row(self, row: EngineRow, begin: Sequence[int] = ()) -> list[int]:
+        """The new tokens, as they go on after ``begin``, with the EOS that ends them; a cache saves time here."""
+        output, cache = list(begin), DynamicCache(config=self.model.config)
+        fed = [*row.prompt, *begin]
+        while len(output) < row.options.max_new_tokens:
+            with torch.no_grad():
+                scores = self.model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
+            output.append(int(at_place(scores[0], row, output).argmax()))
+            if output[-1] in row.options.eos_token_ids:
+                break
+            fed = output[-1:]
+        return output
+
+    @torch.no_grad()
+    def together(self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """The scores of several rows, each ``[n + 1, vocabulary]``, without their options, from one forward.
+
+        Rows are padded at their end, where nothing of a row looks, so that they are the rows' own up to rounding.
+        """
+        texts = [[*row.prompt, *output] for row, output in zip(rows, outputs, strict=True)]
+        ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+        for line, text in zip(ids, texts, strict=True):
+            line[: len(text)] = torch.tensor(text)
+        logits = self.model(input_ids=ids, use_cache=False).logits
+        return [
+            logits[number, len(row.prompt) - 1 : len(text)]
+            for number, (row, text) in enumerate(zip(rows, texts, strict=True))
+        ]
+
+    def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
+        """So many tokens after each prompt, whatever the rows' options; for drawing cases, where it has to be fast."""
+        return [list(tokens) for tokens in zip(*self._grown(rows, count, lambda s: s.argmax(-1)), strict=True)]
+
+    def best_two(self, rows: Sequence[EngineRow], count: int) -> list[list[tuple[int, int]]]:
+        """The two best choices for so many tokens after each prompt, with options; the first one goes on, past an EOS.
+
+        >>> from eqcheck.checkpoints.judge import truth
+        >>> from eqcheck.contract.decoder import RowOptions
+        >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
+        >>> [best for best, _ in truth().best_two([row], 5)[0]] == truth().row(row)
+        True
+        """
+        found: list[list[tuple[int, int]]] = [[] for _ in rows]
+
+        def choose(scores: torch.Tensor) -> torch.Tensor:
+            for row, score, chosen in zip(rows, scores, found, strict=True):
+                score = at_place(score, row, [best for best, _ in chosen])
+                chosen.append(tuple(score.topk(2).indices.tolist()))
+            return torch.tensor([chosen[-1][0] for chosen in found])
+
+        for _ in self._grown(rows, count, choose):
+            pass
+        return found
+
+    @torch.no_grad()
+    def _grown(
+        self, rows: Sequence[EngineRow], count: int, choose: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[list[int]]:
+        """The next token of each row, so many times; ``choose`` takes it from the scores ``[rows, vocabulary]``."""
+        lengths = torch.tensor([len(row.prompt) for row in rows])
+        places = torch.arange(int(lengths.max())).expand(len(rows), -1)
+        seen = (places < lengths[:, None]).long()
+        ids = torch.zeros_like(places)
+        for line, row in zip(ids, rows, strict=True):
+            line[: len(row.prompt)] = torch.tensor(row.prompt)
+        cache = DynamicCache(config=self.model.config)
+        logits = self.model(ids, attention_mask=seen, position_ids=places, past_key_values=cache).logits
+        found = choose(logits[torch.arange(len(rows)), lengths - 1])
+        yield found.tolist()
+        for step in range(count - 1):
+            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
+            fed, at = found[:, None], (lengths + step)[:, None]
+            logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
+            found = choose(logits[:, -1])
+            yield found.tolist()
+
+    def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
+        """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""
+        return self.scores(row, output).argmax(-1)
+
+    @torch.no_grad()
+    def scores(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
+        """The scores of the next token after each beginning of ``output``, with the options: [n + 1, vocabulary]."""
+        ids = torch.tensor([[*row.prompt, *output]])
+        scores = self.model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 :]
+        return with_options(scores, row, output)
+
+
+def with_options(scores: torch.Tensor, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
+    """The scores after the row's penalties and its minimum; row ``i`` of them comes after ``output[:i]``."""
+    options = row.options
+    if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
+        return scores
+    return torch.stack([at_place(score, row, output[:index]) for index, score in enumerate(scores)])
+
+
+def at_place(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> torch.Tensor:
+    """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
+    options, scores = row.options, scores.clone()
+    seen = sorted({*row.prompt, *before})
+    penalty = options.repetition_penalty
+    scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    scores[sorted(set(before))] -= options.presence_penalty
+    if len(before) < options.min_new_tokens:
+        scores[list(options.eos_token_ids)] = float("-inf")
+    return scores
+
+
+def row_with(row: EngineRow, **options: Any) -> EngineRow:
+    """The row with other options."""
+    return replace(row, options=replace(row.options, **options))

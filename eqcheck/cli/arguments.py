@@ -1,0 +1,103 @@
+"""What options of the command line may be given: text to a value, or one line on what was expected."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+from eqcheck.contract.decoder import FAMILIES
+from eqcheck.contract.errors import did_you_mean
+from eqcheck.contract.limits import MEMORY, MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, TIMEOUTS
+from eqcheck.contract.sizes import WIDE, Bounds
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected an integer from 1 to {most}, got {text!r}")
+        return int(text)
+
+    return number
+
+
+_BOUNDS = {
+    "rows": ("rows of a batch", MOST_ROWS),
+    "prompt": ("tokens of a prompt", MOST_TOKENS_OF_ROW - 1),
+    "new_tokens": ("max_new_tokens", MOST_TOKENS_OF_ROW - 1),
+    "draft_tokens": ("K", MOST_DRAFT_TOKENS),
+}
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """The options ``--max-rows`` and so on, which say how large cases get."""
+    for name, (what, most) in _BOUNDS.items():
+        usual = getattr(WIDE, name)
+        option = f"--max-{name.replace('_', '-')}"
+        parser.add_argument(option, type=_up_to(most), metavar="N", help=f"the most {what} that are drawn ({usual})")
+
+
+def bounds_of(options: argparse.Namespace) -> Bounds:
+    """How large cases get."""
+    given = {name: getattr(options, f"max_{name}") for name in _BOUNDS}
+    return replace(WIDE, **{name: value for name, value in given.items() if value is not None})
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, minutes or hours."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        found = float(number) * unit
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e7:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90, 60s or 5m, got {text!r}")
+    return found
+
+
+def case_seconds(text: str) -> float:
+    """A time that a case file may hold."""
+    found = seconds(text)
+    if not TIMEOUTS[0] <= found <= TIMEOUTS[1]:
+        raise argparse.ArgumentTypeError(f"expected a time of 1s to 24h, got {text!r}")
+    return found
+
+
+def size(text: str) -> int:
+    """A size that a case file may hold."""
+    units = {"M": 2**20, "G": 2**30}
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in units or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
+    found = int(number) * units[unit]
+    if not MEMORY[0] <= found <= MEMORY[1]:
+        raise argparse.ArgumentTypeError(f"expected a size of 64M to 1048576G, got {text!r}")
+    return found
+
+
+def families(text: str) -> tuple[str, ...]:
+    """Families, or all of them."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if "all" in names:
+        return FAMILIES
+    for name in names:
+        if name not in FAMILIES:
+            raise argparse.ArgumentTypeError(
+                f"unknown family {name!r}{did_you_mean(name, FAMILIES) or '.'} Known: all, {', '.join(FAMILIES)}"
+            )
+    return names

@@ -1,0 +1,242 @@
+"""Run a stored case again, in the lane it belongs to, and say FAILS, FIXED, DECLINED or ERROR."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from contextlib import redirect_stdout
+from dataclasses import fields
+from io import StringIO
+from pathlib import Path
+from pprint import pformat
+
+from eqcheck import __version__
+from eqcheck.campaign.lane import lane_named
+from eqcheck.case.record import Case
+from eqcheck.contract import registry
+from eqcheck.contract.architectures import is_class
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.contract.requirements import refused
+from eqcheck.explanation.terminal import WHOLE, columns
+from eqcheck.explanation.text import render
+from eqcheck.report import calls as callview
+from eqcheck.report.page_of_decode import trace_page
+from eqcheck.result.findings import Options
+from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.result.story import DrawnDecode
+from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
+
+
+def replay(
+    path: Path,
+    adapter: str | None = None,
+    isolate: bool = False,
+    python: str | None = None,
+    calls: bool = False,
+    html: Path | None = None,
+    target: str = "",
+) -> int:
+    """Run the case of a file with the adapter it names, or another one; returns the exit code.
+
+    ``target`` has to name the model of the case where that is a class or a folder of the user's.
+    ``calls``: print every call of the models first; ``html``: write them to this file as a page.
+    """
+    stored = read_case(path)
+    if html is not None:
+        _check_page(html)
+    flags = [flag for flag, given in (("--isolate", isolate), ("-v", calls)) if given]
+    options = [*flags, *(["--python", python] if python else []), *(["--html", str(html)] if html else [])]
+    spec = _named(path, stored, adapter, target, options)
+    try:
+        decoder = registry.load(spec)
+    except UsageError:
+        print("ERROR: the adapter cannot be loaded")
+        raise
+    timeout, memory = _limits(stored)
+    isolate = isolate or stored.isolated
+    asked = Options(case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
+    lane = lane_named(stored.case.lane)(decoder, asked)
+    declined = refused(stored.case, decoder.requires)
+    if not declined:
+        outcome, shown = lane.again(stored.case, calls or html is not None)
+        declined = outcome.declined
+    if declined:
+        print(printable(f"DECLINED: {decoder.name}: {declined}; nothing was tested"))
+        return NOTHING
+    name = f"{decoder.name} {lane.result.version}".strip()
+    said = StringIO()
+    with redirect_stdout(said):
+        code = _tell(name, stored, outcome, WHOLE)  # for the page
+    if html is not None and isinstance(shown, DrawnDecode):  # first: whoever reads the rest may have seen enough
+        _write(html, trace_page(name, stored.case.id, said.getvalue(), shown))
+    try:
+        _show(shown, calls, html)
+        _tell(name, stored, outcome, columns())
+        if code == VIOLATION and not lane.result.claims(stored.case):
+            print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails again when it ends
+    return code
+
+
+def as_test(path: Path, adapter: str | None = None) -> str:
+    """The case of a file as a test to paste: it fails as long as the decoder has the fault.
+
+    Nothing is decoded, so the file may name code, too: the test then says in a comment that it imports that code.
+    Raises `UsageError` for a case that no short test can hold.
+    """
+    stored = read_case(path)
+    spec = _spec(path, stored, _absolute(adapter) if adapter else None)
+    case, fingerprint = stored.case, stored.fingerprint or ""
+    why = _NO_TEST.get(case.lane, "")
+    if (stored.isolated and fingerprint.startswith("crash/")) or fingerprint == HANG:
+        why = "the decoder hangs, or failed in a process of its own, and pytest would end with it"
+    if why or not isinstance(case, Case):
+        raise UsageError(
+            f"case file {path}: no test can be printed: {why}; keep the file and run {command(path, spec)}"
+        )
+    name = re.sub(r"\W+", "_", f"test_{fingerprint or 'case'}_{case.id}")
+    before = f"It was {fingerprint}" if fingerprint else "It is checked"
+    about = json.dumps(f"{before} on this case, by eqcheck {__version__}.")  # a file's text must not become code
+    own = [named for named in (spec if registry.names_code(spec) else "", target_of(case)) if named]
+    warning = "".join(
+        f"    # The case file names this code, which the test imports: {json.dumps(one)}\n" for one in own
+    )
+    checked = f"    eqcheck.assert_equivalent(eqcheck.load({json.dumps(spec)}), case)\n"
+    if len(checked) > 120:  # a long path has a line of its own
+        checked = f"    decoder = eqcheck.load({json.dumps(spec)})\n    eqcheck.assert_equivalent(decoder, case)\n"
+    return (
+        f"import eqcheck\n\n\ndef {name}() -> None:\n    {about}\n{'' if adapter else warning}"
+        f"    case = {_literal(case, 4)}\n{checked}"
+    )
+
+
+_NO_TEST = {
+    "checkpoint": "an engine loads a checkpoint and is run by a Python or a server of its own",
+    "checkpoint-sampling": "an engine loads a checkpoint, and sampled tokens have a law and no one right output",
+    "sampling": "sampled tokens have a law and no one right output; it takes many draws to tell",
+}
+
+
+def _literal(case: Case, indent: int) -> str:
+    """A case as source: what is not as usual, a line for each field."""
+    lines = []
+    for one in fields(case):
+        if (value := getattr(case, one.name)) == one.default:
+            continue
+        if one.name == "before":
+            earlier = "".join(f"{' ' * (indent + 8)}{_literal(each, indent + 8)},\n" for each in value)
+            text = f"(\n{earlier}{' ' * (indent + 4)})"
+        else:
+            text = pformat(value, width=max(40, 112 - indent - len(one.name)), compact=True)
+            text = text.replace("\n", f"\n{' ' * (indent + 5 + len(one.name))}")
+        lines.append(f"{' ' * (indent + 4)}{one.name}={text},\n")
+    return f"eqcheck.Case(\n{''.join(lines)}{' ' * indent})"
+
+
+def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str, options: list[str]) -> str:
+    """The adapter to run; `UsageError` where a file alone names it and it is code, or code is the target."""
+    spec = _spec(path, stored, adapter)
+    if not adapter and registry.names_code(spec):
+        raise UsageError(
+            f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
+            f"{spec!r}; if you trust it, type: {' '.join([command(path, spec), shlex.join(options)]).strip()}"
+        )
+    _check_target(path, stored, spec, target)
+    return spec
+
+
+def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:
+    """The adapter of a case, as given or as its file names it; `UsageError` where there is none."""
+    if (spec := adapter or stored.adapter) is None:
+        raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
+    return spec
+
+
+def _absolute(spec: str) -> str:
+    """An adapter whose file is named by its whole path, so that it is found from any folder.
+
+    >>> _absolute("eqspec"), _absolute("package.module:attr"), _absolute("/home/me/mine.py:attr")
+    ('eqspec', 'package.module:attr', '/home/me/mine.py:attr')
+    """
+    file = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec)
+    return f"{Path(file[1]).resolve()}{file[2]}" if file and registry.names_code(spec) else spec
+
+
+def _check_target(path: Path, stored: StoredViolation, spec: str, target: str) -> None:
+    """`UsageError` where the target of a case is code to run, or a folder to read, that the user did not name."""
+    own = target_of(stored.case)
+    if target != own:
+        got = f"code to run, {own!r}" if is_class(own) else f"a folder to read, {own!r}"
+        expected = f"got {got}; if you trust it, type" if own else "its target is no model of yours; type"
+        raise UsageError(f"case file {path}: target: {expected}: {command(path, spec, own)}")
+
+
+def _check_page(html: Path) -> None:
+    """`UsageError` where a page cannot be written, or would take the place of something else."""
+    usual = "give the name of a new file, or of a page to be replaced"
+    if not html.parent.is_dir():
+        raise UsageError(f"--html {html}: expected a file in a folder that exists, got none at {html.parent}; {usual}")
+    try:
+        if html.is_dir() or (html.exists() and not html.read_text(errors="replace").startswith("<!doctype html>")):
+            raise UsageError(f"--html {html}: expected a page or nothing, got something else, which stays; {usual}")
+    except OSError as error:
+        raise UsageError(f"--html {html}: {error.strerror}; {usual}") from error
+
+
+def _write(html: Path, page: str) -> None:
+    try:
+        write_whole(html, page)
+    except OSError as error:
+        raise UsageError(f"--html {html}: {error.strerror}; nothing was written") from error
+
+
+def _show(shown: DrawnDecode | str, calls: bool, html: Path | None) -> None:
+    """Print every call, or why there is none, and where the page is."""
+    if isinstance(shown, str):
+        print(f"{shown}\n" if shown else "", end="")
+        return
+    if calls:
+        callview.show(shown)
+        print()
+    if html is not None:
+        print(printable(f"Every call is shown in {html}\n"))
+
+
+def _limits(stored: StoredViolation) -> tuple[float, int | None]:
+    """Seconds and bytes: the file's where its case is about them, else no less than usual, or a right decoder fails."""
+    timeout, memory = stored.case_timeout, stored.case_memory
+    if not (stored.fingerprint or "").startswith("crash/"):
+        timeout, memory = max(timeout, CASE_TIMEOUT), memory and max(memory, CASE_MEMORY)
+    return timeout, memory
+
+
+def _tell(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> int:
+    explanation, before = outcome.explanation, stored.fingerprint
+    was = f" (was {before})" if before else ""
+    seen = outcome.observed
+    drawn = f": {seen['tokens']} tokens, evidence {seen['evidence']} at most" if "evidence" in seen else ""
+    if outcome.status == "inconclusive":
+        print(f"INCONCLUSIVE: {name} may have the right law or not{was}{drawn}; 1e6 is a violation")
+        return INCONCLUSIVE
+    if explanation is None:
+        print(f"FIXED: {name} is equivalent on this case{was}{drawn}")
+        return EQUIVALENT
+    print(printable(f"FAILS: {name}\n{render(explanation, width)}\n{outcome.traceback}"), end="")
+    if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
+        print(f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.")
+    now = explanation.fingerprint
+    if not before or before == now or before.startswith(f"{now}:"):  # what an engine's case needs follows
+        return VIOLATION
+    unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
+    if stored.case.lane != "transparent" and now.startswith(unnamed):
+        print(f"The stored cause is {before}; it was found in other cases, this one alone does not show it.")
+    else:
+        print(f"The stored violation was {before}; it fails differently now.")
+    return VIOLATION

@@ -1,0 +1,332 @@
+"""What a decoder is: a function of target, draft and request, registered with `decoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.escaping import one_line
+from eqcheck.contract.family import CLAIMED as CLAIMED
+from eqcheck.contract.family import FAMILIES as FAMILIES
+from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.contract.options import ORDER, check_claims
+from eqcheck.contract.options import RowOptions as RowOptions
+from eqcheck.contract.requirements import REQUIREMENTS as REQUIREMENTS
+from eqcheck.contract.requirements import checked
+from eqcheck.contract.trees import Nodes
+
+PaddingSide = Literal["left", "right"]
+PADDING_SIDES = ("left", "right")
+CACHE_STATES = {
+    "empty": "caches are empty at the start",
+    "pads-huge": "what the models write for pads is huge",
+    "pads-nan": "what the models write for pads is NaN",
+    "wrapped": "prompts are longer than the attention window (family window)",
+    "chunked": "prompts are to be prefilled in chunks of `prefill_chunk` tokens",
+    "prefix": "a prefilled cache of the prompts' common beginning is handed over",
+    "preallocated": "caches with garbage behind their valid part are handed over",
+    "late-rows": "rows join while others are being decoded",
+    "tree": "the draft tokens of a round are a tree",
+}
+POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
+TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
+CAPABILITIES = {
+    "row-limits": "rows have limits of their own",
+    "row-eos": "rows have EOS ids of their own",
+    "min-new-tokens": "a row may not end before so many new tokens",
+    "repetition-penalty": "logits of tokens in prompt and output are divided (or, below zero, multiplied) by a number",
+    "presence-penalty": "a number is taken from the logits of tokens in the output",
+    "many-rows": "up to 128 rows",
+    "arrivals": "rows are handed over while others run",
+    "token-budget": "a step of the engine computes at most so many tokens",
+    "prefix-caching": "caches of common beginnings are shared, also with earlier requests",
+    "kv-blocks": "the KV cache holds so few blocks that rows have to be preempted",
+    "ngram": "draft tokens are looked up in the row itself, and there may be none",
+    "dictated-drafts": "draft tokens are those that the request names",
+    "only-dictated-drafts": "draft tokens are always those that the request names",
+    "temperature": "rows are sampled, each at a temperature of its own; at 0 a row is greedy",
+    "top-k": "a sampled row is cut to its so many likeliest tokens",
+    "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
+    "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
+    "seeds": "a sampled row may have a seed",
+}
+DRAFTING = ("model", "ngram", "dictated", "none")
+
+
+@dataclass
+class Request:
+    """What a decoder is asked to generate.
+
+    ``prompts`` are token ids, one list per row; every row gets at most ``max_new_tokens`` new tokens and ends at
+    its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
+    that occurs in prompts or is an EOS: nothing about a row may be read off it.
+
+    The other fields are set only for decoders that declare the cache state, and are to be heeded: the trace is held
+    against them. ``prefill_chunk`` (``chunked``): feed at most so many prompt tokens of a row in one target call.
+    ``prefix_length`` (``prefix``): ``target_cache`` and ``draft_cache`` hold one row with the first so many tokens,
+    which all prompts share; do not feed the target these again. Under ``preallocated`` the two hold a row per prompt
+    and no token yet; their ``layers[i].keys`` have spare slots behind the ``get_seq_length()`` valid ones; let the
+    target write into its own, or into a copy. ``arrivals`` (``late-rows``): row i may be fed only after that many
+    target calls, or when no other row is left to be decoded. ``tree`` (``tree``):
+    ``tree[i][n]`` are the nodes that row i verifies in its round n, each its parent and its rank among the draft's
+    choices there (`eqcheck.contract.trees`); behind the last round named its tree stays; where none is, or it is empty,
+    the decoder makes one of at most ``num_draft_tokens`` nodes.
+
+    Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
+    ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
+    ``prefix_caching``; the last three mean the engine's own default where they are None. Where the drafting is
+    ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
+
+        >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
+        ...                   padding_side="left")
+        >>> [len(prompt) for prompt in request.prompts]
+        [2, 1]
+    """
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    num_draft_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    padding_side: PaddingSide
+    prefill_chunk: int | None = None
+    prefix_length: int = 0
+    target_cache: Any = None
+    draft_cache: Any = None
+    arrivals: tuple[int, ...] = ()
+    rows: tuple[RowOptions, ...] = ()
+    drafting: str = "model"
+    token_budget: int | None = None
+    kv_blocks: int | None = None
+    prefix_caching: bool | None = None
+    drafts: tuple[tuple[int, ...], ...] = ()
+    tree: tuple[tuple[Nodes, ...], ...] = ()
+
+
+DTYPES = ("float64", "float32")
+"""What a decoder judged by its tokens may compute in."""
+
+Generate = Callable[[Any, Any, Request], Any]
+Inside = Callable[[], AbstractContextManager[Any]]
+
+
+class Hooks:
+    """What a decoder class may have beside ``__call__``: each is optional, and is this where it is left out.
+
+    ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
+    calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
+    (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where drafts are dictated
+    ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. An engine that is read from
+    inside tells in ``contexts`` how many queries were read, and in ``wrong_context`` the first one that saw something
+    wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with the engine alone, the
+    class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft, request)``,
+    ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+
+        >>> Hooks().version, Hooks().requirements
+        ('', 'the engine')
+    """
+
+    version: str = ""
+    note: str = ""
+    observed: Mapping[str, Any] = MappingProxyType({})
+    script: tuple[Callable[..., Any], ...] = ()
+    requirements: str = "the engine"
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def hook(engine: Any, name: str) -> Any:
+    """What a decoder has of this `Hooks`, or its default.
+
+    >>> hook(object(), "note")
+    ''
+    """
+    return getattr(engine, name, getattr(Hooks, name))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A registered decoder; calling it decodes one request.
+
+    ``function`` is the decorated function, or a class whose instances are called and which may be an `Hooks`.
+    ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known violations to
+    links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the modules that it
+    imports (`eqcheck.contract.modules`).
+
+        >>> from eqcheck import load
+        >>> load("hf_pr").padding_sides, load("hf_pr").families
+        (('left',), ('rotary', 'learned'))
+    """
+
+    name: str
+    function: Any
+    padding_sides: tuple[PaddingSide, ...] = ("left",)
+    families: tuple[str, ...] = CLAIMED
+    cache_states: tuple[str, ...] = TAKEN
+    requires: tuple[str, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    version: str = ""
+    note: str = ""
+    engine: Any = None
+    checkpoints: bool = False
+    capabilities: tuple[str, ...] = ()
+    dtype: str = "float64"
+    environment: str = ""
+    seeds: str = "none"
+    lossless: bool | str = True
+    option_order: tuple[str, ...] = ORDER
+    spec: str = ""
+    inside: Inside = field(default=nullcontext, repr=False, compare=False)
+
+    def __call__(self, target: Any, draft: Any, request: Request) -> Any:
+        with self.running() as generate:
+            return generate(target, draft, request)
+
+    @contextmanager
+    def running(self) -> Iterator[Generate]:
+        """Set the decoder up, yield what decodes one request, and shut it down."""
+        if not isinstance(self.function, type):
+            yield self._within(self.function)
+            return
+        with self.inside():
+            instance = self.function()
+            getattr(instance, "open", lambda: None)()
+        try:
+            yield self._within(instance)
+        finally:
+            with self.inside():
+                getattr(instance, "close", lambda: None)()
+
+    def _within(self, generate: Any) -> Any:
+        return generate if self.inside is nullcontext else _Within(self.inside, generate)
+
+    def named(self, spec: str) -> Decoder:
+        """The same decoder, remembering the spec by which it was found."""
+        return replace(self, spec=spec)
+
+
+class _Within:
+    """What decodes one request, called in its context; for the rest it is what it wraps."""
+
+    def __init__(self, inside: Inside, generate: Any) -> None:
+        self._inside, self._generate = inside, generate
+
+    def __call__(self, target: Any, draft: Any, request: Request) -> Any:
+        with self._inside():
+            return self._generate(target, draft, request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_generate"], name)
+
+
+def decoder(
+    *,
+    name: str | None = None,
+    padding_sides: tuple[PaddingSide, ...] = ("left",),
+    families: tuple[str, ...] = CLAIMED,
+    cache_states: tuple[str, ...] = TAKEN,
+    requires: tuple[str, ...] = (),
+    known: Mapping[str, str] | None = None,
+    origin: str = "",
+    version: str = "",
+    note: str = "",
+    engine: Any = None,
+    checkpoints: bool = False,
+    capabilities: tuple[str, ...] = (),
+    dtype: str | None = None,
+    environment: str = "",
+    seeds: str = "none",
+    lossless: bool | str = True,
+    option_order: tuple[str, ...] = ORDER,
+) -> Callable[[Any], Decoder]:
+    """Register a function (or a class with ``__call__``) as a decoder.
+
+        >>> @decoder(name="mine", padding_sides=("left", "right"))
+        ... def generate(target, draft, request):
+        ...     return [[] for prompt in request.prompts]
+        >>> generate.name
+        'mine'
+
+    The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
+    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
+    ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``requires`` names what
+    it needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for an id N): other cases are not drawn. What
+    only the decoder can tell it declines by raising `eqcheck.Unsupported` with the reason. ``known`` declares
+    violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
+    times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
+    batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
+    `eqcheck.reference_impls.serving.Engine`.
+
+    An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
+    alone. ``dtype`` is what it computes in (one of `DTYPES`; float32 if nothing is said, as the checkpoint is),
+    ``environment`` the environment of its own in which it runs.
+
+    ``capabilities`` names what any decoder takes of `CAPABILITIES`. Of one that samples, ``seeds`` is what it promises
+    of a row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies options
+    (`ORDER` there), and ``lossless`` says why it does not draw from the target's law, where it means not to. Before a
+    sampled case, Python's, numpy's and torch's global generators are given a fresh seed in its process; one that draws
+    from a generator of its own has to seed it from there. Raises `UsageError` for a padding side, family, cache state,
+    precondition, capability, dtype, promise, order or kind of violation that does not exist.
+    """
+    requires = checked(requires)
+    for given, allowed, what in (
+        (padding_sides, PADDING_SIDES, "padding_sides"),
+        (families, FAMILIES, "families"),
+        (cache_states, tuple(CACHE_STATES), "cache_states"),
+        (capabilities, tuple(CAPABILITIES), "capabilities"),
+    ):
+        if isinstance(given, str) or not (given or what == "capabilities"):
+            raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
+        for one in given:
+            if one not in allowed:
+                raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
+
+    dtype = dtype or ("float32" if checkpoints else "float64")
+    if dtype not in DTYPES:
+        raise UsageError(
+            f"dtype: expected one of {DTYPES}, got {dtype!r}; let the engine compute in float32 for the audit: in "
+            "less, rounding on the checkpoint is more than what lies between two tokens, and nothing could be told"
+        )
+    check_claims(capabilities, seeds, lossless, option_order)
+    for fingerprint in known or ():
+        if fingerprint.partition(":")[0] not in FINGERPRINTS:
+            raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}")
+
+    def register(function: Any) -> Decoder:
+        usable = callable(function)
+        if isinstance(function, type):
+            usable = any("__call__" in vars(base) for base in function.__mro__)
+        if not usable:
+            raise UsageError(f"expected a function or a class with __call__, got {function!r}")
+        called = name or str(getattr(function, "__name__", type(function).__name__))
+        if called != one_line(called, 100):
+            raise UsageError(f"name: expected one line of at most 100 printable characters, got {called[:200]!a}")
+        return Decoder(
+            name=called,
+            function=function,
+            padding_sides=tuple(padding_sides),
+            families=tuple(families),
+            cache_states=tuple(cache_states),
+            requires=requires,
+            known=dict(known or {}),
+            origin=origin,
+            version=version,
+            note=note,
+            engine=engine,
+            checkpoints=checkpoints,
+            capabilities=tuple(capabilities),
+            dtype=dtype,
+            environment=environment,
+            seeds=seeds,
+            lossless=lossless,
+            option_order=tuple(option_order),
+        )
+
+    return register

@@ -1,0 +1,66 @@
+"""What goes wrong, as one tree.
+
+EqcheckError
+|-- UsageError    a spec, option or argument is wrong; exit code 4
+|   |-- CaseError     a case (or a case file) is malformed
+|   `-- OutputError   prompts or outputs given to the oracle are malformed
+|-- Unsupported   (also a ValueError) a decoder or an engine declines what is asked, and says why
+`-- Violation     (also an AssertionError) a decoder is not equivalent to its target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+# Exit codes.
+EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
+
+
+class EqcheckError(Exception):
+    """Anything eqcheck raises on purpose.
+
+    >>> issubclass(UsageError, EqcheckError), issubclass(Violation, EqcheckError)
+    (True, True)
+    """
+
+
+class UsageError(EqcheckError, ValueError):
+    """A spec, option or argument is wrong; the message says what was expected and what came.
+
+    >>> from eqcheck import decoder
+    >>> decoder(padding_sides=("top",))
+    Traceback (most recent call last):
+    eqcheck.contract.errors.UsageError: padding_sides: expected some of ('left', 'right'), got 'top'
+    """
+
+
+class CaseError(UsageError):
+    """A case or a case file is malformed."""
+
+
+class OutputError(UsageError):
+    """Prompts or outputs given to the oracle are malformed."""
+
+
+class Unsupported(EqcheckError, ValueError):
+    """What a decoder raises, with the reason, to decline what is asked: the case is passed over, it is no violation.
+
+    >>> raise Unsupported("one row at a time")
+    Traceback (most recent call last):
+    eqcheck.contract.errors.Unsupported: one row at a time
+    """
+
+
+class Violation(EqcheckError, AssertionError):
+    """A decoder is not equivalent to its target; the message is the explanation.
+
+    >>> issubclass(Violation, AssertionError)
+    True
+    """
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing when no known name is close."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

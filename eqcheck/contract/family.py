@@ -1,0 +1,127 @@
+"""Families of models, a record each: how they see positions and masks. Free of torch, as cases and reports name them.
+
+A new family is a record here; what it sees is computed in `eqcheck.hashlm.visibility`, and hashed in
+`eqcheck.hashlm.hashing`.
+
+    >>> FAMILY["window"].window, CLAIMED
+    (8, ('rotary', 'learned'))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from eqcheck.contract.architectures import ARCHITECTURES, Parsed, parsed
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models ``like`` some known ones see what they are fed.
+
+    ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
+    that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
+    where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
+    With ``holes`` hidden slots between a row's tokens change nothing. A decoder that does not say which families it
+    claims claims those that are ``claimed``. ``target`` is the real model that is read, None where it is a `HashLM`.
+    """
+
+    name: str
+    like: str
+    places: Literal["positions", "ranks", "slots", "steps"]
+    absolute: bool = False
+    window: int | None = None
+    holes: bool = True
+    claimed: bool = False
+    target: Parsed | None = None
+
+    @property
+    def fed(self) -> bool:
+        """Whether places are the position ids."""
+        return self.places == "positions"
+
+    @property
+    def counts_mask(self) -> bool:
+        """Whether tokens are counted in the mask, which so has to be 2-D."""
+        return self.places == "ranks"
+
+    @property
+    def biased(self) -> bool:
+        """Whether places come as a bias to the scores, so that real models always build a mask."""
+        return self.places in ("ranks", "slots")
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is a state in place of slots: it cannot be cropped, and takes in nothing that is hidden."""
+        return self.places == "steps"
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query at this one is to see."""
+        return max(0, position + 1 - self.window) if self.window else 0
+
+
+WINDOW = 8
+LLAMA = "rotary"  # the family of what eqcheck trains or loads itself
+
+
+class _Families(dict[str, Family]):
+    """The families by name; one on a real model, or ``window:N`` of N slots, is made when it is asked for."""
+
+    def __missing__(self, name: str) -> Family:
+        if name.startswith("window:") and name[7:].isdecimal():
+            return replace(self["window"], name=name, window=int(name[7:]))
+        target = parsed(name)
+        if target is None:
+            raise KeyError(name)
+        self[name] = family = replace(self[target.family], name=name, target=target)
+        return family
+
+
+FAMILY = _Families(
+    (family.name, family)
+    for family in (
+        Family("rotary", "Llama, Qwen, NeoX", "positions", claimed=True),
+        Family("learned", "GPT-2", "positions", absolute=True, claimed=True),
+        Family("mask-order", "OPT, Bloom", "ranks"),
+        Family("slot-distance", "MPT", "slots", holes=False),
+        Family("window", "Mistral, Gemma", "positions", window=WINDOW, holes=False),
+        Family("recurrent", "Mamba", "steps", holes=False),
+    )
+)
+
+
+def named(which: Callable[[Family], bool]) -> tuple[str, ...]:
+    """The names of those families."""
+    return tuple(name for name, family in FAMILY.items() if "@" not in name and which(family))  # real ones come later
+
+
+def base_of(name: str) -> str:
+    """The family that one on a real model is like; any other is its own.
+
+    >>> base_of("rotary@llama"), base_of("learned"), base_of("window:16@./folder")
+    ('rotary', 'learned', 'window')
+    """
+    return name.partition("@")[0].partition(":")[0]
+
+
+def asked_by(name: str) -> tuple[str, ...]:
+    """The families that a decoder has to claim, for a family or a real model of one to be within its claims.
+
+    One mask does not serve a model with a window in some of its layers only, as `rotary` ones are served.
+
+    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2")
+    (('rotary',), ('rotary', 'window'))
+    """
+    target = parsed(name)
+    known = ARCHITECTURES.get(target.architecture) if target else None
+    return (base_of(name), *(("window",) if known and known.windowed else ()))
+
+
+def claimed_by(families: Collection[str], name: str) -> bool:
+    """Whether a decoder that claims ``families`` claims a family, or a real model of one."""
+    return set(asked_by(name)) <= set(families)
+
+
+FAMILIES = tuple(FAMILY)
+CLAIMED = named(lambda family: family.claimed)

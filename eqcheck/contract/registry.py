@@ -1,0 +1,231 @@
+"""From an adapter spec to a decoder.
+
+A spec is ``NAME`` (shipped here, or an ``eqcheck.adapters`` entry point), ``package.module:attr``, or
+``path/to/file.py:attr``, where ``:attr`` may be left out when the module registers one decoder.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import pkgutil
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eqcheck.contract.decoder import CLAIMED, Decoder
+from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.modules import OwnModules
+
+GROUP = "eqcheck.adapters"
+_PACKAGES = ("eqcheck.reference_impls", "eqcheck.adapters")
+_own_modules: dict[str, OwnModules] = {}  # of each adapter file, by the name that its own module has here
+
+
+def shipped() -> dict[str, str]:
+    """Name to module of every decoder that comes with eqcheck."""
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        for module in pkgutil.iter_modules(import_module(package).__path__):
+            if not module.ispkg:
+                found[module.name] = f"{package}.{module.name}"
+    return found
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the source of a decoder declares, read without importing its module: the models it works with are large."""
+
+    families: tuple[str, ...] = CLAIMED
+    padding_sides: tuple[str, ...] = ("left",)
+    known: tuple[str, ...] = ()
+    origin: str = ""
+    checkpoints: bool = False
+
+
+def declared(name: str) -> Declared:
+    """What a shipped decoder declares; what it knows of some versions of its engine alone is marked so.
+
+    >>> declared("hf_pr").known
+    ('bookkeeping/premature-stop',)
+    """
+    package, _, module = shipped()[name].rpartition(".")
+    (path,) = (file for folder in import_module(package).__path__ if (file := Path(folder, f"{module}.py")).is_file())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = [
+        call for call in ast.walk(tree) if isinstance(call, ast.Call) and ast.unparse(call.func) == "eqcheck.decoder"
+    ]
+    given = {str(word.arg): word.value for word in calls[0].keywords}
+
+    def value(node: ast.expr) -> Any:
+        return constants.get(node.id, "") if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+    found = {
+        name: value(given[name]) for name in ("families", "padding_sides", "origin", "checkpoints") if name in given
+    }
+    known = given.get("known")
+    versions = " (in some versions)" if isinstance(known, ast.IfExp) else ""
+    listed = known.body if isinstance(known, ast.IfExp) else known
+    keys = [f"{value(key)}{versions}" for key in listed.keys if key] if isinstance(listed, ast.Dict) else []
+    return Declared(**found, known=tuple(keys))
+
+
+def self_contained() -> list[str]:
+    """The shipped decoders that need no environment or server of their own."""
+    return [name for name in shipped() if not declared(name).checkpoints]
+
+
+def names() -> list[str]:
+    """Every name `load` knows: shipped decoders and entry points, sorted.
+
+    >>> {"eqspec", "exspec", "ragged"} <= set(names())
+    True
+    """
+    return sorted({*shipped(), *(point.name for point in entry_points(group=GROUP))})
+
+
+def names_code(spec: str) -> bool:
+    """Whether a spec is a path or a module: code that nobody installed to be run under a name.
+
+    >>> names_code("eqspec"), names_code("mine.py"), names_code("package.module:attr")
+    (False, True, True)
+    """
+    return (":" in spec or spec.endswith(".py")) and spec not in names()
+
+
+def named(spec: str) -> tuple[str, str]:
+    """The file, module or name in a spec, and the attribute behind it; `UsageError` where it is nowhere to be found.
+
+    Nothing is imported that the spec names.
+    """
+    if spec != printable(spec):
+        raise UsageError(f"adapter {spec!a}: expected printable text")
+    source, colon, attr = spec.rpartition(":")
+    if not colon or source == "" or "\\" in attr or "/" in attr:
+        source, attr = spec, ""
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            raise UsageError(f"adapter file {Path(source).resolve()}: there is no such file")
+    elif not attr and spec not in names():
+        raise UsageError(
+            f"unknown adapter {spec!r}{did_you_mean(spec, names()) or '.'} Known: {', '.join(names())}; "
+            "or give package.module:attr or path/to/file.py:attr"
+        )
+    return source, attr
+
+
+def load(spec: str) -> Decoder:
+    """The decoder a spec names.
+
+        >>> load("eqspec").name
+        'eqspec'
+
+    Raises `UsageError` when nothing has that name, the module cannot be imported, or it does not register
+    exactly one decoder and ``:attr`` is missing.
+    """
+    source, attr = named(spec)
+    if source.endswith(".py"):
+        path = Path(source).resolve()
+        imported = _import_file(path)
+        found = _pick(imported, attr, spec).named(f"{path}:{attr}" if attr else str(path))
+        return replace(found, inside=_own_modules.get(imported.__name__, nullcontext))
+    if attr:
+        return _pick(_import_name(source, spec), attr, spec).named(spec)
+    modules = shipped()
+    if spec in modules:
+        return _pick(_import_name(modules[spec], spec), "", spec).named(spec)
+    for point in entry_points(group=GROUP):
+        if point.name == spec:
+            module, _, attr = point.value.partition(":")
+            return _pick(_import_name(module.strip(), spec), attr.strip(), spec).named(spec)
+    raise AssertionError(spec)
+
+
+def _import_name(module: str, spec: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"adapter {spec!r}: expected package.module:attr, got the module name {module!r}")
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"adapter {spec!r}: cannot import {module}: {type(error).__name__}: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    for package in _PACKAGES:  # a shipped module may import its neighbours
+        if any(path.parent == Path(folder).resolve() for folder in import_module(package).__path__):
+            return _import_name(f"{package}.{path.stem}", str(path))
+    name = f"eqcheck_adapter_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    if path.stem not in sys.modules and path.stem in _imports(path):
+        raise UsageError(
+            f"adapter file {path}: it imports {path.stem!r} and gets itself, for it hides the package of this name; "
+            f"rename the file, say to {path.stem}_adapter.py"
+        )
+    own = OwnModules(path.parent)
+    for _ in range(2):
+        own.forget()
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[name] = module
+        failure: BaseException | None = None
+        try:
+            with own():
+                module_spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            failure = error
+        if not own.late:
+            break
+    if failure is not None:
+        del sys.modules[name]
+        raise UsageError(f"adapter file {path}: cannot import it: {type(failure).__name__}: {failure}") from failure
+    _own_modules[name] = own
+    return module
+
+
+def _imports(path: Path) -> set[str]:
+    """The top-level names that a file imports, at once or later; none where it cannot be read as Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError, OSError):
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def _pick(module: ModuleType, attr: str, spec: str) -> Decoder:
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Decoder)}
+    if attr:
+        if attr in found:
+            return found[attr]
+        if hasattr(module, attr):
+            raise UsageError(f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it")
+        raise UsageError(
+            f"adapter {spec!r}: no decoder {attr!r}; found: {', '.join(found) or 'none'}{did_you_mean(attr, found)}"
+        )
+    distinct = list({id(value): value for value in found.values()}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    what = (
+        "no decoder; put @eqcheck.decoder() on a function (target, draft, request)"
+        if not found
+        else (f"{len(distinct)} decoders; name one with :attr, of {', '.join(found)}")
+    )
+    raise UsageError(f"adapter {spec!r}: the module registers {what}")

@@ -1,0 +1,1 @@
+"""One decode of a case, and everything that was recorded of it."""

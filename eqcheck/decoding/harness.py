@@ -1,0 +1,267 @@
+"""Run one case: build its target and draft, let the decoder decode it, keep everything that happened."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import Generate
+from eqcheck.contract.errors import OutputError, Unsupported
+from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.family import FAMILY
+from eqcheck.contract.trees import REJECTED
+from eqcheck.decoding.rounding import ties_of
+from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.drafting.head import Contexts, ScriptedHead
+from eqcheck.explanation.records import Explanation, crash
+from eqcheck.hashlm.caches import preallocated
+from eqcheck.hashlm.model import HashConfig, HashLM, Script
+from eqcheck.hashlm.trace import Call, Fix, TooManyCalls, Trace, Uses
+from eqcheck.real.decode import watched
+from eqcheck.real.tap import NotRead, TapFailed
+from eqcheck.result.verdict import check_rows
+from eqcheck.truth.continuation import continue_rows
+
+
+def truth_of(case: Case) -> Truth:
+    """The truth of a case, from the definition of its target."""
+    continued = continue_rows(case.family, case.vocab_size, case.seed, case.prompts, case.max_new_tokens)
+    uncut = tuple(tokens for tokens, _ in continued)
+    return Truth(
+        rows=tuple(cut(row, case.eos_token_ids) for row in uncut),
+        uncut=uncut,
+        digests=tuple(digests for _, digests in continued),
+    )
+
+
+def ranks(case: Case, truth: Truth) -> dict[int, int]:
+    """The contexts (by digest) after which the case has the draft be wrong, with the rank of the target's token there.
+
+    Rows whose contexts coincide cannot be told apart by a draft; the first of them decides.
+    """
+    found: dict[int, int] = {}
+    for row, (prompt, digests) in enumerate(zip(case.prompts, truth.digests, strict=True)):
+        schedule = _schedule(case, row)
+        for index in range(case.max_new_tokens):
+            digest = int(digests[-1, len(prompt) + index - 1])
+            found.setdefault(digest, schedule[index] if index < len(schedule) else REJECTED if case.tree else 1)
+    return {digest: rank for digest, rank in found.items() if rank}
+
+
+def _schedule(case: Case, row: int) -> list[int]:
+    """The rank of the target's token among the draft's choices, for the first new tokens of a row."""
+    if case.tree:
+        paths = case.paths[row] if row < len(case.paths) else ()
+        return [rank for path in paths for rank in (*path, REJECTED)]
+    rounds = case.accepts[row] if row < len(case.accepts) else ()
+    return [rank for n in rounds for rank in (*[0] * n, int(n < case.num_draft_tokens))]
+
+
+def ranked(case: Case, truth: Truth) -> list[list[int]]:
+    """As `agrees`, the rank of the target's token among the choices of a draft that sees its row."""
+    script, found = _script(case, truth), []
+    for prompt, digests in zip(case.prompts, truth.digests, strict=True):
+        contexts = digests[-1, len(prompt) - 1 : -1]
+        wrong = zip(contexts.tolist(), script.disagrees(contexts).tolist(), strict=True)
+        found.append([script.lower.get(digest, 1) if one else 0 for digest, one in wrong])
+    return found
+
+
+def agrees(case: Case, truth: Truth) -> list[list[bool]]:
+    """For each row and new token up to the limit, whether the draft, where it sees its row, proposes that token."""
+    script = _script(case, truth)
+    contexts = [digests[-1:, len(prompt) - 1 : -1] for prompt, digests in zip(case.prompts, truth.digests, strict=True)]
+    return [(~script.disagrees(of_row)[0]).tolist() for of_row in contexts]
+
+
+def _script(case: Case, truth: Truth) -> Script:
+    """Where the case has its draft be wrong, and how far down the target's token is then."""
+    if case.agreement is not None:
+        return Script(agreement=case.agreement)
+    wrong = ranks(case, truth)
+    return Script(frozenset(wrong), 1.0, {digest: rank for digest, rank in wrong.items() if rank > 1})
+
+
+@lru_cache(maxsize=16)
+def _models(family: str, vocab_size: int, seed: int, extra_pad: bool) -> tuple[HashLM, ScriptedDraft]:
+    config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
+    target = cast(HashLM, HashLM(config).eval())
+    return target, ScriptedDraft.of(target)
+
+
+def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM, ScriptedDraft]:
+    """The case's target and scripted draft, recording into ``trace``.
+
+    They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
+    """
+    extra = case.known_ids > case.vocab_size
+    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra))
+    draft = cast(ScriptedDraft, draft)
+    script = _script(case, truth)
+    draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)
+    digests = [digests[-1] for digests in truth.digests]
+    draft.head = ScriptedHead(draft, Contexts(draft, case, truth.uncut, digests))
+    for model in (target, draft):
+        model.trace = trace
+        model.model.poison = POISON.get(case.cache_state)
+        model.generation_config = GenerationConfig(
+            pad_token_id=case.pad_token_id, eos_token_id=list(case.eos_token_ids) or None
+        )
+    return target, draft
+
+
+POISON = {"pads-huge": float(2**30), "pads-nan": float("nan")}
+
+
+def _handed(case: Case, model: Any) -> DynamicCache | None:
+    """The cache that the decoder is given to start from, or None."""
+    if case.cache_state == "preallocated":
+        slots = max(map(len, case.prompts)) + (case.max_new_tokens + 1) * (case.num_draft_tokens + 1)
+        return preallocated(slots, model.config.num_hidden_layers)
+    if case.cache_state != "prefix":
+        return None
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([case.prompts[0][: case.prefix_length]]), past_key_values=cache, use_cache=True)
+    return cache
+
+
+def run(
+    generate: Generate,
+    case: Case,
+    timeout: float | None = None,
+    repair: Callable[[Trace], Callable[[Call], Fix]] | None = None,
+) -> Run:
+    """Let a decoder decode a case, on one thread's models and under ``no_grad``; a ``repair`` may step in.
+
+    What comes ``before`` in the case is decoded first, and what becomes of that does not count.
+    Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
+    ``failure``; why it declined is in ``declined``. This function itself raises only for faults of eqcheck and for
+    ``KeyboardInterrupt``.
+    """
+    for earlier in case.before:
+        run(generate, earlier, timeout)
+    truth = truth_of(case)
+    rows, new = len(case.prompts), case.max_new_tokens
+    trace = Trace(max_calls=200 + 4 * rows * (new + 2) * (case.num_draft_tokens + 2))
+    if FAMILY[case.family].target:
+        return _on_real_target(generate, case, truth, trace, timeout, repair)
+    target, draft = models(case, truth, trace)
+    target.model.repair = repair(trace) if repair else None
+    handed = _handed(case, target), _handed(case, draft)
+    trace.given = trace.calls[-1].number if trace.calls else 0
+    if case.cache_state == "preallocated":
+        trace.handed = cast(Uses, cast(Any, handed[0]).layers[0].uses)
+    return answered(generate, case, truth, trace, (target, draft), timeout, handed)
+
+
+def _on_real_target(
+    generate: Generate,
+    case: Case,
+    truth: Truth,
+    trace: Trace,
+    timeout: float | None,
+    repair: Callable[[Trace], Callable[[Call], Fix]] | None,
+) -> Run:
+    """As `run`, on real models that are read while they run; they are left as they were found."""
+    generation = {"pad_token_id": case.pad_token_id, "eos_token_id": list(case.eos_token_ids) or None}
+    known = tuple(zip(truth.uncut, truth.digests, strict=True))
+    script, mends = _script(case, truth), repair(trace) if repair else None
+    with watched(FAMILY[case.family], case.seed, trace, known, script, generation, mends) as (target, draft):
+        handed = _handed(case, target), _handed(case, draft)
+        trace.given = trace.calls[-1].number if trace.calls else 0
+        if case.cache_state == "preallocated":
+            trace.handed = cast(Uses, cast(Any, handed[0]).layers[0].uses)
+        try:
+            done = answered(generate, case, truth, trace, (target, draft), timeout, handed)
+        except NotRead as unread:
+            return Run(case, truth, trace, None, declined=one_line(f"it cannot be read: {unread}"))
+    return ties_of(done) if repair is None else done
+
+
+def answered(
+    generate: Generate,
+    case: Any,
+    truth: Truth,
+    trace: Trace,
+    models: tuple[Any, Any],
+    timeout: float | None,
+    handed: tuple[Any, Any] = (None, None),
+) -> Run:
+    """What a decoder makes of a case with these models, and of the caches that it is ``handed`` for them."""
+    request, untouched, rows = case.request(), case.request(), len(case.prompts)
+    for one in (request, untouched):
+        one.target_cache, one.draft_cache = handed
+    target, draft = models
+    try:
+        with torch.no_grad(), _alarm(timeout):
+            outputs: Any = generate(target, draft, request)
+    except (TooManyCalls, _TimeUp) as error:
+        return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
+    except Unsupported as error:
+        return Run(case, truth, trace, None, declined=why(error))
+    except (KeyboardInterrupt, NotRead, TapFailed):
+        raise
+    except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
+        failure = crash("exception", type(error).__name__, _message(error))
+        text = printable("".join(traceback.format_exception(error)))
+        return Run(case, truth, trace, None, failure, text)
+    try:
+        if request != untouched:
+            changed = one_line(f"expected {untouched}, got {request}", 2000)
+            return Run(case, truth, trace, None, crash("invalid-output", "mutated-request", changed))
+        return Run(case, truth, trace, check_rows(outputs, rows, case.known_ids))
+    except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
+        what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
+        return Run(case, truth, trace, None, crash("invalid-output", what, _message(error)))
+
+
+def why(declined: Unsupported) -> str:
+    """The reason a decoder gives, as one line."""
+    return _message(declined) or "no reason given"
+
+
+def _message(error: BaseException) -> str:
+    """The first line of an exception's text, even where asking for it raises."""
+    lines = traceback.format_exception_only(error)[-1].partition(": ")[2].splitlines()
+    return one_line(lines[0]) if lines else ""
+
+
+def _what(outputs: Any) -> str:
+    parts = [outputs, *(outputs if isinstance(outputs, list | tuple) else [])]
+    parts += [token for row in parts[1:] if isinstance(row, list | tuple) for token in row]
+    return "tensor" if any(hasattr(part, "detach") for part in parts) else type(outputs).__name__
+
+
+class _TimeUp(BaseException):
+    """The decoder did not answer in time; not an ``Exception``, so that decoders do not swallow it."""
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    """Raise `_TimeUp` in the running decoder after so many seconds, where the platform can."""
+    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not seconds or not usable:
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TimeUp(f"no answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

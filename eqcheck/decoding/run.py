@@ -1,0 +1,48 @@
+"""One decode of a case: its trace and outputs, beside the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqcheck.case.record import Case
+from eqcheck.explanation.records import Explanation
+from eqcheck.hashlm.hashing import Words
+from eqcheck.hashlm.trace import Trace
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the target alone emits, per row.
+
+    ``rows`` end at the first EOS or at the limit; ``uncut`` go on to the limit regardless. ``digests[row]``
+    ``[layers, positions]`` are the hashes of a query at each logical position that saw exactly its row.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    uncut: tuple[tuple[int, ...], ...]
+    digests: tuple[Words, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decode of one case.
+
+    ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
+    ``ties`` counts tokens that rounding decided, where the target computes in less than float64; the truth then goes on
+    after them.
+    """
+
+    case: Case
+    truth: Truth
+    trace: Trace
+    outputs: tuple[tuple[int, ...], ...] | None
+    failure: Explanation | None = None
+    failure_text: str = ""
+    declined: str = ""
+    ties: int = 0
+
+
+def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """A row up to and including its first EOS."""
+    end = next((i for i, token in enumerate(row) if token in eos_token_ids), len(row))
+    return tuple(row[: end + 1])

@@ -1,0 +1,1 @@
+"""Scripted drafts: a draft model and a head that propose the target's tokens where a case says so."""

@@ -1,0 +1,274 @@
+"""How a case is drawn, from choices alone: a seed can make them, and so can Hypothesis, which then shrinks them.
+
+Small is simple and simple comes first: of each choice the first option, of each range the lowest number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from eqcheck.case.record import Case
+from eqcheck.contract.family import FAMILY, WINDOW
+from eqcheck.contract.requirements import barred, without_ids
+from eqcheck.contract.sizes import BLOCKS, Bounds
+from eqcheck.drawing.choices import Choices, Prompt
+from eqcheck.drawing.trees import draw_trees, end_before
+from eqcheck.hashlm.hashing import mix
+from eqcheck.truth.continuation import continue_rows, continued
+
+VOCAB_SIZE = 128
+FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
+T = TypeVar("T")
+
+
+USUAL = Bounds(4, 6, 10, 4)  # most cases stay within these, in each respect
+_ONCE_IN = Bounds(rows=12, prompt=14, new_tokens=20, draft_tokens=6)  # how often one may be larger
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Which cases a decoder takes; ``requires`` names preconditions (`eqcheck.contract.requirements`)."""
+
+    families: tuple[str, ...]
+    padding_sides: tuple[str, ...]
+    cache_states: tuple[str, ...]
+    requires: tuple[str, ...] = ()
+
+
+def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
+    """Draw one case within the claims and the bounds."""
+    requires = claims.requires
+    limit = _mostly(choose, "new_tokens", bounds, least=2 if "min-limit-2" in requires else 1)
+    k = _mostly(choose, "draft_tokens", bounds)
+    family, side = choose.pick(claims.families), choose.pick(claims.padding_sides)
+    agreement = choose.pick((None,) * 7 + (0.0, 0.3, 0.7, 1.0))
+    own, accepts = _rows(choose, limit, k, bounds, requires)
+    prompts, state = _state(choose, claims, family, own, bounds)
+    special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
+    if state["cache_state"] == "tree" and special is None:  # what fills up short paths is often the id 0
+        special = choose.pick((None, FIRST_ID))
+    if special is not None:
+        prompts = _emitting(choose, family, prompts, limit, special)
+    prompts = tuple(without_ids(prompts, barred(requires), _ids(requires)))
+    truth = [tokens for tokens, _ in continue_rows(family, VOCAB_SIZE, 0, prompts, limit)]
+    eos = _eos(choose, prompts, truth, special, requires)
+    if state["cache_state"] == "tree":
+        k = min(max(k, choose.integer(2, 6)), bounds.draft_tokens)
+        trees, paths = draw_trees(choose, len(prompts), limit, k)
+        if special is not None and choose.integer(0, 3):
+            end_before(choose, special, truth, k, trees, paths)
+        state["tree"], state["paths"] = tuple(trees), tuple(paths) if agreement is None else ()
+    return Case(
+        prompts=prompts,
+        max_new_tokens=limit,
+        num_draft_tokens=k,
+        accepts=accepts if agreement is None and state["cache_state"] != "tree" else (),
+        agreement=agreement,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        pad_token_id=_pad(choose, prompts, truth, eos, "pad-not-in-prompt" in requires),
+        padding_side=side,  # type: ignore[arg-type]
+        family=family,
+        **state,
+    )
+
+
+def _mostly(choose: Choices, name: str, bounds: Bounds, least: int = 1) -> int:
+    """Mostly a usual number, now and then any."""
+    return _folded(choose, choose.integer(least, max(least, getattr(bounds, name))), name, least)
+
+
+def _folded(choose: Choices, number: int, name: str, least: int = 1) -> int:
+    """Mostly within what is usual; a number that is so already stays, so that shrinking goes straight down."""
+    usual: int = getattr(USUAL, name)
+    if _seldom(choose, getattr(_ONCE_IN, name)) or number <= usual:
+        return number
+    return least + (number - least) % (usual - least + 1)
+
+
+def _seldom(choose: Choices, once_in: int) -> bool:
+    return choose.integer(1, once_in) == once_in
+
+
+def _ids(requires: tuple[str, ...]) -> int:
+    """Of so many ids prompts are made: where the pad is to stand in none, one is left for it."""
+    return VOCAB_SIZE - 1 if "pad-not-in-prompt" in requires else VOCAB_SIZE
+
+
+def _rows(
+    choose: Choices, limit: int, k: int, bounds: Bounds, requires: tuple[str, ...]
+) -> tuple[list[Prompt], tuple[Prompt, ...]]:
+    """Prompts, and how many draft tokens of each row's rounds are accepted."""
+    most = 1 if "batch-1" in requires else bounds.rows
+    many, long = _seldom(choose, _ONCE_IN.rows), _seldom(choose, _ONCE_IN.prompt)
+    length = _length(choose, bounds.prompt, long) if "equal-lengths" in requires else None
+    ids = _ids(requires)
+
+    def row(choose: Choices) -> tuple[Prompt, Prompt]:
+        count = length or _length(choose, bounds.prompt, long and choose.integer(0, 1) == 1)
+        shifts = [choose.integer(0, VOCAB_SIZE - 1) for _ in range(min(count, USUAL.prompt))]
+        if count > USUAL.prompt:
+            shifts += _scrambled(choose.integer(0, 2**16), count - USUAL.prompt)
+        most = min(limit, 5) if limit <= USUAL.new_tokens else limit
+        rounds = choose.some(lambda choose: choose.integer(0, k), 0, most)
+        return tuple(shifts), tuple(rounds)
+
+    rows = choose.some(row, 1, most if many else min(USUAL.rows, most))
+    step = apart(max(len(shifts) for shifts, _ in rows))  # where nothing is shifted, ids are distinct
+    prompts = [
+        tuple((step * (number + 1) + place + shift) % VOCAB_SIZE % ids for place, shift in enumerate(shifts))
+        for number, (shifts, _) in enumerate(rows)
+    ]
+    return _related(choose, prompts, ids, "equal-lengths" in requires), tuple(rounds for _, rounds in rows)
+
+
+def apart(longest: int) -> int:
+    """How far apart the first ids of prompts stand that are 10, 11, 12 and 20, 21."""
+    return 10 * -(-longest // 10)
+
+
+def _length(choose: Choices, most: int, long: bool) -> int:
+    """Of a prompt; a long one often just fills blocks, or ends one token before or behind them."""
+    if not long:
+        return choose.integer(1, min(USUAL.prompt, most))
+    length = choose.integer(1, most)
+    form = choose.pick(("any", "medium", "medium", "blocks", "blocks"))
+    if form == "medium":
+        return 1 + (length - 1) % 20
+    if form == "blocks":
+        size = choose.pick(BLOCKS)
+        return min(most, -(-length // size) * size + choose.pick((0, -1, 1)))
+    return length
+
+
+def _scrambled(number: int, count: int) -> list[int]:
+    """Shifts that follow from one number; zero for zero."""
+    if not number:
+        return [0] * count
+    words = mix(np.arange(count, dtype=np.uint64) + np.uint64(number << 16))
+    return [int(word) for word in words % np.uint64(VOCAB_SIZE)]
+
+
+def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bool) -> list[Prompt]:
+    """Prompts of which one may be equal to another, or its beginning, or begin like it; or hold a special id."""
+    prompts = list(prompts)
+    special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
+    if special is not None and special < ids:
+        row = choose.integer(0, len(prompts) - 1)
+        place = choose.integer(0, len(prompts[row]) - 1)
+        prompts[row] = (*prompts[row][:place], special, *prompts[row][place + 1 :])
+    if len(prompts) < 2:
+        return prompts
+    relation = choose.pick(("none",) * 9 + ("equal", "beginning", "begins alike"))
+    if relation != "none":
+        one = choose.integer(0, len(prompts) - 2)
+        other = choose.integer(one + 1, len(prompts) - 1)
+        first, second = prompts[one], prompts[other]
+        if relation == "begins alike":
+            shared = choose.integer(1, min(len(first), len(second)))
+            prompts[other] = first[:shared] + second[shared:]
+        elif relation == "beginning" and len(first) > 1 and not equal_lengths:
+            prompts[other] = first[: choose.integer(1, len(first) - 1)]
+        else:
+            prompts[other] = first
+    return prompts
+
+
+def _state(
+    choose: Choices, claims: Claims, family: str, prompts: list[Prompt], bounds: Bounds
+) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
+    """The prompts as a cache state has them, and the state with its parameters; two cases in three start empty."""
+    possible = [state for state in claims.cache_states if _fits(state, family, bounds)] or ["empty"]
+    more = 2 * (len(possible) - 1) if "empty" in possible else 0
+    options = ["empty"] * more + possible
+    name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
+    ids = _ids(claims.requires)
+    found: dict[str, Any] = {"cache_state": name}
+
+    def tokens(least: int, most: int) -> Prompt:
+        return tuple(choose.some(lambda choose: choose.integer(0, ids - 1), least, most))
+
+    if name == "chunked":
+        found["prefill_chunk"] = choose.integer(1, max(1, max(map(len, prompts)) - 1))
+    if name == "prefix":
+        prefix = tokens(1, min(4, bounds.prompt - 1))
+        found["prefix_length"] = len(prefix)
+        prompts = [(prefix + prompt)[: bounds.prompt] for prompt in prompts]
+    if name == "late-rows":
+        found["arrivals"] = tuple(choose.integer(0, 4) for _ in prompts)
+    if name == "wrapped":
+        before = tokens(WINDOW, WINDOW)
+        prompts = [(before + prompt)[: bounds.prompt] for prompt in prompts]
+    return tuple(prompts), found
+
+
+def _fits(state: str, family: str, bounds: Bounds) -> bool:
+    if state == "wrapped":
+        window = FAMILY[family].window
+        return window is not None and bounds.prompt > window
+    return state != "prefix" or bounds.prompt > 1
+
+
+def _emitting(choose: Choices, family: str, prompts: tuple[Prompt, ...], limit: int, token: int) -> tuple[Prompt, ...]:
+    """The prompts, the last token of the shortest one so chosen that its row emits ``token`` early, if any is."""
+    shortest = min(prompts, key=len)
+    if len(shortest) > 2 * WINDOW:
+        return prompts
+    variants = [(*shortest[:-1], last) for last in range(VOCAB_SIZE)]
+    new, _ = continued(family, VOCAB_SIZE, 0, variants, min(limit, 4))
+    lasts = [last for last in np.flatnonzero((new == token).any(axis=1)).tolist() if last < LAST_ID]
+    if not lasts:
+        return prompts
+    changed = variants[choose.pick(lasts)]
+    return tuple(changed if prompt == shortest else prompt for prompt in prompts)
+
+
+def _eos(
+    choose: Choices,
+    prompts: tuple[Prompt, ...],
+    truth: list[Prompt],
+    special: int | None,
+    requires: tuple[str, ...],
+) -> list[int]:
+    """EOS ids: mostly emitted ones, now and then one of a prompt; fewer where ``requires`` leaves no candidate."""
+    if "no-eos" in requires:
+        return []
+    barred = {token for prompt in prompts for token in prompt} if "eos-not-in-prompt" in requires else set()
+    eos = []
+    for _ in range(choose.integer(0, 1 if "one-eos" in requires else 2)):
+        candidates = [token for token in choose.pick(truth) if token not in barred]
+        if special in candidates and choose.integer(0, 1):
+            candidates = [token for token in candidates if token == special]
+        if candidates:
+            eos.append(choose.pick(candidates))
+    if not barred and not (eos and "one-eos" in requires) and _seldom(choose, 8):
+        eos.append(choose.pick(choose.pick(prompts)))
+    return eos
+
+
+def _pad(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt], eos: list[int], apart: bool) -> int:
+    """A pad id; with ``apart`` one that occurs in no prompt."""
+    fed = {token for prompt in prompts for token in prompt}
+    kind = choose.pick(("unused", "eos", "prompt", "emitted") * 2 + ("first", "last", "outside"))
+    pads: Sequence[int] = {"eos": eos[:1], "first": [FIRST_ID], "last": [LAST_ID], "outside": [VOCAB_SIZE]}.get(
+        kind, ()
+    )
+    if kind in ("prompt", "emitted"):
+        pads = choose.pick(prompts if kind == "prompt" else truth)
+    pads = [token for token in pads if not (apart and token in fed)]
+    if pads:
+        return choose.pick(pads)
+    return unused_id(prompts, truth, VOCAB_SIZE)
+
+
+def unused_id(prompts: Sequence[Prompt], truth: Sequence[Prompt], vocab_size: int) -> int:
+    """An id that occurs nowhere, the last such one; or in no prompt; or the last of the vocabulary."""
+    fed, emitted = ({token for tokens in rows for token in tokens} for rows in (prompts, truth))
+    for used in (fed | emitted, fed):
+        free = [token for token in range(vocab_size) if token not in used]
+        if free:
+            return free[-1]
+    return vocab_size - 1

@@ -1,0 +1,159 @@
+"""The trace: every forward of target and draft during one decode, as it was seen from inside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from eqcheck.hashlm.hashing import Bools, Ints, States, Words, decoded, table_row
+
+TARGET, DRAFT = 1, 2
+
+
+@dataclass(frozen=True)
+class Call:
+    """One forward of one model.
+
+    ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
+    ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be. ``held``
+    is, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` digits; ``odd`` has a
+    word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). ``digests`` ``[batch, block]`` is the
+    final hash of each query and ``ranked`` its model's most and second most likely token, of which it takes the second
+    where it ``disagrees``.
+    """
+
+    number: int
+    role: int
+    tokens: Ints
+    positions: Ints
+    visible: Bools
+    key_places: Ints
+    places: Ints
+    held: tuple[Ints, ...]
+    odd: tuple[Words | None, ...]
+    digests: Words
+    ranked: tuple[Ints, Ints]
+    disagrees: Bools | None
+
+    @cached_property
+    def kv(self) -> tuple[Ints, ...]:
+        """Per layer the fields of the entries, ``[2 (K, V), batch, heads, slots, 9]`` (`hashing.decoded`)."""
+        return tuple(decoded(digits) for digits in self.held)
+
+    @cached_property
+    def predictions(self) -> Ints:
+        """The token each query predicts, ``[batch, block]``."""
+        first, second = (choice[table_row(self.digests)] for choice in self.ranked)
+        return first if self.disagrees is None else np.where(self.disagrees, second, first)
+
+    @cached_property
+    def tells(self) -> Bools:
+        """Which predictions may be news to the decoder, ``[batch, block]``: not those it feeds next to the query."""
+        news = np.ones(self.tokens.shape, np.bool_)
+        news[:, :-1] = self.predictions[:, :-1] != self.tokens[:, 1:]
+        return news
+
+
+@dataclass(frozen=True)
+class HeadCall:
+    """One call of a scripted head (`eqcheck.drafting.head`), of which ``shape`` says the part.
+
+    ``given`` are the hidden states ``[batch, block]`` that it was handed, ``tokens`` what came with them. ``digests``
+    ``[batch, block]`` are the contexts it takes itself to be in, ``predictions`` what it proposes, ``[batch, block]``;
+    the shape ``column`` has a block of all its proposals. Where it has a cache, ``held`` are the states in it
+    ``[batch, slots]``, ``held_tokens`` what came with them, -1 in slots where nothing was written, and ``visible``
+    ``[batch, block, slots]`` what is seen.
+    """
+
+    number: int
+    shape: str
+    given: States
+    tokens: Ints | None
+    digests: Words
+    predictions: Ints
+    held: States | None = None
+    held_tokens: Ints | None = None
+    visible: Bools | None = None
+
+
+class Fix(NamedTuple):
+    """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.
+
+    ``digests`` ``[layers, batch, block]`` are their hashes, ``positions`` ``[batch, block]`` what is written for all;
+    ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for those that the mask says. ``entries`` says
+    that right entries of the cache are among it.
+    """
+
+    known: Bools
+    digests: Words
+    positions: Ints
+    pads: Bools | None
+    entries: bool
+
+
+class TooManyCalls(BaseException):
+    """The decoder called the models far more often than the case can need: it would not have ended.
+
+    Not an ``Exception``, so that a decoder which swallows those still ends.
+    """
+
+
+@dataclass
+class Uses:
+    """Whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
+
+    capacity: int
+    written: bool = False
+
+    def __deepcopy__(self, memo: object) -> Uses:
+        return self
+
+
+class Watcher(Protocol):
+    """What is told of the tensors of keys and values that models write and are handed; see `eqcheck.memory.ledger`."""
+
+    def mark(self, tensor: Any) -> None: ...
+
+    def called(self, call: Call) -> None: ...
+
+
+@dataclass
+class Trace:
+    """The calls of one decode, in order; target and draft share one clock, so calls are numbered across both."""
+
+    max_calls: int = 100_000
+    calls: list[Call] = field(default_factory=list)
+    heads: list[HeadCall] = field(default_factory=list)
+    given: int = 0  # calls made before the decoder began, to fill the cache it is handed
+    handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
+    watcher: Watcher | None = None
+    rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
+
+    def __post_init__(self) -> None:
+        self.clock = count(1)
+
+    def record(self, call: Call) -> None:
+        self.calls.append(call)
+        if self.watcher is not None:
+            self.watcher.called(call)
+        self._bounded(len(self.calls))
+
+    def record_head(self, call: HeadCall) -> None:
+        self.heads.append(call)
+        self._bounded(len(self.heads))
+
+    def _bounded(self, made: int) -> None:
+        if made > self.max_calls:
+            raise TooManyCalls(f"{made} forward calls in one case, where {self.max_calls} are ample")
+
+    def of(self, role: int) -> list[Call]:
+        """The calls of the target (`TARGET`) or of the draft (`DRAFT`)."""
+        return [call for call in self.calls if call.role == role]
+
+    def made(self, role: int) -> list[Call]:
+        """Those of them that the decoder made."""
+        return [call for call in self.of(role) if call.number > self.given]

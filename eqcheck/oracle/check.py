@@ -1,0 +1,345 @@
+"""The oracle: is every emitted token what the target alone would emit for that row?"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from eqcheck.attribution.bookkeeping import ends
+from eqcheck.attribution.declared import ignored
+from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.state import leaked
+from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.case.record import Case
+from eqcheck.contract.decoder import PADDING_SIDES, Decoder
+from eqcheck.contract.errors import OutputError, Unsupported, UsageError, Violation
+from eqcheck.contract.escaping import describe, listed
+from eqcheck.contract.requirements import refused
+from eqcheck.decoding.harness import run as run_case
+from eqcheck.decoding.run import Run, cut
+from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
+from eqcheck.explanation.statements import Statement, state
+from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
+from eqcheck.truth.ties import Referee, coarse
+
+if TYPE_CHECKING:
+    from eqcheck.oracle.watch import Watch
+
+_Ids: TypeAlias = tuple[int, ...]
+
+
+class Oracle:
+    """Truth from the target alone: one row at a time, no padding, no cache, greedy.
+
+    ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
+    Of a target below float32 a token may be a near-tie, which rounding decides: the oracle warns, and judges by margin
+    (`eqcheck.truth.ties`). ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
+
+        >>> from eqcheck.hashlm.model import HashLM, HashConfig
+        >>> oracle = Oracle(HashLM(HashConfig(seed=1)))
+        >>> truth = oracle.truth([3, 1, 4], max_new_tokens=4)
+        >>> bool(oracle.check([[3, 1, 4]], [truth], max_new_tokens=4))
+        True
+        >>> print(oracle.check([[3, 1, 4]], [truth[:2]], max_new_tokens=4).explanation.fingerprint)
+        bookkeeping/premature-stop
+    """
+
+    def __init__(self, target: Any) -> None:
+        if not callable(target) or not hasattr(target, "config"):
+            raise UsageError(f"target: expected a Hugging Face causal LM, got {describe(target)}")
+        if getattr(target, "training", False):
+            raise UsageError(
+                "target: expected a model in evaluation mode, got one in training mode; call target.eval()"
+            )
+        self.target = target
+        config = target.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.vocab_size = int(text.vocab_size)
+        self._referee = Referee(target) if coarse(target) else None
+        if self._referee:
+            warnings.warn(
+                f"target: computes in {str(target.dtype).removeprefix('torch.')}, so near-ties are possible, and a "
+                "wrong token that scores almost like the right one is taken for one; in float64 every token is judged",
+                stacklevel=2,
+            )
+
+    def truth(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> list[int]:
+        """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
+        (checked,) = self._prompts([prompt])
+        length = len(checked) + _limit(max_new_tokens)
+        return self._extend(list(checked), length, self._eos(eos_token_ids, eos_token_id))[len(checked) :]
+
+    def check(
+        self,
+        prompts: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> Verdict:
+        """Compare ``outputs`` (new tokens only, one list per prompt, in the order of ``prompts``) with the truth.
+
+        A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. From outputs alone a wrong
+        token has no cause: the explanation then is ``unattributed``; rows that hold their prompt, or end too early or
+        too late, are named. Raises `OutputError` for malformed prompts or outputs, `UsageError` for a target whose
+        logits are NaN where they count.
+        """
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
+        checked = self._prompts(prompts)
+        observed = check_rows(outputs, len(checked), self.vocab_size)
+        judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, strict=True)]
+        rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
+        wrong = [row for row in rows if row.first is not None]
+        if not wrong:
+            return Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows)
+        whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
+        return Verdict("violation", rows, _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole))
+
+    def watch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int | None = None,
+        padding_side: str = "left",
+        draft: Any = None,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> AbstractContextManager[Watch]:
+        """Watch the target, and a ``draft``, while your own code decodes ``prompts`` with it, and read what it saw.
+
+        Afterwards the watch's ``verdict`` and ``explain()`` name the first wrong context: position, mask or cache. Set
+        its ``outputs`` to what your code returned to have the tokens judged as well. Models of transformers are read
+        with sdpa or eager attention, not compiled. Raises as `check` does, and `UsageError` for a model that cannot be
+        read.
+
+            >>> import torch
+            >>> from eqcheck.real.models import model_of
+            >>> model = model_of("llama", "float64", 0)
+            >>> ids = torch.tensor([[0, 0, 3, 1, 4], [1, 5, 9, 2, 6]])
+            >>> def generate(mask):
+            ...     return model.generate(
+            ...         ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+            >>> with Oracle(model).watch([[3, 1, 4], [1, 5, 9, 2, 6]], max_new_tokens=3, pad_token_id=0) as w:
+            ...     _ = generate(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
+            >>> bool(w.verdict)
+            True
+            >>> with Oracle(model).watch([[3, 1, 4], [1, 5, 9, 2, 6]], max_new_tokens=3, pad_token_id=0) as w:
+            ...     _ = generate(torch.ones(2, 5, dtype=torch.long))
+            >>> w.verdict.explanation.fingerprint
+            'mask/pad-visible'
+        """
+        from eqcheck.oracle.watch import WatchedCase, family_like, watching
+
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
+        if padding_side not in PADDING_SIDES:
+            raise UsageError(f"padding_side: expected one of {PADDING_SIDES}, got {padding_side!r}")
+        pad = -1 if pad_token_id is None else pad_token_id
+        case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
+        return watching(self, case, draft)
+
+    def _row(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> tuple[_Ids, int]:
+        """The true row, which goes on behind near-ties as the observed one does, and how many there are."""
+        expected, ties = self._expected(prompt, observed, limit, eos), 0
+        while self._referee:
+            pairs = enumerate(zip(expected, observed, strict=False))
+            index = next((i for i, (right, got) in pairs if right != got), None)
+            if index is None or not self._referee.ties((*prompt, *expected[:index]), observed[index]):
+                break
+            kept, ties = observed[: index + 1], ties + 1
+            ended = kept[-1] in eos or len(kept) == limit
+            rest = () if ended else self._expected(prompt + kept, observed[len(kept) :], limit - len(kept), eos)
+            expected = kept + rest
+        return expected, ties
+
+    def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
+        """The true row. One forward over prompt and output answers as far as the output is right."""
+        sequence = list(prompt + observed[:limit])
+        predicted = self._argmax(sequence)
+        kept = list(prompt)
+        for index in range(len(prompt), len(prompt) + limit):
+            if index - 1 >= len(predicted):
+                break
+            kept.append(_chosen(predicted, index - 1))
+            if kept[-1] in eos:
+                return tuple(kept[len(prompt) :])
+            if index >= len(sequence) or sequence[index] != kept[-1]:
+                break
+        return tuple(self._extend(kept, len(prompt) + limit, eos)[len(prompt) :])
+
+    def _extend(self, sequence: list[int], length: int, eos: tuple[int, ...]) -> list[int]:
+        while len(sequence) < length:
+            sequence.append(_chosen(self._argmax(sequence), len(sequence) - 1))
+            if sequence[-1] in eos:
+                break
+        return sequence
+
+    def _argmax(self, tokens: Sequence[int]) -> list[int | None]:
+        """The target's choice after each token; None where none of its logits is the greatest: they hold NaN, say."""
+        ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
+        with torch.no_grad():
+            logits = self.target(input_ids=ids, use_cache=False).logits
+        finite = logits[0].amax(-1).isfinite()  # a NaN makes the greatest one NaN
+        return [int(token) if fine else None for token, fine in zip(logits[0].argmax(-1), finite, strict=True)]
+
+    def _eos(self, eos_token_ids: Any, eos_token_id: Any = None) -> tuple[int, ...]:
+        name, wanted = "eos_token_ids", "a sequence of token ids"
+        if eos_token_id is not None:
+            if not isinstance(eos_token_ids, tuple | list) or eos_token_ids:
+                raise UsageError("eos_token_ids, eos_token_id: expected one of the two, got both")
+            name, wanted = "eos_token_id", "a token id, or a sequence of them"
+            eos_token_ids = eos_token_id if isinstance(eos_token_id, Sequence | Set) else (eos_token_id,)
+        if not isinstance(eos_token_ids, Sequence | Set) or isinstance(eos_token_ids, str):
+            hint = f"; use ({eos_token_ids},)" if isinstance(eos_token_ids, int) else ""
+            got = eos_token_ids if hint else listed(eos_token_ids)
+            raise OutputError(f"{name}: expected {wanted}, got {got}{hint}")
+        return check_row(list(eos_token_ids), self.vocab_size, name)
+
+    def _prompts(self, prompts: Any) -> tuple[tuple[int, ...], ...]:
+        if not isinstance(prompts, list | tuple):
+            raise OutputError(f"prompts: expected list[list[int]], got {listed(prompts)}")
+        if not prompts:
+            raise OutputError("prompts: expected at least one row, got none")
+        checked = check_rows(prompts, len(prompts), self.vocab_size, "prompts")
+        for row, prompt in enumerate(checked):
+            if not prompt:
+                raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")
+        return checked
+
+
+def _chosen(choices: Sequence[int | None], position: int) -> int:
+    choice = choices[position]
+    if choice is None:
+        raise UsageError(
+            f"target: expected finite logits, got NaN or infinity for the greatest at position {position}: no output "
+            "is right or wrong by them; compute in float32 or float64, and look for NaN in the weights"
+        )
+    return choice
+
+
+def _limit(max_new_tokens: Any) -> int:
+    limit = as_int(max_new_tokens)
+    if limit is None or limit < 1:
+        raise OutputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
+    return limit
+
+
+def _from_tokens(
+    prompts: tuple[tuple[int, ...], ...],
+    rows: tuple[RowVerdict, ...],
+    wrong: list[RowVerdict],
+    limit: int,
+    eos: tuple[int, ...],
+    pad: int | None,
+    whole: tuple[RowVerdict, Statement] | None,
+) -> Explanation:
+    """What the tokens alone show: rows returned ``whole``, how rows end, rows exchanged; never why a token is wrong."""
+    named = []
+    for verdict in wrong:
+        kind = ends(verdict.expected, verdict.observed, eos, -1 if pad is None else pad)
+        swapped = [r.row for r in wrong if r.row != verdict.row and r.expected == verdict.observed]
+        if swapped:
+            kind = ("row-swap", state("of-another-row", other_row=swapped[0]))
+        named.append((verdict, kind))
+    verdict, kind = next((one for one in named if one[1] is None), named[0])
+    if whole:
+        verdict, kind = whole[0], ("prompt-in-output", whole[1])
+    component = "bookkeeping" if kind else "unattributed"
+    name, statement = kind or ("unattributed", state("outputs-alone"))
+    index = verdict.first
+    assert index is not None
+    return Explanation(
+        component,
+        name,
+        row=verdict.row,
+        token_index=index,
+        round=None,
+        expected=verdict.expected[index] if index < len(verdict.expected) else None,
+        observed=verdict.observed[index] if index < len(verdict.observed) else None,
+        detail=statement.detail,
+        facts=statement.facts,
+        expected_row=verdict.expected,
+        observed_row=verdict.observed,
+        wrong_rows=tuple(row.row for row in wrong),
+        basis=BY_TOKENS,
+        given=Given(prompts[verdict.row], pad, eos, limit=limit),
+    )
+
+
+def judge(run: Run) -> Verdict:
+    """The verdict on a run, explained by reading its trace.
+
+    The truth is that of the target's definition (`eqcheck.truth.continuation.continue_row`), which costs a fraction of
+    asking the target as `Oracle` does; the tests hold the two against each other.
+    """
+    if run.declined:
+        return Verdict("skipped", (), declined=run.declined)
+    if run.outputs is None:
+        return Verdict("violation", (), run.failure)
+    rows = tuple(
+        RowVerdict(row, expected, observed)
+        for row, (expected, observed) in enumerate(zip(run.truth.rows, run.outputs, strict=True))
+    )
+    if all(row.first is None for row in rows):
+        unused = ignored(run)
+        return Verdict("violation", rows, unused) if unused else Verdict("equivalent", rows)
+    return Verdict("violation", rows, Reader(run).explain())
+
+
+def assert_equivalent(decoder: Decoder, case: Case) -> None:
+    """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
+
+    Raises `Unsupported` where the decoder declines the case, or requires what the case does not have; within a test
+    of Hypothesis the example is rejected instead, so that the next one is drawn.
+
+    >>> from eqcheck.contract import registry
+    >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
+    """
+    __tracebackhide__ = True  # pytest would print this source, of which nobody learns anything
+    declined = refused(case, decoder.requires)
+    if not declined:
+        verdict = _judged(decoder, case)
+        declined = verdict.declined
+    if declined:
+        _pass_over(declined)
+    if not verdict:
+        raise Violation(verdict.explain())
+
+
+def _judged(decoder: Decoder, case: Case) -> Verdict:
+    """The verdict on a case; where it fails after earlier requests and not alone, that is what is said."""
+    with decoder.running() as generate:
+        verdict = judge(run_case(generate, case))
+    if not (case.before and verdict.explanation):
+        return verdict
+    with decoder.running() as generate:
+        alone = judge(run_case(generate, replace(case, before=())))
+    return alone if alone.explanation else replace(verdict, explanation=leaked(case, verdict.explanation))
+
+
+def _pass_over(declined: str) -> None:
+    __tracebackhide__ = True
+    if "hypothesis" in sys.modules:
+        from hypothesis import currently_in_test_context, reject
+
+        if currently_in_test_context():
+            reject()
+    raise Unsupported(f"declined: {declined}")
+
+
+__all__ = ["Oracle", "assert_equivalent", "cut", "judge"]

@@ -1,0 +1,171 @@
+"""`eqcheck.Oracle.watch`: any code that runs a model of transformers, and the first wrong context in it explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.reading import Reader
+from eqcheck.case.record import Case
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.explanation.records import Given
+from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
+from eqcheck.real.shadow import Shadow
+from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
+from eqcheck.result.verdict import RowVerdict, Verdict, check_rows
+from eqcheck.truth.continuation import digests_of
+
+_LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
+_BY_MASK = ("bloom", "opt", "mpt")
+
+
+class Judge(Protocol):
+    """What is asked of an `eqcheck.Oracle`."""
+
+    @property
+    def target(self) -> Any: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def truth(self, prompt: Any, *, max_new_tokens: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class WatchedCase:
+    """What reading asks of a case: the rows and limits that the caller named."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    padding_side: str
+    family: str
+    num_draft_tokens: int | None = None
+    cache_state: str = "empty"
+    tree: tuple[()] = ()
+
+    def given(self, row: int) -> Given:
+        """What a row was asked with."""
+        return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
+
+
+def family_like(model: Any) -> str:
+    """The family that a model's positions and masks are like; `UsageError` where it is none that can be read."""
+    config = model.config.get_text_config()
+    if config.model_type in _BY_MASK:
+        raise UsageError(
+            f"watch: {type(model).__name__} counts positions in its mask, which is read with --target bloom alone; "
+            "take a model that is told its position_ids"
+        )
+    if config.model_type in _LEARNED:
+        return "learned"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if window and (kinds == {"sliding_attention"} or (not kinds and config.model_type == "mistral")):
+        return f"window:{int(window)}"
+    return "rotary"
+
+
+class Watch:
+    """What was seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
+
+    def __init__(self, oracle: Judge, case: WatchedCase, trace: Trace) -> None:
+        self._oracle, self._case, self._trace = oracle, case, trace
+        self.outputs: Sequence[Sequence[int]] | None = None
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether every row is as the target alone emits it, as far as it was asked; its explanation names the first
+        wrong context. A token that a right context was answered with counts as a tie."""
+        run = self._run()
+        outputs, truth = run.outputs, run.truth
+        assert outputs is not None
+        rows = tuple(RowVerdict(n, *pair) for n, pair in enumerate(zip(truth.rows, outputs, strict=True)))
+        if not any(row.first is not None for row in rows):
+            return Verdict("tie" if run.ties else "equivalent", rows)
+        return Verdict("violation", rows, Reader(run).explain())
+
+    def explain(self) -> str:
+        """The explanation as text."""
+        return self.verdict.explain()
+
+    def _run(self) -> Run:
+        case, oracle = self._case, self._oracle
+        limit = case.max_new_tokens
+        uncut = tuple(tuple(oracle.truth(prompt, max_new_tokens=limit)) for prompt in case.prompts)
+        texts = [(*prompt, *row) for prompt, row in zip(case.prompts, uncut, strict=True)]
+        digests = tuple(digests_of(case.family, [text])[0] for text in texts)
+        truth = Truth(tuple(cut(row, case.eos_token_ids) for row in uncut), uncut, digests)
+        run = Run(cast(Case, case), truth, self._trace, truth.rows)
+        if self.outputs is not None:
+            run = replace(run, outputs=check_rows(self.outputs, len(case.prompts), oracle.vocab_size))
+            return _after_ties(run, oracle)
+        return _as_far_as_asked(run)
+
+
+def _as_far_as_asked(run: Run) -> Run:
+    """The run with the tokens that queries answered: right ones as far as one saw its row, and the next as it is."""
+    labels = labels_of(run, run.trace)
+    outputs, rows = [], []
+    for row, expected in enumerate(run.truth.rows):
+        start = len(run.case.prompts[row]) - 1
+        tokens: list[int] = []
+        for index in range(len(expected)):
+            queries = labels.queries(row, start + index)
+            if not any(label.exact for _, label in queries):
+                asked = [write for write, label in queries if not label.exact]
+                tokens += [int(labels.calls[write[0]].predictions[write[1:]]) for write in asked[-1:]]
+                break
+            tokens.append(expected[index])
+        outputs.append(tuple(tokens))
+        rows.append(expected[: len(tokens)])
+    return replace(run, outputs=tuple(outputs), truth=replace(run.truth, rows=tuple(rows)))
+
+
+def _after_ties(run: Run, oracle: Judge) -> Run:
+    """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
+    assert run.outputs is not None
+    for row, tokens in enumerate(run.outputs):
+        while True:
+            expected, prompt = run.truth.rows[row], run.case.prompts[row]
+            index = next((n for n, (a, b) in enumerate(zip(expected, tokens, strict=False)) if a != b), None)
+            if index is None or not _answered(run, row, len(prompt) + index - 1, tokens[index]):
+                break
+            kept = (*expected[:index], tokens[index])
+            left = run.case.max_new_tokens - len(kept)
+            more = oracle.truth([*prompt, *kept], max_new_tokens=left) if left else []
+            uncut, digests = [*run.truth.uncut], [*run.truth.digests]
+            uncut[row] = (*kept, *more)
+            digests[row] = digests_of(run.case.family, [(*prompt, *uncut[row])])[0]
+            rows = tuple(cut(one, run.case.eos_token_ids) for one in uncut)
+            run = replace(run, truth=Truth(rows, tuple(uncut), tuple(digests)), ties=run.ties + 1)
+    return run
+
+
+def _answered(run: Run, row: int, position: int, token: int) -> bool:
+    digest = run.truth.digests[row][-1, position]
+    return any(bool(((call.digests == digest) & (call.predictions == token)).any()) for call in run.trace.of(TARGET))
+
+
+@contextmanager
+def watching(oracle: Judge, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
+    """Watch the oracle's target, and a draft, for as long as the context lasts."""
+    trace = Trace()
+    models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]
+    with tapped(models, Shadow(models, FAMILY[case.family], trace, {})):
+        try:
+            yield Watch(oracle, case, trace)
+        except NotRead as unread:
+            raise UsageError(f"watch: the model cannot be read: {unread}") from unread
+        except TapFailed as error:
+            raise RuntimeError(f"eqcheck: reading failed, which says nothing about your code: {error}") from error
+
+
+__all__ = ["Watch", "WatchedCase", "family_like", "watching"]

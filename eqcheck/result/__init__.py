@@ -1,0 +1,1 @@
+"""The results of decodes: verdicts, outcomes, counts, findings and audits, as data."""

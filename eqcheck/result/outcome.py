@@ -1,0 +1,84 @@
+"""One case decoded and judged, in any lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from eqcheck.explanation.records import Explanation
+from eqcheck.result.story import Story
+
+HANG = "crash/hang"
+HANGS_TO_GIVE_UP = 3
+UNTRIED = "there was no time to look for a cause"
+
+
+class History(NamedTuple):
+    """What one instance of a decoder had decoded before: the first ``done`` cases of its ``log``."""
+
+    log: list[Any]
+    done: int
+
+    @property
+    def cases(self) -> tuple[Any, ...]:
+        return tuple(self.log[: self.done])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case's result, picklable. ``outputs`` is None when the decoder failed.
+
+    ``status`` is one of `eqcheck.result.verdict.VERDICTS`, or ``skipped`` where the decoder ``declined``, which says
+    why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
+    ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
+    side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
+    right all the same. ``tied`` counts tokens that rounding decided, ``slots`` those of its caches that the target was
+    handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
+    ``minimal`` is True where nothing smaller fails like it.
+
+    ``seconds`` is what decoding and judging took, ``history`` what the decoder decoded before, ``story`` what befell
+    the row, which comes with a second look where calls are seen; two outcomes that differ in these alone are equal.
+    """
+
+    case: Any
+    status: str
+    exact_match: float = 0.0
+    prefix_match: float = 0.0
+    coverage: frozenset[str] = frozenset()
+    outputs: tuple[tuple[int, ...], ...] | None = None
+    explanation: Explanation | None = None
+    traceback: str = ""
+    losses: tuple[tuple[str, int], ...] = ()
+    declined: str = ""
+    observed: Mapping[str, Any] = field(default_factory=dict)
+    tied: int = 0
+    slots: tuple[int, int] = (0, 0)
+    luck: tuple[str, str] = ("", "")
+    drawn: bool = True
+    minimal: bool = field(default=False, compare=False)
+    seconds: float = field(default=0.0, compare=False)
+    history: History | None = field(default=None, compare=False, repr=False)
+    story: Story | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def fingerprint(self) -> str | None:
+        return self.explanation.fingerprint if self.explanation else None
+
+    @property
+    def symptom(self) -> str:
+        """What a failing case looks like before anybody has looked into it; empty for one that is right."""
+        return self.fingerprint or ""
+
+    @property
+    def ties(self) -> int:
+        """Tokens that another one was as likely as, up to rounding."""
+        return self.tied
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "violation"
+
+    def repeats(self, other: Outcome) -> bool:
+        """Whether a second run gave the same answer, or failed in the same way."""
+        return (self.symptom, self.outputs) == (other.symptom, other.outputs)

@@ -1,0 +1,156 @@
+"""What is counted of an audit's cases: all that its report and its conclusions take from them.
+
+Counts of several audits add up, so that a report of many shards needs none of their cases: its size is that of the
+differences between cases, not of their number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eqcheck.case.record import Case
+from eqcheck.result.outcome import Outcome
+
+SPEAKS = "speaks"
+"""Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
+
+DICTATED = "dictated "
+"""Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Drawn cases that no conclusion tells apart: of one verdict, on one value of every axis.
+
+    ``symptom`` is what failing ones look like, ``declined`` why the decoder declined them, ``axes`` where they lie.
+    """
+
+    claimed: bool
+    family: str
+    status: str
+    symptom: str = ""
+    declined: str = ""
+    axes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Tally:
+    """Counts of drawn cases; all but ``alike`` are of those within the claim that the decoder did not decline.
+
+    ``exact`` and ``prefix`` are sums of the shares of `eqcheck.result.outcome.Outcome`, ``reached`` is the largest of
+    what cases held, ``lucky`` counts cases that are right though a context was wrong, ``fingerprints`` are those seen,
+    also in the ``replayed`` cases of the corpus, of which ``failing`` fail.
+
+    >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
+    >>> (one + one).run, (one + one).statuses
+    (4, Counter({'equivalent': 4}))
+    """
+
+    alike: Counter[Alike] = field(default_factory=Counter)
+    exact: float = 0.0
+    prefix: float = 0.0
+    coverage: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    observed: Counter[str] = field(default_factory=Counter)
+    lucky: Counter[str] = field(default_factory=Counter)
+    slots: Counter[str] = field(default_factory=Counter)
+    ties: int = 0
+    reached: dict[str, int] = field(default_factory=dict)
+    fingerprints: set[str] = field(default_factory=set)
+    replayed: int = 0
+    failing: int = 0
+
+    @classmethod
+    def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
+        """The counts of the outcomes of an audit; ``claims`` says whether a case is within the decoder's claim."""
+        tally = cls()
+        for outcome in drawn:
+            tally._count(outcome, claims(outcome.case))
+        for outcome in replayed:
+            tally.replayed += 1
+            tally.failing += outcome.failed
+            tally.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
+        return tally
+
+    def _count(self, outcome: Outcome, claimed: bool) -> None:
+        case = outcome.case
+        axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
+        symptom = outcome.symptom if outcome.failed else ""
+        self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
+        if not claimed or outcome.declined:
+            return
+        self.exact += outcome.exact_match
+        self.prefix += outcome.prefix_match
+        self.coverage.update(outcome.coverage)
+        self.losses.update(dict(outcome.losses))
+        self.observed[SPEAKS] += "drafted" in outcome.observed
+        for name, number in outcome.observed.items():
+            if name in ("drafted", "accepted") or name.startswith(DICTATED):
+                self.observed[name] += number
+        self.ties += outcome.ties
+        self.slots.update(dict(zip(("handed", "seen"), outcome.slots, strict=True)))
+        self.lucky.update([outcome.luck[0]] if outcome.luck[0] else [])
+        self.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
+        if isinstance(case, Case):
+            self.reached = _largest(self.reached, case.sizes)
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            alike=self.alike + other.alike,
+            exact=self.exact + other.exact,
+            prefix=self.prefix + other.prefix,
+            coverage=self.coverage + other.coverage,
+            losses=self.losses + other.losses,
+            observed=self.observed + other.observed,
+            lucky=self.lucky + other.lucky,
+            slots=self.slots + other.slots,
+            ties=self.ties + other.ties,
+            reached=_largest(self.reached, other.reached),
+            fingerprints=self.fingerprints | other.fingerprints,
+            replayed=self.replayed + other.replayed,
+            failing=self.failing + other.failing,
+        )
+
+    @property
+    def drawn(self) -> int:
+        """All drawn cases."""
+        return self.alike.total()
+
+    @property
+    def run(self) -> int:
+        """The cases that the verdict is about: within the claim, and not declined."""
+        return self.statuses.total()
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """The cases that the verdict is about, by their own verdict."""
+        return self.by(lambda one: one.status, lambda one: one.claimed and not one.declined)
+
+    @property
+    def declined(self) -> dict[str, int]:
+        """Why cases within the claim were declined, the most frequent reason first."""
+        return dict(self.by(lambda one: one.declined, lambda one: one.claimed and bool(one.declined)).most_common())
+
+    def by(self, name: Callable[[Alike], str], among: Callable[[Alike], bool] = lambda one: True) -> Counter[str]:
+        """The drawn cases ``among`` all, counted by what ``name`` says of them."""
+        found: Counter[str] = Counter()
+        for one, count in self.alike.items():
+            if among(one):
+                found[name(one)] += count
+        return found
+
+    def places(self, among: Callable[[Alike], bool]) -> Counter[tuple[str, str]]:
+        """How many of the drawn cases ``among`` all lie on each value of each axis."""
+        found: Counter[tuple[str, str]] = Counter()
+        for one, count in self.alike.items():
+            if among(one):
+                for place in one.axes:
+                    found[place] += count
+        return found
+
+
+def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

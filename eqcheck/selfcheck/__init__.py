@@ -1,0 +1,1 @@
+"""The self-check: every planted fault is caught and named, and no right decoder is accused."""

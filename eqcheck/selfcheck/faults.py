@@ -1,0 +1,345 @@
+"""The self-check: every planted fault is caught and named, and no known-good decoder is accused.
+
+It runs the catalogue through what an audit does with each case: decode, judge, and for the first violation repair.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import Any, TypeVar, Union
+
+import torch
+
+from eqcheck.attribution.losses import all_losses, all_warnings
+from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.campaign.events import CaseDone, Listener
+from eqcheck.case.record import Case
+from eqcheck.catalogue import BUILDS, FAULTS, Fault
+from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults import PLANTED
+from eqcheck.catalogue.faults.rare import RARE, Seen, recording
+from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
+from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
+from eqcheck.contract.family import LLAMA
+from eqcheck.decoding.harness import run
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.notice import kind_of
+from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.transparent.ids import variants
+from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.oracle.check import judge
+from eqcheck.selfcheck.memory import MemoryResult, memory_checks
+from eqcheck.selfcheck.samplers import SampledResult, named_as_planted, sampled_checks
+from eqcheck.workers.serve import end_with_parent
+
+MOST_CASES = 400  # a fault not caught by then is missed
+JUDGED = 6  # cases of each fault whose attribution is scored
+SOUND_CASES = 100
+RARE_MOST, RARE_USUAL, RARE_LATE = 2000, 300, 0.1  # cases; how many rare conjunctions may take more than usual
+COMPONENTS_RIGHT, KINDS_RIGHT = 0.99, 0.95
+SAMPLED_RIGHT = 0.9  # of the planted faults of sampling that are seen
+T = TypeVar("T")
+_Result = Union["FaultResult", "KnownGoodResult", SampledResult, MemoryResult, tuple["RareResult", ...]]
+
+
+@dataclass(frozen=True)
+class FaultResult:
+    """What became of one planted fault.
+
+    ``cases_to_catch`` counts the cases until the first violation, ``seconds`` the time they took on one thread, drawing
+    included; both None when it was not caught. ``attributed``: that violation is ``named`` as declared, after repair.
+    Of ``judged`` violations ``component_right`` and ``kind_right`` were read as declared.
+    """
+
+    id: str
+    component: str
+    kind: str
+    families: tuple[str, ...]
+    held_back: bool
+    caught: bool
+    attributed: bool
+    cases_to_catch: int | None
+    seconds: float | None
+    judged: int = 0
+    component_right: int = 0
+    kind_right: int = 0
+    named: str = ""
+
+
+@dataclass(frozen=True)
+class KnownGoodResult:
+    """A decoder that is right, and how many of its cases were called a violation."""
+
+    name: str
+    cases: int
+    violations: int
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class RareResult:
+    """How many cases it takes until a decoder that is wrong under one rare conjunction alone is caught; None: more."""
+
+    id: str
+    when: str
+    held_back: bool
+    cases: int | None
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """All results; ``failures`` says in words what is broken about the checker, nothing when it is sound."""
+
+    faults: tuple[FaultResult, ...]
+    known_good: tuple[KnownGoodResult, ...]
+    rare: tuple[RareResult, ...] = ()
+    sampled: tuple[SampledResult, ...] = ()
+    memory: tuple[MemoryResult, ...] = ()
+
+    @property
+    def left_out(self) -> list[str]:
+        """The planted faults that are not run, because cases do not meet them or they are named otherwise."""
+        return [fault.id for fault in PLANTED if fault not in FAULTS]
+
+    @property
+    def missed(self) -> list[str]:
+        """The faults that were not caught, and the right decoders that were accused."""
+        found = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
+        for good in self.known_good:
+            if good.violations:
+                accused = f"{good.violations} of {good.cases} cases of a right decoder called a violation"
+                found.append(f"{good.name}: {accused}: {good.first}")
+        others: list[SampledResult | MemoryResult] = [*self.sampled, *self.memory]
+        return found + [one.failure for one in others if one.failure]
+
+    @property
+    def failures(self) -> list[str]:
+        found = self.missed
+        late = [rare for rare in self.rare if rare.cases is None or rare.cases > RARE_USUAL]
+        found += [f"{rare.id}: not caught in {RARE_MOST} cases" for rare in late if rare.cases is None]
+        if len(late) > RARE_LATE * len(self.rare):
+            found.append(f"{len(late)} of {len(self.rare)} rare conjunctions not met within {RARE_USUAL} cases")
+        for what, share, least in (
+            ("component", self.share("component_right"), COMPONENTS_RIGHT),
+            ("kind", self.share("kind_right"), KINDS_RIGHT),
+        ):
+            if share < least:
+                found.append(
+                    f"{what} named as declared in {share:.1%} of the violations, at least {least:.0%} expected"
+                )
+        right, wrong, seen = named_as_planted(self.sampled)
+        if right < SAMPLED_RIGHT * seen:
+            found.append(f"of {seen} faults of sampling {right} are named as planted, and {wrong} by another kind")
+        return found
+
+    def share(self, what: str, held_back: bool | None = None) -> float:
+        """Violations read as declared, as a share; ``what`` is ``component_right`` or ``kind_right``."""
+        chosen = [f for f in self.faults if held_back is None or f.held_back == held_back]
+        judged = sum(fault.judged for fault in chosen)
+        return sum(getattr(fault, what) for fault in chosen) / judged if judged else 1.0
+
+    def seconds(self) -> tuple[float, float]:
+        """Median and longest time to the first catch."""
+        times = [fault.seconds for fault in self.faults if fault.seconds is not None]
+        return (statistics.median(times), max(times)) if times else (0.0, 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's object."""
+        return {
+            "faults": [asdict(fault) for fault in self.faults],
+            "known_good": [asdict(good) for good in self.known_good],
+            "rare": [asdict(rare) for rare in self.rare],
+            "sampled": [asdict(one) for one in self.sampled],
+            "memory": [asdict(one) for one in self.memory],
+            "failures": self.failures,
+        }
+
+
+def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda event: None) -> SelfCheck:
+    """Run every known-good decoder on so many cases, and the whole catalogue."""
+    work: list[Callable[[], _Result]] = [check_rare]
+    for name in (*BUILDS, *HEAD_BUILDS):
+        for start in range(0, cases, SOUND_CASES):
+            work.append(partial(check_known_good, name, start, min(SOUND_CASES, cases - start)))
+    work += [partial(check_fault, number) for number in range(len(FAULTS))]
+    work += [partial(check_head, number) for number in range(len(HEAD_FAULTS))]
+    work += [*memory_checks(), *sampled_checks()]
+    results: list[_Result] = []
+    for result in in_processes(work, jobs):
+        results.append(result)
+        wrong = len(_gathered(results).missed)
+        listen(CaseDone("selfcheck", len(results), len(work), wrong))
+    return _gathered(results)
+
+
+@cache
+def short() -> SelfCheck:
+    """A few seconds of it: the last fault of each kind, and two known-good decoders."""
+    last: dict[str, int] = {}
+    for number, fault in enumerate(FAULTS):
+        if LLAMA in fault.families and fault.cache_states == ("empty",) and fault.component != "crash":
+            last[fault.fingerprint] = number
+    results: list[_Result] = [check_fault(number, judged=1, opinion=False) for number in last.values()]
+    results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]
+    return _gathered(results)
+
+
+def _gathered(results: list[_Result]) -> SelfCheck:
+    good: dict[str, KnownGoodResult] = {}
+    for one in results:
+        if isinstance(one, KnownGoodResult):
+            before = good.get(one.name, KnownGoodResult(one.name, 0, 0))
+            good[one.name] = replace(
+                one,
+                cases=before.cases + one.cases,
+                violations=before.violations + one.violations,
+                first=before.first or one.first,
+            )
+    rare = next((one for one in results if isinstance(one, tuple)), ())
+    faults = tuple(one for one in results if isinstance(one, FaultResult))
+    sampled = tuple(one for one in results if isinstance(one, SampledResult))
+    memory = tuple(one for one in results if isinstance(one, MemoryResult))
+    return SelfCheck(faults, tuple(good.values()), rare, sampled, memory)
+
+
+def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """The results of ``work``, in order, from so many processes."""
+    if jobs == 1:
+        yield from (one() for one in work)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        yield from pool.map(_call, work)
+
+
+def _call(one: Callable[[], T]) -> T:
+    return one()
+
+
+@cache
+def _drawn(source: Source, number: int) -> tuple[Case, float]:
+    """A case of a source, and the seconds it took to draw; several are drawn at once, on account of the first."""
+    start = time.perf_counter()
+    case = _first_such(source).chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK]
+    return case, time.perf_counter() - start
+
+
+@cache
+def _first_such(source: Source) -> Source:
+    """Of equal sources the first one met, which keeps what it has drawn."""
+    return source
+
+
+def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
+    """Run a known-good decoder on ``count`` cases from the ``start``-th on, over all it claims."""
+    torch.set_num_threads(1)
+    decoder = {**BUILDS, **HEAD_BUILDS}[name].decoder(name)
+    source = Source(1, decoder.families, decoder.padding_sides, decoder.cache_states)
+    accused, first = 0, ""
+    losses: Counter[str] = Counter()
+    with decoder.running() as generate:
+        for number in range(start, start + count):
+            case, _ = _drawn(source, number)
+            finished = run(generate, case)
+            verdict = judge(finished)
+            if verdict.explanation is not None:
+                accused += 1
+                first = first or f"{verdict.explanation.fingerprint} on case {case.id}"
+            else:
+                losses += all_losses(finished)
+    warnings = all_warnings(losses)
+    return KnownGoodResult(name, count, accused + len(warnings), first or "".join(warnings[:1]))
+
+
+def check_rare() -> tuple[RareResult, ...]:
+    """Draw cases until each of the catalogue's rare conjunctions was met, and its decoder caught, or up to the most."""
+    torch.set_num_threads(1)
+    source = Source(1, CLAIMED, PADDING_SIDES)
+    caught: dict[str, int] = {}
+    for count in range(RARE_MOST):
+        case, _ = _drawn(source, count)
+        seen: list[Seen] = []
+        run(partial(_noted, seen), case)
+        for rare in RARE:
+            if rare.id not in caught and rare.holds(seen[0]) and not judge(run(rare.decoder().function, case)):
+                caught[rare.id] = count + 1
+        if len(caught) == len(RARE):
+            break
+    return tuple(RareResult(rare.id, rare.when, rare.held_back, caught.get(rare.id)) for rare in RARE)
+
+
+def _noted(seen: list[Seen], target: Any, draft: Any, request: Request) -> Rows:
+    seen.append(recording(target, draft, request))
+    return seen[0].outputs
+
+
+def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> FaultResult:
+    """Run the fault ``FAULTS[number]`` until so many violations are judged; ``opinion``: the first by repair, too."""
+    return _checked(FAULTS[number], judged, opinion)
+
+
+def check_head(number: int) -> FaultResult:
+    """Run the fault ``HEAD_FAULTS[number]``, of which warnings are judged."""
+    return _checked(HEAD_FAULTS[number], JUDGED, False)
+
+
+def _checked(fault: Fault | HeadFault, judged: int, opinion: bool) -> FaultResult:
+    torch.set_num_threads(1)
+    decoder = fault.decoder()
+    source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
+    found: Counter[str] = Counter()
+    losses = Counter[str]()
+    named, caught_at, seconds = "", None, 0.0
+    with decoder.running() as generate:
+        for count in range(MOST_CASES):
+            case, drawing = _drawn(source, count)
+            start = time.perf_counter()
+            done = run(generate, case, timeout=20.0)
+            seen = _seen(fault, done, losses)
+            seconds += drawing + time.perf_counter() - start if caught_at is None else 0.0
+            if seen is None:
+                continue
+            if caught_at is None:
+                caught_at = count + 1
+                repaired = opinion and seen.component != "draft"
+                named = (second_opinion(generate, done, seen, 20.0, variants(case)) if repaired else seen).fingerprint
+            found[seen.fingerprint] += 1
+            if found.total() == judged:
+                break
+    same_component = sum(n for name, n in found.items() if name.startswith(f"{fault.component}/"))
+    return FaultResult(
+        fault.id,
+        fault.component,
+        fault.kind,
+        fault.families,
+        fault.held_back,
+        caught=caught_at is not None,
+        attributed=_is(named, fault),
+        cases_to_catch=caught_at,
+        seconds=None if caught_at is None else round(seconds, 4),
+        judged=found.total(),
+        component_right=same_component,
+        kind_right=sum(n for name, n in found.items() if _is(name, fault)),
+        named=named,
+    )
+
+
+def _is(name: str, fault: Fault | HeadFault) -> bool:
+    return name.partition(":")[0] == fault.fingerprint
+
+
+def _seen(fault: Fault | HeadFault, done: Run, losses: Counter[str]) -> Explanation | None:
+    """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
+    explanation = judge(done).explanation
+    if explanation is None and fault.component == "draft":
+        losses.update(all_losses(done))
+        for warning in all_warnings(losses):
+            component, _, kind = kind_of(warning).partition("/")
+            return Explanation(component, kind)
+    return explanation

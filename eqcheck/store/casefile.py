@@ -1,0 +1,284 @@
+"""Case files: one case on disk, with the violation it showed. Every file is written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from eqcheck import __version__
+from eqcheck.case.engine import EngineCase
+from eqcheck.case.record import Case
+from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.contract import registry
+from eqcheck.contract.architectures import is_own, parsed
+from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
+from eqcheck.explanation.text import render
+from eqcheck.result.findings import Audit, Finding
+
+VIOLATION_FORMAT = "eqcheck-violation/1"
+AnyCase = Case | EngineCase | SampledCase
+_CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase, SampledEngineCase)}
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True)
+class StoredViolation:
+    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case), the limits.
+
+    ``isolated``: it was run in a worker process that was given ``case_memory`` bytes. ``minimised`` is False where an
+    audit ended before it could shrink the case.
+    """
+
+    case: AnyCase
+    adapter: str | None = None
+    fingerprint: str | None = None
+    case_timeout: float = CASE_TIMEOUT
+    isolated: bool = False
+    case_memory: int | None = None
+    minimised: bool = True
+    explanation: str = ""
+
+    def to_json(self) -> str:
+        """The file's content; the inverse of `read_case`."""
+        data = {
+            "format": VIOLATION_FORMAT,
+            "eqcheck": __version__,
+            "adapter": self.adapter,
+            "fingerprint": self.fingerprint,
+            "case_timeout": max(self.case_timeout, TIMEOUTS[0]),
+            "isolated": self.isolated,
+            "case_memory": self.case_memory,
+            "minimised": self.minimised,
+            "case": self.case.to_dict(),
+            "explanation": self.explanation,
+        }
+        return json.dumps(data, indent=1) + "\n"
+
+
+_FIELDS = ("format", "eqcheck", *(one.name for one in fields(StoredViolation)))
+
+
+def read_case(path: Path) -> StoredViolation:
+    """Read a case file, or a bare case; `UsageError` says in one line which file and what is wrong with it.
+
+    A file may come from anyone: what is read is small, names fields that exist, and holds numbers that a case may have.
+    """
+    try:
+        return _stored(read_json(path))
+    except UsageError as error:
+        raise UsageError(f"case file {path}: {one_line(str(error))}") from error
+
+
+def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolation:
+    """A finding as its case file tells it, under the fingerprint ``name``."""
+    decoder, options = audit.decoder, audit.options
+    return StoredViolation(
+        case=finding.case,
+        adapter=decoder.spec or decoder.name,
+        fingerprint=name,
+        case_timeout=options.case_timeout,
+        isolated=options.isolate or finding.case.lane.startswith("checkpoint"),
+        case_memory=options.case_memory if options.isolate else None,
+        minimised=finding.minimised,
+        explanation=render(finding.explanation),
+    )
+
+
+def target_of(case: Any) -> str:
+    """The model of the user's that a case is decoded on, ``package.module:Class`` or a folder; empty for any other."""
+    own = parsed(getattr(case, "family", ""))
+    return own.architecture if own and is_own(own.architecture) else ""
+
+
+def command(path: Path, adapter: str = "", target: str = "") -> str:
+    """How to replay a case file. The user's own code is named: a file alone does not say what is run or read.
+
+    >>> command(Path("case.json"), "eqspec"), command(Path("case.json"), "mine.py:fast")
+    ('eqcheck replay case.json', 'eqcheck replay case.json --adapter mine.py:fast')
+    """
+    words = ["eqcheck", "replay", str(path)]
+    words += ["--adapter", adapter] if registry.names_code(adapter) else []
+    return shlex.join([*words, "--target", target] if target else words)
+
+
+def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVELS) -> Any:
+    """What a JSON file holds, if it is small and plain; `UsageError` says what is wrong with it."""
+    try:
+        if not path.is_file():
+            raise UsageError("expected a file" if path.exists() else "there is no such file")
+        if (size := path.stat().st_size) > most_bytes:
+            raise UsageError(f"expected at most {most_bytes >> 20} MB, got {-(-size >> 20)} MB")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot read it as JSON: {error}") from error
+    return _json(text, levels)
+
+
+def parsed_case(text: str) -> StoredViolation:
+    """What `read_case` returns, of a file's text; raises `UsageError`."""
+    if len(text) > FILE_BYTES:
+        raise UsageError(f"expected at most {FILE_BYTES >> 20} MB, got {-(-len(text) >> 20)} MB")
+    return _stored(_json(text, FILE_LEVELS))
+
+
+def _json(text: str, levels: int) -> Any:
+    try:
+        data = json.loads(text, parse_int=_integer, object_pairs_hook=_object)
+    except UsageError:
+        raise
+    except RecursionError:
+        raise UsageError(f"cannot read it as JSON: expected at most {levels} levels of lists within lists") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read it as JSON: {error}") from error
+    _check_plain(data, levels)
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, count), *_ = Counter(name for name, _ in pairs).most_common()
+        raise UsageError(f"expected each name once, got {twice[:40]!a} {count} times")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > FILE_DIGITS:
+        raise UsageError(f"expected integers of at most {FILE_DIGITS} digits, got one of {len(text)}: {text[:10]}...")
+    return int(text)
+
+
+def _check_plain(data: Any, levels: int) -> None:
+    """Refuse what JSON can say and no case file means: numbers that are none, text that is none, deep nesting."""
+    waiting: list[tuple[_Place, Any]] = [((), data)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{_where(place)}: expected a finite number, got {value}")
+        if isinstance(value, str) and not _is_text(value):
+            raise UsageError(f"{_where(place)}: expected text, got a lone surrogate in {value[:40]!a}")
+        if isinstance(value, dict):
+            if odd := next((name for name in value if not _is_text(name)), None):
+                where = _where(place) or "file"
+                raise UsageError(f"{where}: expected text, got a lone surrogate in the name {odd[:40]!a}")
+            inner: Iterable[tuple[Any, Any]] = value.items()
+        elif isinstance(value, list):
+            inner = enumerate(value)
+        else:
+            continue
+        if place and place[2] == levels:
+            raise UsageError(f"{_where(place)[:80]}: expected at most {levels} levels of lists and objects, got more")
+        level = place[2] + 1 if place else 1
+        waiting += [((place, name, level), one) for name, one in inner if one.__class__ is not int]
+
+
+_Place: TypeAlias = "tuple[()] | tuple[_Place, str | int, int]"  # the place around, the name in it, and the level
+
+
+def _where(place: _Place) -> str:
+    if not place:
+        return ""
+    around, name, _ = place
+    outer = _where(around)
+    return f"{outer}[{name}]" if isinstance(name, int) else f"{outer}.{name}" if outer else name
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stored(data: Any) -> StoredViolation:
+    if isinstance(data, dict) and isinstance(data.get("format"), str) and data["format"] in _CASES:
+        return StoredViolation(case_of(data))
+    if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
+        got = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r:.80}")
+    for name in data:
+        if name not in _FIELDS:
+            raise UsageError(f"unknown field {name[:80]!a}{did_you_mean(name, _FIELDS)}")
+    return StoredViolation(
+        case=case_of(data.get("case", {})),
+        adapter=_line(data, "adapter"),
+        fingerprint=_line(data, "fingerprint"),
+        case_timeout=float(_within(TIMEOUTS, "seconds", data, "case_timeout", (int, float), CASE_TIMEOUT)),
+        isolated=_field(data, "isolated", bool, False),
+        case_memory=_within(MEMORY, "bytes", data, "case_memory", (int, type(None)), None),
+        minimised=_field(data, "minimised", bool, True),
+        explanation=_field(data, "explanation", str, ""),
+    )
+
+
+def case_of(data: Any) -> AnyCase:
+    """The case that plain data holds, of whichever lane; raises `CaseError`."""
+    name = data.get("format") if isinstance(data, dict) else None
+    return _CASES.get(name if isinstance(name, str) else "", Case).from_dict(data)
+
+
+def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:
+    value = data.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        got = "nothing" if value is ... else repr(value)
+        raise UsageError(f"{name}: expected {' or '.join(k.__name__ for k in kinds)}, got {got}")
+    return value
+
+
+def _line(data: Mapping[str, Any], name: str) -> str | None:
+    if data.get(name, ...) is None:  # as it was stored: none was known
+        return None
+    text: str = _field(data, name, str)
+    if len(text) > FILE_LINE:
+        raise UsageError(f"{name}: expected at most {FILE_LINE} characters, got {len(text)}")
+    if text != printable(text) or "\n" in text:
+        raise UsageError(f"{name}: expected one line of printable text, got {text!r}")
+    return text
+
+
+def _within(bounds: tuple[float, float], unit: str, data: Mapping[str, Any], name: str, *kind: Any) -> Any:
+    value = _field(data, name, *kind)
+    least, most = bounds
+    if value is not None and not least <= value <= most:
+        raise UsageError(f"{name}: expected {least:.10g} to {most:g} {unit}, got {value:g}")
+    return value
+
+
+def file_stem(name: str) -> str:
+    """A fingerprint, or the name of a decoder, as the name of a file; odd and long ones end with a hash."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("/", "-").replace(":", "-")).strip("-.")
+    if re.fullmatch(r"[A-Za-z0-9_./:-]{1,120}", name) and stem:
+        return stem
+    return f"{stem[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that at every moment, also if this process is killed, it is the old one or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.", suffix=TEMPORARY)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
