@@ -63,7 +63,7 @@ def _head(report: Report) -> list[str]:
         "",
     ]
     if report.lane == "checkpoint":
-        lines += [f"{report.ties} near-ties (`eqcheck/truth/ties.py` has the policy).", ""]
+        lines += [f"{report.ties} near-ties (`docs/engines.md` has the policy).", ""]
     lines += [line for sentence in sampled(report)[:1] for line in (sentence, "")]
     lines += [*(f"- {sentence}" for sentence in sampled(report)[1:]), ""] if len(sampled(report)) > 1 else []
     lines += [line for sentence in (*slots_seen(report), *memory(report)) for line in (sentence, "")]
