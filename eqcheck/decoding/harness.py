@@ -233,8 +233,11 @@ def why(declined: Unsupported) -> str:
 
 def _message(error: BaseException) -> str:
     """The first line of an exception's text, even where asking for it raises."""
-    lines = traceback.format_exception_only(error)[-1].partition(": ")[2].splitlines()
-    return one_line(lines[0]) if lines else ""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "<exception str() failed>"
+    return one_line(next(iter(text.splitlines()), ""))
 
 
 def _what(outputs: Any) -> str:

@@ -4,8 +4,8 @@
 
 One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}, "entropy":
 ...}``, where entropy seeds the global generators if it is a number, is answered by ``{"outputs": [...], "observed":
-{...}}``, ``{"unsupported": ...}`` or ``{"error": ..., "traceback": ...}``, until standard input ends. What the decoder
-prints goes to standard error. The process ends when its parent does.
+{...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ..., "traceback": ...}``, until standard input ends.
+The decoder's prints go to standard error. The process ends when its parent does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def serve(spec: str, target: str, draft: str) -> None:
         running = decoder.running()
         generate = Guarded(running.__enter__(), decoder.requires)
     except Exception as error:
-        say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
+        say(error=type(error).__name__, message=str(error), traceback=_traceback())
         return
     say(ready=str(hook(generate, "version") or decoder.version))
     for line in sys.stdin:
@@ -67,7 +67,7 @@ def serve(spec: str, target: str, draft: str) -> None:
         except Unsupported as error:
             say(unsupported=next((line for line in str(error).splitlines() if line.strip()), "no reason given"))
         except Exception as error:
-            say(error=f"{type(error).__name__}: {error}", traceback=_traceback())
+            say(error=type(error).__name__, message=str(error), traceback=_traceback())
         else:
             say(outputs=outputs, observed=dict(hook(generate, "observed")))
     with suppress(Exception):

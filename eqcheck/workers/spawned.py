@@ -115,8 +115,7 @@ class Spawned(ProcessWorker):
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         message = self._receive(_SET_UP_S)
         if "error" in message:
-            subject, _, text = message["error"].splitlines()[0].partition(": ")
-            raise Lost("exception", subject, text)
+            raise Lost("exception", str(message["error"]), _first_line(message))
         self.version = one_line(str(message.get("ready", "")), 100)
 
     def stop(self) -> None:
@@ -154,9 +153,9 @@ class Spawned(ProcessWorker):
         if "unsupported" in answer:
             return Outcome(case, "skipped", declined=one_line(str(answer["unsupported"])))
         if "error" in answer:
-            kind, _, text = one_line(str(answer["error"]).partition("\n")[0]).partition(": ")
-            place = _PLACE.search(str(answer["error"]))
-            failure = crash("exception", f"{kind} at {place[0]}" if place else kind, text)
+            place = _PLACE.search(str(answer.get("message", "")))
+            kind = one_line(str(answer["error"]))
+            failure = crash("exception", f"{kind} at {place[0]}" if place else kind, _first_line(answer))
             trace = printable(str(answer.get("traceback", "")))
             return Outcome(case, "violation", explanation=failure, traceback=trace)
         return self._judge(case, answer)
@@ -189,6 +188,11 @@ class Spawned(ProcessWorker):
         """The last lines the process wrote to standard error."""
         self._log.seek(0)
         return printable(b"\n".join(self._log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")) + "\n"
+
+
+def _first_line(answer: Mapping[str, Any]) -> str:
+    """The first line of the message of an exception that was answered."""
+    return one_line(next(iter(str(answer.get("message", "")).splitlines()), ""))
 
 
 def _read(pipe: IO[str], lines: queue.SimpleQueue[str | None]) -> None:

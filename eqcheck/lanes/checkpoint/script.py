@@ -107,6 +107,7 @@ def main(rows, settings, expected):
         except Exception as error:
             print(f"without speculation: {plain}")
             print(f"WRONG: {type(error).__name__}: {error}")
+            print(json.dumps({"raised": True, "wrong_rows": []}))
             sys.exit(1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -117,6 +118,7 @@ def main(rows, settings, expected):
         print(f"  the engine without speculation  {plain[number]}")
         print(f"  the engine with speculation     {speculative[number]}")
     print(f"{len(wrong)} of {len(expected)} rows are wrong")
+    print(json.dumps({"raised": False, "wrong_rows": wrong}))
     sys.exit(bool(wrong))
 '''
 
@@ -131,20 +133,16 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     if not scripted(decoder, finding):
         return None
     text = script(decoder, version, finding)
-    done = run(python, {"finding.py": text, SHARED: shared(decoder)})
-    if done is None:
-        return None
-    code, printed = done
+    shown = run(python, {"finding.py": text, SHARED: shared(decoder)})
     failure = finding.outcome.explanation
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
-    shown = "WRONG" in printed and failed == ("rows are wrong" not in printed)
-    return text if code == 1 and shown else None
+    return text if shown.get("raised") == failed and (failed or shown["wrong_rows"]) else None
 
 
-def run(python: str, files: dict[str, str]) -> tuple[int, str] | None:
-    """Run the first of some files, which lie in one folder: its exit code and what it printed; None if it never ends.
+def run(python: str, files: dict[str, str]) -> dict[str, Any]:
+    """Run the first of some files, which lie in one folder: the JSON object of its last line, which says what it shows.
 
-    It has the time limit of a script.
+    It is empty where the script never ends, or its exit code is not 1.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -160,12 +158,16 @@ def run(python: str, files: dict[str, str]) -> tuple[int, str] | None:
         try:
             printed, _ = process.communicate(timeout=_RUN_S)
         except subprocess.TimeoutExpired:
-            return None
+            return {}
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too
             process.wait()
-    return process.returncode, printed
+    try:
+        last = json.loads(printed.splitlines()[-1]) if process.returncode == 1 else {}
+    except (IndexError, ValueError):  # it ended before it could say anything
+        last = {}
+    return last if isinstance(last, dict) else {}
 
 
 def script(decoder: Decoder, version: str, finding: Finding) -> str:

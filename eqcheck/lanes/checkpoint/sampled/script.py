@@ -49,6 +49,7 @@ _HEAD = '''"""The evidence of sampled scripts, by eqcheck {version}: the law of 
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shutil
@@ -114,14 +115,15 @@ def main(rows, settings, order, most):
             seen["without"] = drawn(folders, models, plain, order, max(3 * seen["with"][1], 500))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    wrongly = [name for name, (greatest, _, _, odd) in seen.items() if odd or greatest >= CROSSES]
     for name, (greatest, tokens, requests, impossible) in seen.items():
-        wrong = impossible or greatest >= CROSSES
         odd = ", and a token that has no probability" if impossible else ""
         print(
-            f"{name} speculation: {'WRONG' if wrong else 'not shown'}: the evidence against the target's law was "
-            f"{greatest:.3g} at most in {tokens} tokens of {requests} answers{odd}"
+            f"{name} speculation: {'WRONG' if name in wrongly else 'not shown'}: the evidence against the target's law "
+            f"was {greatest:.3g} at most in {tokens} tokens of {requests} answers{odd}"
         )
     print("At 1e6 the law is wrong: a right engine gets there once in a million runs.")
+    print(json.dumps({"wrong": wrongly}))
     sys.exit(len(seen) > 1)
 '''
 
@@ -144,8 +146,8 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     if not hook(decoder.function, "script") or not isinstance(finding.case, SampledEngineCase):
         return None
     text = script(decoder, version, finding)
-    done = run(python, {"finding.py": text, SHARED: shared(decoder), EVIDENCE: evidence_file()})
-    return text if done is not None and done[0] == 1 and "with speculation: WRONG" in done[1] else None
+    shown = run(python, {"finding.py": text, SHARED: shared(decoder), EVIDENCE: evidence_file()})
+    return text if "with" in shown.get("wrong", ()) else None
 
 
 def script(decoder: Decoder, version: str, finding: Finding) -> str:
