@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli import outputs
-from eqcheck.cli.arguments import add_bounds, bounds_of, case_seconds, families, natural, positive, seconds, size
-from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr, writable
+from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
+from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr
+from eqcheck.cli.plan import Plan
+from eqcheck.contract import known, registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
-from eqcheck.contract.sizes import WIDE
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
@@ -103,115 +102,102 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.contract import known, registry, repository
+    return execute(Plan.of(options))
 
-    outputs.checked(options)
-    if options.pair:
-        repository.find("eqcheck audit --pair")
-    specs = [*options.specs, *options.adapter]
-    for spec in specs:
-        registry.named(spec)  # a missing file is told before torch is imported
-    entries, now = (known.load(options.known) if options.known else ()), _now()
-    _stage("" if "torch" in sys.modules else "loading torch", options)
+
+def execute(plan: Plan) -> int:
+    """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
+    _stage("" if "torch" in sys.modules else "loading torch", plan)
     from eqcheck.campaign import apart
-    from eqcheck.campaign.answers import check_answers
-    from eqcheck.report.build import write
-    from eqcheck.report.schema import to_builtins
-    from eqcheck.report.terminal import progress, summary
     from eqcheck.selfcheck.faults import short
-    from eqcheck.store.shared import shared_corpus
 
-    if options.ray is not None:
-        check_answers(options.ray)
-    _check_pair(options)
-    targets = _targets(options)
-    # What a decoder prints must not mix with the one JSON object; worker processes inherit where it goes.
-    quiet = stdout_to_stderr if options.json else contextlib.nullcontext
-    with quiet():
-        decoders = apart.load_all(specs or registry.self_contained())
-    _check_engines(options, decoders)
-    _stage("self-check", options)
-    failures = short().failures
-    if failures:
+    _check_installed(plan)
+    plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
+    # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
+    with stdout_to_stderr() if plan.json else contextlib.nullcontext():
+        decoders = apart.load_all(plan.specs or registry.self_contained())
+    plan.check(decoders)
+    _stage("self-check", plan)
+    if failures := short().failures:
         return broken(failures)
-    places = dict(zip([decoder.name for decoder in decoders], _folders(options.out, decoders), strict=True))
-    if strangers := known.unheard(entries, [decoder.name for decoder in decoders]):
-        print(f"eqcheck: --known {printable(str(options.known))} {strangers}", file=sys.stderr)
-    settings = _settings(options, targets)
-    found: dict[str, tuple[Audit, Report]] = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(quiet())
-        if not options.no_corpus:
-            settings = replace(settings, corpus=stack.enter_context(shared_corpus(options.corpus)))
-        shown = stack.enter_context(progress(options.json, known.passing(entries, decoders, now.date())))
-        listen = stack.enter_context(outputs.events(options.ndjson, shown))
-        for result in _audits(decoders, settings, places, options.ray, listen):
-            decoder, lane = result.decoder, result.lane
-            if options.pair and lane == "transparent" and LLAMA in decoder.families and not result.interrupted:
-                result.real_pair = apart.pair(decoder, settings)
-            result.list_known(entries, now.date(), options.known_strict or known.in_ci())
-            result.written, result.command = _typed(now, options)
-            found[decoder.name] = result, write(result, places[decoder.name])
+    places = plan.folders(decoders)
+    if strangers := known.unheard(plan.known, list(places)):
+        print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+    found = _reported(plan, decoders, places)
     if not found:  # interrupted before there was anything
         raise KeyboardInterrupt
-    done = [name for name in places if name in found]
-    reports = [found[name][1] for name in done]
-    if options.json:
-        text = json.dumps({"reports": [to_builtins(report) for report in reports]})
-    else:
-        text = printable(summary(reports, [str(places[name]) for name in done]))
-    outputs.tell(reports, text, options)
-    return exit_code([found[name][0] for name in done], options.allow_known)
+    done = {name: found[name] for name in places if name in found}
+    reports = [report for _, report in done.values()]
+    outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan)
+    return exit_code([audit for audit, _ in done.values()], plan.allow_known)
 
 
-def _stage(text: str, options: argparse.Namespace) -> None:
-    """Say what is done now, for those who watch: torch alone takes seconds."""
-    if text and not options.json:
+def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path]) -> dict[str, tuple[Audit, Report]]:
+    """The audits, each with its report, which is written as soon as the audit ends."""
+    from eqcheck.campaign import apart
+    from eqcheck.report.build import write
+    from eqcheck.report.terminal import progress
+    from eqcheck.store.shared import shared_corpus
+
+    done: dict[str, tuple[Audit, Report]] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
+        corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
+        shown = stack.enter_context(progress(plan.json, known.passing(plan.known, decoders, plan.today)))
+        listen = stack.enter_context(outputs.events(plan.ndjson, shown))
+        asked = replace(plan.asked, corpus=corpus)
+        for audit in _audits(decoders, asked, places, plan.cluster, listen):
+            decoder = audit.decoder
+            if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
+                audit.real_pair = apart.pair(decoder, asked)
+            audit.list_known(plan.known, plan.today, plan.known_strict)
+            audit.written, audit.command = plan.written, plan.command
+            done[decoder.name] = audit, write(audit, places[decoder.name])
+    return done
+
+
+def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
+    """The reports as standard output shows them: one JSON object, or a summary for people."""
+    if plan.json:
+        from eqcheck.report.schema import to_builtins
+
+        return json.dumps({"reports": [to_builtins(report) for report in reports]})
+    from eqcheck.report.terminal import summary
+
+    return printable(summary(reports, places))
+
+
+def _stage(text: str, plan: Plan) -> None:
+    """Say which step begins, for those who watch: torch alone takes seconds."""
+    if text and not plan.json:
         print(text, file=sys.stderr, flush=True)
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
+def _check_installed(plan: Plan) -> None:
+    """`UsageError` where the cluster does not answer, or the trained pair is not there."""
+    if plan.cluster is not None:
+        from eqcheck.campaign.answers import check_answers
 
-
-def _typed(now: datetime, options: argparse.Namespace) -> tuple[str, str]:
-    """When, and by which command, a report was made."""
-    return f"{now:%Y-%m-%d %H:%M} UTC", shlex.join(["eqcheck", *options.words])
-
-
-def _check_pair(options: argparse.Namespace) -> None:
-    if options.pair:
+        check_answers(plan.cluster)
+    if plan.pair:
         from benchmarks import pair
 
         pair.check()
 
 
-def _check_engines(options: argparse.Namespace, decoders: Sequence[Decoder]) -> None:
-    from eqcheck.workers.spawned import environment
-
-    engines = [environment(decoder, options.python) for decoder in decoders if decoder.checkpoints or options.python]
-    for option, given in (("--max-...", bounds_of(options) != WIDE), ("--target", bool(options.target))):
-        if engines and given:
-            raise UsageError(
-                f"{option}: an engine that loads a checkpoint has models and sizes of its own; leave it out"
-            )
-
-
-def _targets(options: argparse.Namespace) -> tuple[str, ...]:
+def _targets(asked: str) -> tuple[str, ...]:
     """The families of the targets asked for, each built and read once; `UsageError` for one that cannot be read."""
-    if not options.target:
+    if not asked:
         return ()
-    if options.families:
-        raise UsageError("--target, --families: expected one of the two; a target has its family")
     from eqcheck.real.readable import check
     from eqcheck.real.targets import families_of
 
     families = []
-    for family in families_of(options.target):
+    for family in families_of(asked):
         try:
             check(family)
         except UsageError as error:
-            if options.target != "all":
+            if asked != "all":
                 raise
             print(f"eqcheck: {error}; it is left out", file=sys.stderr)
         else:
@@ -219,33 +205,15 @@ def _targets(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(families)
 
 
-def _settings(options: argparse.Namespace, targets: tuple[str, ...]) -> Options:
-    from eqcheck.result.findings import Options
-
-    return Options(
-        cases=options.cases or (None if options.budget else 300),
-        budget=options.budget,
-        seed=options.seed,
-        jobs=options.jobs,
-        families=targets or options.families,
-        case_timeout=options.case_timeout,
-        isolate=options.isolate,
-        case_memory=options.case_memory,
-        bounds=bounds_of(options),
-        python=options.python or "",
-        memory=options.memory,
-    )
-
-
 def _audits(
-    decoders: Sequence[Decoder], settings: Options, places: Mapping[str, Path], address: str | None, listen: Listener
+    decoders: Sequence[Decoder], asked: Options, places: Mapping[str, Path], address: str | None, listen: Listener
 ) -> Iterator[Audit]:
     """The audits as they end: of campaigns on a cluster, whose shards are stored beside the report, or of processes."""
     from eqcheck.campaign import apart
     from eqcheck.campaign.loop import audit
 
-    if not address and settings.jobs > 1 and len(decoders) > 1:
-        yield from apart.side_by_side(decoders, settings, listen)
+    if not address and asked.jobs > 1 and len(decoders) > 1:
+        yield from apart.side_by_side(decoders, asked, listen)
         return
     with contextlib.ExitStack() as stack:
         if address:
@@ -253,11 +221,11 @@ def _audits(
 
             cluster = stack.enter_context(Cluster(address))
         for decoder in decoders:
-            asked = apart.options(decoder, settings)
+            own = apart.options(decoder, asked)
             if address:
-                result = cluster.audit(decoder, asked, places[decoder.name] / "shards", listen)
+                result = cluster.audit(decoder, own, places[decoder.name] / "shards", listen)
             else:
-                result = audit(decoder, asked, listen)
+                result = audit(decoder, own, listen)
             yield result
             if result.interrupted:
                 return
@@ -274,16 +242,3 @@ def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
     if not any(result.tally.run for result in results):
         return NOTHING
     return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT
-
-
-def _folders(out: Path, decoders: list[Decoder]) -> list[Path]:
-    """One folder per decoder, named after it; `UsageError` when two would share one or it cannot be made."""
-    names = [decoder.name for decoder in decoders]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
-        if not name or "/" in name or name.startswith("."):
-            raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
-    for name in names:
-        writable(out, name)
-    return [out / name for name in names]

@@ -17,6 +17,7 @@ from eqcheck.contract.escaping import one_line, printable
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Event, Listener
+    from eqcheck.cli.plan import Plan
     from eqcheck.report.schema import Report
 
 
@@ -76,8 +77,8 @@ def _stream(path: Path) -> Iterator[TextIO]:
             stream.close()
 
 
-def tell(reports: Sequence[Report], text: str, options: argparse.Namespace) -> None:
-    """Print what an audit found, and hand it on; ``text`` is for people, or the one JSON object."""
+def tell(reports: Sequence[Report], text: str, options: Plan) -> None:
+    """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
     from eqcheck.report.github import commands_of, step_summary, untrusted
 
     mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program

@@ -1,0 +1,119 @@
+"""The plan of an audit: all that the options of the command decide, before torch or any decoder is loaded.
+
+`Plan.of` looks at nothing but the options and the files that they name, so a mistake in them is told at once.
+`eqcheck.cli.audit` executes the plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+from eqcheck.cli import outputs
+from eqcheck.cli.arguments import bounds_of
+from eqcheck.cli.common import writable
+from eqcheck.contract import known, registry, repository
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.sizes import WIDE
+from eqcheck.result.findings import Options
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An audit as it was asked for.
+
+    ``specs`` name the decoders, none of them every shipped one that needs nothing else; ``target`` the real models;
+    ``corpus`` the place of stored cases, if any; ``cluster`` the address of Ray's. ``known`` are the entries of
+    ``known_file``. ``written`` and ``command`` say in a report when and how it was made.
+    """
+
+    specs: tuple[str, ...]
+    asked: Options
+    target: str
+    out: Path
+    corpus: str | None
+    cluster: str | None
+    pair: bool
+    known_file: Path | None
+    known: tuple[known.Known, ...]
+    known_strict: bool
+    allow_known: bool
+    json: bool
+    junit: Path | None
+    ndjson: Path | None
+    today: date
+    written: str
+    command: str
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Plan:
+        """The plan of parsed options; raises `UsageError` for options that exclude each other or name no file."""
+        outputs.checked(options)
+        if options.pair:
+            repository.find("eqcheck audit --pair")
+        if options.target and options.families:
+            raise UsageError("--target, --families: expected one of the two; a target has its family")
+        specs = (*options.specs, *options.adapter)
+        for spec in specs:
+            registry.named(spec)
+        now = datetime.now(timezone.utc)
+        return cls(
+            specs=specs,
+            asked=Options(
+                cases=options.cases or (None if options.budget else 300),
+                budget=options.budget,
+                seed=options.seed,
+                jobs=options.jobs,
+                families=options.families,
+                case_timeout=options.case_timeout,
+                isolate=options.isolate,
+                case_memory=options.case_memory,
+                bounds=bounds_of(options),
+                python=options.python or "",
+                memory=options.memory,
+            ),
+            target=options.target,
+            out=options.out,
+            corpus=None if options.no_corpus else options.corpus,
+            cluster=options.ray,
+            pair=options.pair,
+            known_file=options.known,
+            known=known.load(options.known) if options.known else (),
+            known_strict=options.known_strict or known.in_ci(),
+            allow_known=options.allow_known,
+            json=options.json,
+            junit=options.junit,
+            ndjson=options.ndjson,
+            today=now.date(),
+            written=f"{now:%Y-%m-%d %H:%M} UTC",
+            command=shlex.join(["eqcheck", *options.words]),
+        )
+
+    def folders(self, decoders: Sequence[Decoder]) -> dict[str, Path]:
+        """A folder for each decoder's report, by its name; `UsageError` if two share one, or it cannot be made."""
+        names = [decoder.name for decoder in decoders]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
+            if not name or "/" in name or name.startswith("."):
+                raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
+        for name in names:
+            writable(self.out, name)
+        return {name: self.out / name for name in names}
+
+    def check(self, decoders: Sequence[Decoder]) -> None:
+        """`UsageError` for an option that an engine among the decoders cannot heed."""
+        from eqcheck.workers.spawned import environment
+
+        python = self.asked.python
+        engines = [environment(decoder, python) for decoder in decoders if decoder.checkpoints or python]
+        for option, given in (("--max-...", self.asked.bounds != WIDE), ("--target", bool(self.target))):
+            if engines and given:
+                raise UsageError(
+                    f"{option}: an engine that loads a checkpoint has models and sizes of its own; leave it out"
+                )
