@@ -15,7 +15,7 @@ from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import known, registry
+from eqcheck.contract import known, registry, repository
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
@@ -107,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
 
 def execute(plan: Plan) -> int:
     """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
+    if plan.pair:
+        repository.find("eqcheck audit --pair")
     _stage("" if "torch" in sys.modules else "loading torch", plan)
     from eqcheck.campaign import apart
     from eqcheck.selfcheck.faults import short

@@ -32,16 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def checked(options: argparse.Namespace) -> None:
-    """Refuse what cannot be written before anything runs; raises `UsageError`."""
-    if str(options.ndjson) == "-" and options.json:
-        raise UsageError("--json and --ndjson -: both want standard output; give --ndjson a file")
-    if options.ndjson and not options.ndjson.parent.is_dir():
-        raise UsageError(f"--ndjson {options.ndjson}: cannot write there: No such file or directory")
-    if options.junit and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
-        raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")
-
-
 @contextlib.contextmanager
 def events(path: Path | None, listen: Listener) -> Iterator[Listener]:
     """A listener that also writes events to where ``--ndjson`` says; ``listen`` hears them all the same."""

@@ -7,16 +7,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 
-from eqcheck.cli import outputs
 from eqcheck.cli.arguments import bounds_of
 from eqcheck.cli.common import writable
-from eqcheck.contract import known, registry, repository
+from eqcheck.contract import known, registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.sizes import WIDE
@@ -53,9 +53,7 @@ class Plan:
     @classmethod
     def of(cls, options: argparse.Namespace) -> Plan:
         """The plan of parsed options; raises `UsageError` for options that exclude each other or name no file."""
-        outputs.checked(options)
-        if options.pair:
-            repository.find("eqcheck audit --pair")
+        _check_outputs(options)
         if options.target and options.families:
             raise UsageError("--target, --families: expected one of the two; a target has its family")
         specs = (*options.specs, *options.adapter)
@@ -117,3 +115,13 @@ class Plan:
                 raise UsageError(
                     f"{option}: an engine that loads a checkpoint has models and sizes of its own; leave it out"
                 )
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """`UsageError` for an output that cannot be written, before anything runs."""
+    if str(options.ndjson) == "-" and options.json:
+        raise UsageError("--json and --ndjson -: both want standard output; give --ndjson a file")
+    if options.ndjson and not options.ndjson.parent.is_dir():
+        raise UsageError(f"--ndjson {options.ndjson}: cannot write there: No such file or directory")
+    if options.junit and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
+        raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")
