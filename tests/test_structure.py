@@ -55,7 +55,6 @@ TOP = ("__init__", "pytest_plugin", "strategies")  # these import any room; no r
 LONGEST_MODULE, LONGEST_FUNCTION = 350, 60
 # A signature with every claim and its documentation; a parser with every option; a table.
 LONG = {
-    ("eqcheck/contract/decoder.py", "decoder"),
     ("eqcheck/compat/legacy.py", "_members"),
     ("eqcheck/hashlm/model.py", "forward"),
 }

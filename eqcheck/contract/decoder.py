@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
+from inspect import Parameter, Signature
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -154,10 +156,25 @@ def hook(engine: Any, name: str) -> Any:
 class Decoder:
     """A registered decoder; calling it decodes one request.
 
-    ``function`` is the decorated function, or a class whose instances are called and which may be an `Hooks`.
-    ``engine`` is what `eqcheck bench` times where there is one. ``known`` maps fingerprints of known violations to
-    links. ``spec`` is how to name it again; ``inside()`` is the context in which its code finds the modules that it
-    imports (`eqcheck.contract.modules`).
+    ``function`` is the decorated function, or a class whose instances are called and which may be an `Hooks`. The
+    other fields up to ``option_order`` are the claims that `decoder` takes:
+
+    - ``padding_sides``, ``families`` and ``cache_states`` (of `CACHE_STATES`, see `Request`) that it takes;
+    - ``requires``: its needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for an id N); other cases are
+      not drawn. A need that only the decoder can tell it declines by raising `eqcheck.Unsupported` with the reason;
+    - ``known``: known violations by fingerprint, each with a link; ``origin``, ``version`` and ``note`` are printed;
+    - ``engine``: the engine that `eqcheck bench` times, at any batch size and with prompts that arrive one by one:
+      called with ``(target, draft, num_draft_tokens=, batch_size=)``, it returns an object with the ``stream``,
+      ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`;
+    - ``checkpoints=True``: an engine that loads checkpoints; it is handed folders, and judged by its tokens alone.
+      ``dtype`` is one of `DTYPES` (by default float32 then, as the checkpoint is, and float64 otherwise),
+      ``environment`` the environment of its own in which it runs;
+    - ``capabilities``: those of `CAPABILITIES` that it has. Of a decoder that samples, ``seeds`` is its promise for a
+      row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies options
+      (`ORDER` there), and ``lossless`` the reason why it does not draw from the target's law, where it means not to.
+
+    ``spec`` names it again; ``inside()`` is the context in which its code finds the modules that it imports
+    (`eqcheck.contract.modules`). Raises `UsageError` for a claim that cannot be meant.
 
         >>> from eqcheck import load
         >>> load("hf_pr").padding_sides, load("hf_pr").families
@@ -177,13 +194,42 @@ class Decoder:
     engine: Any = None
     checkpoints: bool = False
     capabilities: tuple[str, ...] = ()
-    dtype: str = "float64"
+    dtype: str = ""
     environment: str = ""
     seeds: str = "none"
     lossless: bool | str = True
     option_order: tuple[str, ...] = ORDER
     spec: str = ""
     inside: Inside = field(default=nullcontext, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        keep = partial(object.__setattr__, self)  # the class is frozen
+        keep("requires", checked(self.requires))
+        for claim, allowed in _CHOICES.items():
+            given = getattr(self, claim)
+            if isinstance(given, str) or not (given or claim == "capabilities"):
+                raise UsageError(f"{claim}: expected a tuple with some of {allowed}, got {given!r}")
+            for choice in given:
+                if choice not in allowed:
+                    raise UsageError(
+                        f"{claim}: expected some of {allowed}, got {choice!r}{did_you_mean(choice, allowed)}"
+                    )
+            keep(claim, tuple(given))
+        keep("dtype", self.dtype or ("float32" if self.checkpoints else "float64"))
+        if self.dtype not in DTYPES:
+            raise UsageError(
+                f"dtype: expected one of {DTYPES}, got {self.dtype!r}; let the engine compute in float32 for the "
+                "audit: in less, rounding on the checkpoint is more than what lies between two tokens, and nothing "
+                "could be told"
+            )
+        check_claims(self.capabilities, self.seeds, self.lossless, self.option_order)
+        keep("option_order", tuple(self.option_order))
+        keep("known", dict(self.known or {}))
+        for fingerprint in self.known:
+            if fingerprint.partition(":")[0] not in FINGERPRINTS:
+                raise UsageError(
+                    f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}"
+                )
 
     def __call__(self, target: Any, draft: Any, request: Request) -> Any:
         with self.running() as generate:
@@ -226,27 +272,8 @@ class _Within:
         return getattr(vars(self)["_generate"], name)
 
 
-def decoder(
-    *,
-    name: str | None = None,
-    padding_sides: tuple[PaddingSide, ...] = ("left",),
-    families: tuple[str, ...] = CLAIMED,
-    cache_states: tuple[str, ...] = TAKEN,
-    requires: tuple[str, ...] = (),
-    known: Mapping[str, str] | None = None,
-    origin: str = "",
-    version: str = "",
-    note: str = "",
-    engine: Any = None,
-    checkpoints: bool = False,
-    capabilities: tuple[str, ...] = (),
-    dtype: str | None = None,
-    environment: str = "",
-    seeds: str = "none",
-    lossless: bool | str = True,
-    option_order: tuple[str, ...] = ORDER,
-) -> Callable[[Any], Decoder]:
-    """Register a function (or a class with ``__call__``) as a decoder.
+def decoder(*, name: str | None = None, **claims: Any) -> Callable[[Any], Decoder]:
+    """Register a function (or a class with ``__call__``) as a decoder; the claims are the fields of `Decoder`.
 
         >>> @decoder(name="mine", padding_sides=("left", "right"))
         ... def generate(target, draft, request):
@@ -255,49 +282,19 @@ def decoder(
         'mine'
 
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
-    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads.
-    ``cache_states`` names the states of `CACHE_STATES` that the decoder takes, see `Request`. ``requires`` names what
-    it needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for an id N): other cases are not drawn. What
-    only the decoder can tell it declines by raising `eqcheck.Unsupported` with the reason. ``known`` declares
-    violations by fingerprint, each with a link; ``note`` is printed in reports. ``engine`` is what `eqcheck bench`
-    times at any batch size and with prompts that arrive one by one: called with ``(target, draft, num_draft_tokens=,
-    batch_size=)``, it returns something with the ``stream``, ``busy`` and ``stats`` of
-    `eqcheck.reference_impls.serving.Engine`.
+    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads. Before a
+    sampled case, Python's, numpy's and torch's global generators are given a fresh seed in its process; a decoder with
+    a generator of its own has to seed it from there. Raises `UsageError` for a claim that does not exist, or one that
+    cannot be meant.
 
-    An engine that loads checkpoints says so with ``checkpoints=True``: it is handed folders, and judged by its tokens
-    alone. ``dtype`` is what it computes in (one of `DTYPES`; float32 if nothing is said, as the checkpoint is),
-    ``environment`` the environment of its own in which it runs.
-
-    ``capabilities`` names what any decoder takes of `CAPABILITIES`. Of one that samples, ``seeds`` is what it promises
-    of a row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies options
-    (`ORDER` there), and ``lossless`` says why it does not draw from the target's law, where it means not to. Before a
-    sampled case, Python's, numpy's and torch's global generators are given a fresh seed in its process; one that draws
-    from a generator of its own has to seed it from there. Raises `UsageError` for a padding side, family, cache state,
-    precondition, capability, dtype, promise, order or kind of violation that does not exist.
+        >>> decoder(familys=("rotary",))
+        Traceback (most recent call last):
+        eqcheck.contract.errors.UsageError: familys: no decoder claims that; did you mean 'families'?
     """
-    requires = checked(requires)
-    for given, allowed, what in (
-        (padding_sides, PADDING_SIDES, "padding_sides"),
-        (families, FAMILIES, "families"),
-        (cache_states, tuple(CACHE_STATES), "cache_states"),
-        (capabilities, tuple(CAPABILITIES), "capabilities"),
-    ):
-        if isinstance(given, str) or not (given or what == "capabilities"):
-            raise UsageError(f"{what}: expected a tuple with some of {allowed}, got {given!r}")
-        for one in given:
-            if one not in allowed:
-                raise UsageError(f"{what}: expected some of {allowed}, got {one!r}{did_you_mean(one, allowed)}")
-
-    dtype = dtype or ("float32" if checkpoints else "float64")
-    if dtype not in DTYPES:
-        raise UsageError(
-            f"dtype: expected one of {DTYPES}, got {dtype!r}; let the engine compute in float32 for the audit: in "
-            "less, rounding on the checkpoint is more than what lies between two tokens, and nothing could be told"
-        )
-    check_claims(capabilities, seeds, lossless, option_order)
-    for fingerprint in known or ():
-        if fingerprint.partition(":")[0] not in FINGERPRINTS:
-            raise UsageError(f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}")
+    for claim in claims:
+        if claim not in _CLAIMS:
+            raise UsageError(f"{claim}: no decoder claims that{did_you_mean(claim, _CLAIMS)}")
+    Decoder("", None, **claims)  # a wrong claim is told where it is made
 
     def register(function: Any) -> Decoder:
         usable = callable(function)
@@ -308,25 +305,26 @@ def decoder(
         called = name or str(getattr(function, "__name__", type(function).__name__))
         if called != one_line(called, 100):
             raise UsageError(f"name: expected one line of at most 100 printable characters, got {called[:200]!a}")
-        return Decoder(
-            name=called,
-            function=function,
-            padding_sides=tuple(padding_sides),
-            families=tuple(families),
-            cache_states=tuple(cache_states),
-            requires=requires,
-            known=dict(known or {}),
-            origin=origin,
-            version=version,
-            note=note,
-            engine=engine,
-            checkpoints=checkpoints,
-            capabilities=tuple(capabilities),
-            dtype=dtype,
-            environment=environment,
-            seeds=seeds,
-            lossless=lossless,
-            option_order=tuple(option_order),
-        )
+        return Decoder(called, function, **claims)
 
     return register
+
+
+_CHOICES = {
+    "padding_sides": PADDING_SIDES,
+    "families": FAMILIES,
+    "cache_states": tuple(CACHE_STATES),
+    "capabilities": tuple(CAPABILITIES),
+}
+_CLAIMS = tuple(claim.name for claim in fields(Decoder) if claim.name not in ("name", "function", "spec", "inside"))
+# `help(decoder)` and editors show every claim with its default, which is written once, in `Decoder`.
+decoder.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter("name", Parameter.KEYWORD_ONLY, default=None),
+        *(
+            Parameter(claim.name, Parameter.KEYWORD_ONLY, default=None if claim.default is MISSING else claim.default)
+            for claim in fields(Decoder)
+            if claim.name in _CLAIMS
+        ),
+    ]
+)

@@ -81,7 +81,7 @@ def recording(target: Any, draft: Any, request: Request) -> Seen:
 
 
 def _declared(name: str) -> Callable[[Any], Decoder]:
-    return decoder(name=name, families=CLAIMED, padding_sides=PADDING_SIDES)  # type: ignore[arg-type]
+    return decoder(name=name, families=CLAIMED, padding_sides=PADDING_SIDES)
 
 
 def _decode(rare: Rare, target: Any, draft: Any, request: Request) -> Rows:
