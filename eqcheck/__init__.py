@@ -77,5 +77,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, those that are not imported yet among them."""
+    """The public names, also the ones that are not imported yet."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from eqcheck.contract.decoder import Decoder
-    from eqcheck.contract.known import Known
+    from eqcheck.contract.known_violations import Known
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """What is tested by what, for whoever reads this in a log."""
+    """The decoders and versions under test, for a reader of the log."""
     lines = []
     for decoder in _decoders(config):
         named = " ".join(filter(None, (decoder.name, decoder.version)))
@@ -148,7 +148,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """An ``assert`` of a verdict that fails is told its explanation, of which pytest's own message has one line."""
+    """An ``assert`` of a verdict that fails gets its whole explanation; pytest's own message has one line of it."""
     report = yield
     known = sys.modules.get("eqcheck.result.verdict")
     if known and call.excinfo and call.excinfo.errisinstance(AssertionError):
@@ -174,7 +174,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A conformance suite of which every law was skipped has tested nothing."""
+    """A conformance suite has tested nothing if every law was skipped."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--adapter") or session.exitstatus or reporter is None:
         return
@@ -243,28 +243,28 @@ def _decoders(config: pytest.Config) -> list[Decoder]:
 
 
 def _listed(config: pytest.Config, decoder: str) -> dict[str, str]:
-    """What ``--eqcheck-known`` lists for a decoder today: fingerprints with their links, and until when."""
+    """The entries of ``--eqcheck-known`` for a decoder today: fingerprints with their links, and until when."""
     entries, today = _entries(config)
     listed = [entry for entry in entries if entry.until >= today and entry.of(decoder)]
     return {entry.fingerprint: f"{entry.link}, until {entry.until}" for entry in listed}
 
 
 def _past(config: pytest.Config) -> list[str]:
-    """What ``--eqcheck-known`` lists in vain, as lines."""
+    """The entries of ``--eqcheck-known`` in vain, as lines."""
     entries, today = _entries(config)
     return list(filter(None, (entry.outdated(today) for entry in entries)))
 
 
 def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:
-    """Decoders with the faults whose showing is a test: declared ones, and where it is strict those that are listed."""
-    from eqcheck.contract.known import in_ci
+    """Decoders with the faults whose showing is a test: declared ones, and where it is strict the listed ones too."""
+    from eqcheck.contract.known_violations import in_ci
 
     entries = _entries(config)[0] if config.getoption("--eqcheck-known-strict") or in_ci() else ()
-    found = []
+    params = []
     for decoder in _decoders(config):
         listed = [entry.fingerprint for entry in entries if entry.of(decoder.name)]
-        found += [(decoder, fault) for fault in dict.fromkeys((*decoder.known, *listed))]
-    return found
+        params += [(decoder, fault) for fault in dict.fromkeys((*decoder.known, *listed))]
+    return params
 
 
 def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None) -> str:
@@ -277,7 +277,7 @@ def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None)
 def _entries(config: pytest.Config) -> tuple[tuple[Known, ...], date]:
     from datetime import datetime, timezone
 
-    from eqcheck.contract.known import load
+    from eqcheck.contract.known_violations import load
 
     path = config.getoption("--eqcheck-known")
     return (load(Path(path)) if path else ()), datetime.now(timezone.utc).date()

@@ -14,7 +14,7 @@ from conformance import test_laws, test_sampled_laws
 import eqcheck
 from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
-from eqcheck.contract import known
+from eqcheck.contract import known_violations
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
 
@@ -159,7 +159,7 @@ def test_the_laws_are_those_of_the_suite() -> None:
 
 def test_the_list_of_known_violations_is_one(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(*fenced("ci.md", "toml"))
-    (entry,) = known.load(tmp_path / "known.toml")
+    (entry,) = known_violations.load(tmp_path / "known.toml")
     assert entry.of("mine")
 
 

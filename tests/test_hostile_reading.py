@@ -21,7 +21,7 @@ from eqcheck.campaign import shards
 from eqcheck.campaign.shardfile import Shard, part_of, read, to_builtins
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
-from eqcheck.contract import known
+from eqcheck.contract import known_violations
 from eqcheck.contract.decoder import RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.report import load
@@ -113,7 +113,7 @@ def test_so_is_a_file_of_known_violations(at: int, cut: int, put: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "known.toml"
         file.write_bytes((KNOWN[:at] + put + KNOWN[at + cut :]).encode("utf-8", "surrogatepass"))
-        refused_in_one_line(lambda: known.load(file))
+        refused_in_one_line(lambda: known_violations.load(file))
 
 
 @pytest.mark.parametrize("format_", [[], {}, None, 1, [["eqcheck-case/1"]]])

@@ -14,7 +14,7 @@ from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.contract.known import Known, in_ci, load, unheard
+from eqcheck.contract.known_violations import Known, in_ci, load, unheard
 from eqcheck.explanation.records import Explanation
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks

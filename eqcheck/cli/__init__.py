@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; positional SPECs may stand anywhere among them, of which argparse takes the first group only."""
+    """The options; positional SPECs may stand anywhere among them, though argparse takes only their first group."""
     options, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(options, "specs") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -1,4 +1,4 @@
-"""What options of the command line may be given: text to a value, or one line on what was expected."""
+"""The values of command-line options: a parser for each, which tells in one line the value it expected."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def seconds(text: str) -> float:
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
-        found = float(number) * unit
+        value = float(number) * unit
     except ValueError:
-        found = -1.0
-    if not 0 < found < 1e7:
+        value = -1.0
+    if not 0 < value < 1e7:
         raise argparse.ArgumentTypeError(f"expected a time such as 90, 60s or 5m, got {text!r}")
-    return found
+    return value
 
 
 def case_seconds(text: str) -> float:

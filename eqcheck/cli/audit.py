@@ -15,7 +15,7 @@ from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import known, registry, repository
+from eqcheck.contract import known_violations, registry, repository
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
@@ -123,7 +123,7 @@ def execute(plan: Plan) -> int:
     if failures := short().failures:
         return broken(failures)
     places = plan.folders(decoders)
-    if strangers := known.unheard(plan.known, list(places)):
+    if strangers := known_violations.unheard(plan.known, list(places)):
         print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
     found = _reported(plan, decoders, places)
     if not found:  # interrupted before there was anything
@@ -145,7 +145,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     with contextlib.ExitStack() as stack:
         stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
         corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
-        shown = stack.enter_context(progress(plan.json, known.passing(plan.known, decoders, plan.today)))
+        shown = stack.enter_context(progress(plan.json, known_violations.passing(plan.known, decoders, plan.today)))
         listen = stack.enter_context(outputs.events(plan.ndjson, shown))
         asked = replace(plan.asked, corpus=corpus)
         for audit in _audits(decoders, asked, places, plan.cluster, listen):

@@ -1,4 +1,4 @@
-"""What several commands share: the exit codes in words, output that never mixes, folders that can be written."""
+"""Parts of several commands: the exit codes in words, output that never mixes, folders that can be written."""
 
 from __future__ import annotations
 

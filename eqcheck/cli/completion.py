@@ -34,7 +34,7 @@ class _Print(argparse.Action):
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell; names of decoders are those that are installed now."""
+    """The script for a shell; it completes the names of the decoders that are installed now."""
     try:
         import shtab
     except ImportError as error:

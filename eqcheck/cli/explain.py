@@ -51,7 +51,7 @@ def kind_named(text: str) -> Kind:
 
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
-    """What is known of a kind, in lines of at most ``width`` characters; links are not broken."""
+    """The handbook's entry for a kind, in lines of at most ``width`` characters; links are not broken."""
     from eqcheck.explanation.handbook import about
 
     said = about(kind.fingerprint)

@@ -72,20 +72,20 @@ def run(options: argparse.Namespace) -> int:
     asked = Asked(options.adapter, decoder.name, named, options.cases, options.seed, by_tokens)
     writable(options.out, decoder.name)
     folder = options.out / decoder.name
-    found: list[Column] = []
+    audited: list[Column] = []
 
     def keep() -> None:
         """Write what there is; versions still to come are in it."""
-        waiting = [Column(version, PENDING) for version in wanted[len(found) :]]
-        write(history(asked, found + waiting), folder)
+        waiting = [Column(version, PENDING) for version in wanted[len(audited) :]]
+        write(history(asked, audited + waiting), folder)
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the environment is removed then, too
     try:
         for column in columns(asked, base, wanted, folder, lambda text: print(printable(text), file=sys.stderr)):
-            found.append(column)
+            audited.append(column)
             keep()
     finally:
         signal.signal(signal.SIGTERM, before)
-    text = to_markdown(history(asked, found))
+    text = to_markdown(history(asked, audited))
     say(printable(f"{text}\nWritten to {folder}/history.md and history.json"))
-    return EQUIVALENT if any(column.status == AUDITED for column in found) else NOTHING
+    return EQUIVALENT if any(column.status == AUDITED for column in audited) else NOTHING

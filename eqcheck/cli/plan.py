@@ -16,7 +16,7 @@ from pathlib import Path
 
 from eqcheck.cli.arguments import bounds_of
 from eqcheck.cli.common import writable
-from eqcheck.contract import known, registry
+from eqcheck.contract import known_violations, registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.sizes import WIDE
@@ -40,7 +40,7 @@ class Plan:
     cluster: str | None
     pair: bool
     known_file: Path | None
-    known: tuple[known.Known, ...]
+    known: tuple[known_violations.Known, ...]
     known_strict: bool
     allow_known: bool
     json: bool
@@ -81,8 +81,8 @@ class Plan:
             cluster=options.ray,
             pair=options.pair,
             known_file=options.known,
-            known=known.load(options.known) if options.known else (),
-            known_strict=options.known_strict or known.in_ci(),
+            known=known_violations.load(options.known) if options.known else (),
+            known_strict=options.known_strict or known_violations.in_ci(),
             allow_known=options.allow_known,
             json=options.json,
             junit=options.junit,

@@ -127,16 +127,16 @@ _NO_TEST = {
 def _literal(case: Case, indent: int) -> str:
     """A case as source: what is not as usual, a line for each field."""
     lines = []
-    for one in fields(case):
-        if (value := getattr(case, one.name)) == one.default:
+    for field in fields(case):
+        if (value := getattr(case, field.name)) == field.default:
             continue
-        if one.name == "before":
+        if field.name == "before":
             earlier = "".join(f"{' ' * (indent + 8)}{_literal(each, indent + 8)},\n" for each in value)
             text = f"(\n{earlier}{' ' * (indent + 4)})"
         else:
-            text = pformat(value, width=max(40, 112 - indent - len(one.name)), compact=True)
-            text = text.replace("\n", f"\n{' ' * (indent + 5 + len(one.name))}")
-        lines.append(f"{' ' * (indent + 4)}{one.name}={text},\n")
+            text = pformat(value, width=max(40, 112 - indent - len(field.name)), compact=True)
+            text = text.replace("\n", f"\n{' ' * (indent + 5 + len(field.name))}")
+        lines.append(f"{' ' * (indent + 4)}{field.name}={text},\n")
     return f"eqcheck.Case(\n{''.join(lines)}{' ' * indent})"
 
 

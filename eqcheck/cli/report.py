@@ -46,19 +46,19 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.later:
         return _compared(options)
-    found, code = _reports(options.folder)
+    reports, code = _reports(options.folder)
     from eqcheck.report.page import to_html
     from eqcheck.report.terminal import summary  # which takes longer to import than a wrong folder to be told
 
-    say(printable(summary(list(found.values()), [str(folder) for folder in found])))
+    say(printable(summary(list(reports.values()), [str(folder) for folder in reports])))
     if options.serve is not None:
-        _serve(to_html(*found.values()), options.serve)
+        _serve(to_html(*reports.values()), options.serve)
     elif options.html or _display():
         file = options.html or (options.folder if options.folder.is_dir() else options.folder.parent) / "report.html"
-        _written(file, to_html(*found.values()))
+        _written(file, to_html(*reports.values()))
         if not options.html:
             _open(file)
-    elif not any((folder / "report.html").is_file() for folder in found):
+    elif not any((folder / "report.html").is_file() for folder in reports):
         say("\npage: none; write one with --html FILE")
     return code
 
@@ -85,12 +85,12 @@ def _pairs(before: Sequence[Report], now: Sequence[Report]) -> list[tuple[Report
     """The reports that belong together: those of one name, or the only two."""
     if len(before) == len(now) == 1:
         return [(before[0], now[0])]
-    names = {one.decoder.name: one for one in before}
-    pairs = [(names[one.decoder.name], one) for one in now if one.decoder.name in names]
+    names = {report.decoder.name: report for report in before}
+    pairs = [(names[report.decoder.name], report) for report in now if report.decoder.name in names]
     if not pairs:
-        first, second = (", ".join(sorted(one.decoder.name for one in side)) for side in (before, now))
+        first, second = (", ".join(sorted(report.decoder.name for report in side)) for side in (before, now))
         raise UsageError(f"no decoder is in both: {first} in the first folder, {second} in the second")
-    alone = {one.decoder.name for one in (*before, *now)} - {now.decoder.name for _, now in pairs}
+    alone = {report.decoder.name for report in (*before, *now)} - {now.decoder.name for _, now in pairs}
     if alone:
         print(printable(f"eqcheck: in one of the two only: {', '.join(sorted(alone))}"), file=sys.stderr)
     return pairs
@@ -109,18 +109,18 @@ def _reports(folder: Path) -> tuple[dict[Path, Report], int]:
     if not files:
         what = "has no report.json, and no folder in it has one" if folder.is_dir() else "there is no such folder"
         raise UsageError(f"report {folder}: {what}; write one with: eqcheck audit --out DIR")
-    found: dict[Path, Report] = {}
+    reports: dict[Path, Report] = {}
     errors: list[UsageError] = []
     for file in files:
         try:
-            found[file.parent] = load(file)
+            reports[file.parent] = load(file)
         except UsageError as error:
             errors.append(error)
-    if not found:
+    if not reports:
         raise errors[0]
     for unread in errors:
         print(f"eqcheck: {printable(str(unread))}", file=sys.stderr)
-    return found, USAGE if errors else EQUIVALENT
+    return reports, USAGE if errors else EQUIVALENT
 
 
 def _display() -> bool:
@@ -161,12 +161,12 @@ def _serve(text: str, port: int) -> None:
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/"
-            self.send_response(200 if found else 404)
+            known = self.path == "/"
+            self.send_response(200 if known else 404)
             self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(content) if found else 0))
+            self.send_header("Content-Length", str(len(content) if known else 0))
             self.end_headers()
-            self.wfile.write(content if found else b"")
+            self.wfile.write(content if known else b"")
 
         def log_message(self, *_: object) -> None:
             """Say nothing for each request."""

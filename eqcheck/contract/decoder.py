@@ -1,4 +1,4 @@
-"""What a decoder is: a function of target, draft and request, registered with `decoder`."""
+"""A decoder: a function of target, draft and request, registered with `decoder`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ DRAFTING = ("model", "ngram", "dictated", "none")
 
 @dataclass
 class Request:
-    """What a decoder is asked to generate.
+    """The order for one decode: prompts, limits, and how to draft.
 
     ``prompts`` are token ids, one list per row; every row gets at most ``max_new_tokens`` new tokens and ends at
     its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
@@ -117,7 +117,7 @@ Inside = Callable[[], AbstractContextManager[Any]]
 
 
 class Hooks:
-    """What a decoder class may have beside ``__call__``: each is optional, and is this where it is left out.
+    """Optional members of a decoder class beside ``__call__``, with their defaults.
 
     ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
     calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
@@ -144,7 +144,7 @@ class Hooks:
 
 
 def hook(engine: Any, name: str) -> Any:
-    """What a decoder has of this `Hooks`, or its default.
+    """A member of `Hooks` of a decoder, or its default.
 
     >>> hook(object(), "note")
     ''
@@ -259,7 +259,7 @@ class Decoder:
 
 
 class _Within:
-    """What decodes one request, called in its context; for the rest it is what it wraps."""
+    """A decoder's function, called in its context; its other attributes are those of the function it wraps."""
 
     def __init__(self, inside: Inside, generate: Any) -> None:
         self._inside, self._generate = inside, generate

@@ -1,4 +1,4 @@
-"""What goes wrong, as one tree.
+"""Errors, as one tree.
 
 EqcheckError
 |-- UsageError    a spec, option or argument is wrong; exit code 4
@@ -44,7 +44,7 @@ class OutputError(UsageError):
 
 
 class Unsupported(EqcheckError, ValueError):
-    """What a decoder raises, with the reason, to decline what is asked: the case is passed over, it is no violation.
+    """Raised by a decoder, with the reason, to decline a request: the case is passed over, and is no violation.
 
     >>> raise Unsupported("one row at a time")
     Traceback (most recent call last):

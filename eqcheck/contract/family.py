@@ -23,8 +23,8 @@ class Family:
     ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
     where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
-    With ``holes`` hidden slots between a row's tokens change nothing. A decoder that does not say which families it
-    claims claims those that are ``claimed``. ``target`` is the real model that is read, None where it is a `HashLM`.
+    With ``holes`` hidden slots between a row's tokens change nothing. ``claimed`` families are
+    the claim of a decoder that names none. ``target`` is the real model that is read, None where it is a `HashLM`.
     """
 
     name: str

@@ -18,9 +18,9 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
-    `eqcheck.explanation.text.say` fills in. Of what is wrong in one call the least ``rank`` is the cause. What is
-    ``inherited`` is no cause where an earlier query explains it. ``mended_by`` is a component whose repair also speaks
-    for this kind.
+    `eqcheck.explanation.text.say` fills in. Among the deviations of one call the least ``rank`` is the cause. An
+    ``inherited`` deviation is no cause where an earlier query explains it. ``mended_by`` is a component whose repair
+    also speaks for this kind.
     """
 
     component: str
@@ -208,7 +208,7 @@ _RECORDS = (
 KINDS = {kind.name: kind for kind in _RECORDS}  # a name stands for one kind, whatever the component
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
-# What a head was given in place of what was due, by the name of its kind.
+# The wrong input of a head, in words, by the name of its kind.
 HEAD_LOSSES = {
     "torn": "what it was given is no hidden state of the target: its numbers were changed, or are of two states",
     "wrong-layer": "it was given the states of another layer than the last",

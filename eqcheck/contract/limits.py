@@ -1,4 +1,4 @@
-"""What a case, and a file that holds one, may ask at most; a file may come from anyone.
+"""Upper bounds of a case, and of a file that holds one; a file may come from anyone.
 
 The bounds are far beyond what is drawn. Within them a right decoder, the target (a table of 4,096 logits for each token
 of the vocabulary) and the trace (all entries at each call) take seconds, and at most 2 GB.

@@ -1,4 +1,4 @@
-"""What an adapter file imports, kept apart from what other adapters and the program around them import.
+"""The imports of an adapter file, kept apart from those of other adapters and of the program around them.
 
 Two repositories may each have a top-level ``utils``. Modules that only an adapter can find, in its own folder or in one
 that it puts on ``sys.path``, are in ``sys.modules`` while its code runs and not otherwise, and so are its folders on
@@ -57,7 +57,7 @@ class OwnModules:
         self._modules.clear()
 
     def _take(self, new: set[str], path: list[str]) -> None:
-        """Take the adapter's modules out of ``sys.modules``, those that are ``new`` included if only it finds them."""
+        """Take the adapter's modules out of ``sys.modules``, also the ``new`` ones if no other folder has them."""
         homes = {name: _home(_spec(name)) for name in map(_top, new) if name != "eqcheck"}
         tops = {_top(name) for name in self._modules} | {name for name, home in homes.items() if home in self._folders}
         found = {name: sys.modules[name] for name in new | self._modules.keys() if name in sys.modules}
@@ -110,7 +110,7 @@ def _installed(folder: str) -> bool:
 
 @cache
 def _names(folder: str) -> frozenset[str]:
-    """What may be imported from a folder, as it was when first asked."""
+    """The modules that may be imported from a folder, as it was when first asked."""
     try:
         return frozenset(path.name.partition(".")[0] for path in Path(folder).iterdir())
     except OSError:

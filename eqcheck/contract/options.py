@@ -1,4 +1,4 @@
-"""What one row asks for, what a decoder that samples promises, and what either may say."""
+"""The options of a row, the promises of a decoder that samples, and the checks of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = {
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What one row asks for; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
+    """The options of one row; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
 
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. ``arrival``: the row is handed over
     after so many steps of the engine.

@@ -31,17 +31,17 @@ _own_modules: dict[str, OwnModules] = {}  # of each adapter file, by the name th
 
 def shipped() -> dict[str, str]:
     """Name to module of every decoder that comes with eqcheck."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(import_module(package).__path__):
             if not module.ispkg:
-                found[module.name] = f"{package}.{module.name}"
-    return found
+                modules[module.name] = f"{package}.{module.name}"
+    return modules
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the source of a decoder declares, read without importing its module: the models it works with are large."""
+    """The claims in the source of a decoder, read without importing its module: its imports are slow."""
 
     families: tuple[str, ...] = CLAIMED
     padding_sides: tuple[str, ...] = ("left",)
@@ -51,7 +51,7 @@ class Declared:
 
 
 def declared(name: str) -> Declared:
-    """What a shipped decoder declares; what it knows of some versions of its engine alone is marked so.
+    """The known violations of a shipped decoder; a mark stands at those of some versions of its engine alone.
 
     >>> declared("hf_pr").known
     ('bookkeeping/premature-stop',)
@@ -74,14 +74,14 @@ def declared(name: str) -> Declared:
     def value(node: ast.expr) -> Any:
         return constants.get(node.id, "") if isinstance(node, ast.Name) else ast.literal_eval(node)
 
-    found = {
+    claims = {
         name: value(given[name]) for name in ("families", "padding_sides", "origin", "checkpoints") if name in given
     }
     known = given.get("known")
     versions = " (in some versions)" if isinstance(known, ast.IfExp) else ""
     listed = known.body if isinstance(known, ast.IfExp) else known
     keys = [f"{value(key)}{versions}" for key in listed.keys if key] if isinstance(listed, ast.Dict) else []
-    return Declared(**found, known=tuple(keys))
+    return Declared(**claims, known=tuple(keys))
 
 
 def self_contained() -> list[str]:
@@ -211,21 +211,20 @@ def _imports(path: Path) -> set[str]:
 
 
 def _pick(module: ModuleType, attr: str, spec: str) -> Decoder:
-    found = {key: value for key, value in vars(module).items() if isinstance(value, Decoder)}
+    decoders = {key: value for key, value in vars(module).items() if isinstance(value, Decoder)}
     if attr:
-        if attr in found:
-            return found[attr]
+        if attr in decoders:
+            return decoders[attr]
         if hasattr(module, attr):
             raise UsageError(f"adapter {spec!r}: {attr!r} is not registered as a decoder; put @eqcheck.decoder() on it")
-        raise UsageError(
-            f"adapter {spec!r}: no decoder {attr!r}; found: {', '.join(found) or 'none'}{did_you_mean(attr, found)}"
-        )
-    distinct = list({id(value): value for value in found.values()}.values())
+        there = f"{', '.join(decoders) or 'none'}{did_you_mean(attr, decoders)}"
+        raise UsageError(f"adapter {spec!r}: no decoder {attr!r}; found: {there}")
+    distinct = list({id(value): value for value in decoders.values()}.values())
     if len(distinct) == 1:
         return distinct[0]
     what = (
         "no decoder; put @eqcheck.decoder() on a function (target, draft, request)"
-        if not found
-        else (f"{len(distinct)} decoders; name one with :attr, of {', '.join(found)}")
+        if not decoders
+        else (f"{len(distinct)} decoders; name one with :attr, of {', '.join(decoders)}")
     )
     raise UsageError(f"adapter {spec!r}: the module registers {what}")

@@ -1,4 +1,4 @@
-"""What a decoder may need of every request: how it is named, whether a request has it, and how drawn rows are given it.
+"""Preconditions of a decoder: how each is named, whether a request meets it, and how drawn rows are given it.
 
 One name has a number in it: ``id-0-not-in-prompt`` keeps the id 0 out of prompts, and so for every other id.
 """
@@ -133,7 +133,7 @@ def refused(asked: Any, requires: Iterable[str]) -> str:
 
 
 class Guarded:
-    """What decodes one request, for requests alone that meet the preconditions; others are declined.
+    """The decoder's function for requests that meet the preconditions; it declines others.
 
     Cases are drawn so that they meet them. A case derived from one, to explain it or to make it smaller, may not.
     """

@@ -75,14 +75,14 @@ def walk(nodes: Nodes, ranks: Sequence[int]) -> list[int]:
     >>> walk(((0, 0), (0, 1), (2, 0)), ranks=(1, 0, 0))
     [2, 3]
     """
-    at, found = 0, list[int]()
+    at, path = 0, list[int]()
     for rank in ranks:
         child = next((number for number, node in enumerate(nodes, start=1) if node == (at, rank)), 0)
         if not child:
             break
-        found.append(child)
+        path.append(child)
         at = child
-    return found
+    return path
 
 
 def of_round(rounds: Sequence[Nodes], number: int) -> Nodes:

@@ -153,7 +153,7 @@ def _scrambled(number: int, count: int) -> list[int]:
 
 
 def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bool) -> list[Prompt]:
-    """Prompts of which one may be equal to another, or its beginning, or begin like it; or hold a special id."""
+    """Prompts; a prompt may be equal to another, or its beginning, or begin like it; or hold a special id."""
     prompts = list(prompts)
     special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
     if special is not None and special < ids:
@@ -186,23 +186,23 @@ def _state(
     options = ["empty"] * more + possible
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
     ids = _ids(claims.requires)
-    found: dict[str, Any] = {"cache_state": name}
+    fields: dict[str, Any] = {"cache_state": name}
 
     def tokens(least: int, most: int) -> Prompt:
         return tuple(choose.some(lambda choose: choose.integer(0, ids - 1), least, most))
 
     if name == "chunked":
-        found["prefill_chunk"] = choose.integer(1, max(1, max(map(len, prompts)) - 1))
+        fields["prefill_chunk"] = choose.integer(1, max(1, max(map(len, prompts)) - 1))
     if name == "prefix":
         prefix = tokens(1, min(4, bounds.prompt - 1))
-        found["prefix_length"] = len(prefix)
+        fields["prefix_length"] = len(prefix)
         prompts = [(prefix + prompt)[: bounds.prompt] for prompt in prompts]
     if name == "late-rows":
-        found["arrivals"] = tuple(choose.integer(0, 4) for _ in prompts)
+        fields["arrivals"] = tuple(choose.integer(0, 4) for _ in prompts)
     if name == "wrapped":
         before = tokens(WINDOW, WINDOW)
         prompts = [(before + prompt)[: bounds.prompt] for prompt in prompts]
-    return tuple(prompts), found
+    return tuple(prompts), fields
 
 
 def _fits(state: str, family: str, bounds: Bounds) -> bool:

@@ -11,7 +11,7 @@ Prompt = tuple[int, ...]
 
 
 class Choices(Protocol):
-    """What makes the choices."""
+    """The maker of the choices."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from ``low`` to ``high``, both included."""

@@ -64,8 +64,8 @@ def _path(choose: Choices, nodes: Nodes) -> Prompt:
     """Ranks from the root along some branch, often to its end; where the decoder makes its tree, any low ones."""
     if not nodes:
         return tuple(choose.some(lambda choose: choose.integer(0, 1), 0, 3))
-    at, found = 0, list[int]()
+    at, path = 0, list[int]()
     while (below := [number for number, node in enumerate(nodes, 1) if node[0] == at]) and choose.integer(0, 4):
         at = choose.pick(below)
-        found.append(nodes[at - 1][1])
-    return tuple(found)
+        path.append(nodes[at - 1][1])
+    return tuple(path)

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What every version is asked: the same cases, drawn from one seed.
+    """The question to every version: the same cases, drawn from one seed.
 
     ``by_tokens``: only the decoding is done under the version, and tokens alone are judged. Otherwise the whole audit
     runs under it.
@@ -100,7 +100,7 @@ def read(asked: Asked, version: str, folder: Path) -> Column | None:
 
 
 def _left_out(asked: Asked, base: str) -> frozenset[str]:
-    """What the environment below does without though its own version of the package asks for it (say, GPU packages)."""
+    """Requirements of the package that the environment below lacks (say, GPU packages)."""
     with Environment(base) as below:
         there = below.installed(asked.package)
         if not there:
@@ -153,16 +153,16 @@ def _audit(asked: Asked, environment: Environment, folder: Path) -> str:
         said = log.read().replace(f"{Path(environment.python).parents[1]}/", "")
     if done.returncode < 0 or done.returncode in (3, USAGE):
         return _last_words(said) or f"the audit ended with {done.returncode}"
-    found = report.load(folder / asked.decoder)
-    if found.interrupted:
+    audit = report.load(folder / asked.decoder)
+    if audit.interrupted:
         raise KeyboardInterrupt
-    if not found.cases.run:
-        return one_line(f"every case was declined: {next(iter(found.declined), 'no case was drawn')}")
+    if not audit.cases.run:
+        return one_line(f"every case was declined: {next(iter(audit.declined), 'no case was drawn')}")
     return ""
 
 
 def _last_words(said: str) -> str:
-    """What a command says of its failure: what follows ``eqcheck:``, or the exception before an internal error."""
+    """A command's words on its failure: the text after ``eqcheck:``, or the exception before an internal error."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [index for index, line in enumerate(lines) if line.startswith("eqcheck: ")]
     if not own:
@@ -173,19 +173,19 @@ def _last_words(said: str) -> str:
     return one_line(" ".join(lines[at:]).removeprefix("eqcheck: "), 400)
 
 
-def _column(version: str, installed: tuple[str, ...], found: Report) -> Column:
-    violations = found.violations
+def _column(version: str, installed: tuple[str, ...], audit: Report) -> Column:
+    violations = audit.violations
     return Column(
         version,
         AUDITED,
         "",
         installed,
-        found.verdict,
-        found.cases.run,
-        found.cases.equivalent + found.cases.tie,
-        found.cases.skipped,
+        audit.verdict,
+        audit.cases.run,
+        audit.cases.equivalent + audit.cases.tie,
+        audit.cases.skipped,
         {one.fingerprint: one.count for one in violations},
         {one.fingerprint: one.cause.meaning for one in violations},
         {one.fingerprint: one.known for one in violations if one.known},
-        found.elapsed_s,
+        audit.elapsed_s,
     )

@@ -61,20 +61,20 @@ def versions(texts: Sequence[str]) -> list[str]:
     >>> versions(["5.10.0", "5.9.0", "5.9.0"])
     ['5.9.0', '5.10.0']
     """
-    found = {}
+    released = {}
     for text in texts:
         try:
             if not re.fullmatch(r"[0-9A-Za-z.!+_-]+", text, re.ASCII):
                 raise InvalidVersion
-            found[Version(text)] = str(Version(text))
+            released[Version(text)] = str(Version(text))
         except InvalidVersion:
             raise UsageError(f"version {text!a:.80}: expected one released version, such as 5.23.0") from None
-    return [found[version] for version in sorted(found)]
+    return [released[version] for version in sorted(released)]
 
 
 @dataclass(frozen=True)
 class Pins:
-    """What is installed for a version: ``name==version`` of each package, the engine's first."""
+    """The packages to install for a version: ``name==version`` of each package, the engine's first."""
 
     package: str
     version: str
@@ -114,11 +114,11 @@ class Environment:
         self._folder.cleanup()
 
     def installed(self, package: str) -> str:
-        """The version of a package that the environment finds; nothing where there is none."""
+        """The version of a package that the environment finds; an empty text if there is none."""
         return run([self.python, "-c", _VERSION, package]).strip()
 
     def resolve(self, package: str, version: str) -> Pins:
-        """What has to be installed for a version; raises `NotInstalled` where that cannot be."""
+        """The packages that a version needs; raises `NotInstalled` if there is no such set."""
         report = self._place / "resolved.json"
         self._pip("--dry-run", "--report", str(report), "--constraint", str(self._constraints), f"{package}=={version}")
         found = [one["metadata"] for one in json.loads(report.read_text())["install"]]
@@ -154,7 +154,7 @@ def name_of(pin: str) -> str:
 
 
 def run(command: Sequence[str], **options: Any) -> str:
-    """What a command prints; raises `NotInstalled` with its last words where it fails."""
+    """The output of a command; raises `NotInstalled` with its last words where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace", **options)
     if done.returncode:
         raise NotInstalled(_reason(done.stdout, done.stderr) or f"{command[0]} ended with {done.returncode}")
@@ -163,7 +163,7 @@ def run(command: Sequence[str], **options: Any) -> str:
 
 
 def _reason(printed: str, failed: str) -> str:
-    """What pip says is wrong: its errors without its warnings, and which requirements contradict each other.
+    """Pip's complaint: its errors without its warnings, and which requirements contradict each other.
 
     >>> _reason("The conflict is caused by:\\n    a 1 depends on b<1\\n\\nTo fix", "ERROR: Cannot install a==1\\n")
     'Cannot install a==1 a 1 depends on b<1'

@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """What was asked, a column for each version, and where causes appeared or vanished."""
+    """The question, a column for each version, and the versions at which causes appeared or vanished."""
 
     format: Literal["eqcheck-history/1"]
     asked: Asked
@@ -56,7 +56,7 @@ def fingerprints(columns: tuple[Column, ...]) -> list[str]:
 def changes(columns: tuple[Column, ...]) -> list[Change]:
     """Where a cause is seen in one version and not in the one audited before it, or the other way round."""
     audited = [column for column in columns if column.status == AUDITED]
-    found: list[Change] = []
+    changes: list[Change] = []
     for name in fingerprints(columns):
         for before, after in pairwise(audited):
             if (name in before.causes) == (name in after.causes):
@@ -64,12 +64,12 @@ def changes(columns: tuple[Column, ...]) -> list[Change]:
             shows, lacks = (after, before) if name in after.causes else (before, after)
             change: Literal["appeared", "vanished"] = "appeared" if shows is after else "vanished"
             doubts = tuple(_doubts(columns, before, after, shows, lacks))
-            found.append(Change(name, change, after.version, before.version, doubts))
-    return found
+            changes.append(Change(name, change, after.version, before.version, doubts))
+    return changes
 
 
 def _doubts(columns: tuple[Column, ...], before: Column, after: Column, shows: Column, lacks: Column) -> list[str]:
-    """What else can make a cause be seen in one version and not in its neighbour."""
+    """Other reasons why a cause shows in one version and not in its neighbour."""
     hiding = [name for name in lacks.causes if name not in shows.causes]
     doubts = [f"it may hide behind {', '.join(map(code, hiding))} in {lacks.version}"] if hiding else []
     if lacks.run < _FEW * shows.run:
@@ -81,17 +81,17 @@ def _doubts(columns: tuple[Column, ...], before: Column, after: Column, shows: C
     return doubts
 
 
-def write(found: History, folder: Path) -> None:
+def write(past: History, folder: Path) -> None:
     """Write ``history.json`` and ``history.md`` into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    data: dict[str, Any] = msgspec.to_builtins(found)
+    data: dict[str, Any] = msgspec.to_builtins(past)
     write_whole(folder / "history.json", json.dumps(data, indent=1) + "\n")
-    write_whole(folder / "history.md", to_markdown(found))
+    write_whole(folder / "history.md", to_markdown(past))
 
 
-def to_markdown(found: History) -> str:
+def to_markdown(past: History) -> str:
     """The history for a reader."""
-    asked, audited = found.asked, [column for column in found.versions if column.status == AUDITED]
+    asked, audited = past.asked, [column for column in past.versions if column.status == AUDITED]
     where = (
         "Only the decoding ran under each version; its tokens were judged under one and the same eqcheck and target."
         if asked.by_tokens
@@ -100,45 +100,45 @@ def to_markdown(found: History) -> str:
     lines = [
         f"# {inline(asked.decoder)}: a history over versions of {inline(asked.package)}",
         "",
-        f"{len(audited)} of {len(found.versions)} versions audited, {asked.cases} cases from seed {asked.seed} in each "
+        f"{len(audited)} of {len(past.versions)} versions audited, {asked.cases} cases from seed {asked.seed} in each "
         f"lane, eqcheck {asked.eqcheck}. {where}",
         "",
-        *_changes(found),
-        *_table(found, audited),
-        *_without(found),
+        *_changes(past),
+        *_table(past, audited),
+        *_without(past),
         *_installed(audited),
     ]
     return "\n".join(lines)
 
 
-def _changes(found: History) -> list[str]:
+def _changes(past: History) -> list[str]:
     lines = ["## What changed", ""]
-    for one in found.changes:
-        doubts = f" But {'; and '.join(one.doubts)}." if one.doubts else ""
-        seen = "does not show it" if one.change == "appeared" else "shows it"
-        lines.append(f"- {code(one.fingerprint)} {one.change} in {one.version}; {one.before} {seen}.{doubts}")
-    audited = [column for column in found.versions if column.status == AUDITED]
-    changed = {one.fingerprint for one in found.changes}
+    for change in past.changes:
+        doubts = f" But {'; and '.join(change.doubts)}." if change.doubts else ""
+        seen = "does not show it" if change.change == "appeared" else "shows it"
+        told = f"{code(change.fingerprint)} {change.change} in {change.version}; {change.before} {seen}."
+        lines.append(f"- {told}{doubts}")
+    audited = [column for column in past.versions if column.status == AUDITED]
+    changed = {change.fingerprint for change in past.changes}
     lines += [
-        f"- {code(name)} is in every audited version." for name in fingerprints(found.versions) if name not in changed
+        f"- {code(name)} is in every audited version." for name in fingerprints(past.versions) if name not in changed
     ]
     if audited and not any(column.causes for column in audited):
         lines.append("- No audited version shows a violation.")
     return [*lines, ""] if len(lines) > 2 else []
 
 
-def _table(found: History, audited: list[Column]) -> list[str]:
-    if not found.versions:
+def _table(past: History, audited: list[Column]) -> list[str]:
+    if not past.versions:
         return []
     rows: list[list[str]] = [
-        [_cell(code(name)), *(_count(column, name) for column in found.versions)]
-        for name in fingerprints(found.versions)
+        [_cell(code(name)), *(_count(column, name) for column in past.versions)] for name in fingerprints(past.versions)
     ]
     for title, text in (("verdict", "verdict"), ("cases that ran", "run"), ("cases declined", "declined")):
-        rows.append([title, *(str(getattr(c, text)) if c.status == AUDITED else "-" for c in found.versions)])
+        rows.append([title, *(str(getattr(c, text)) if c.status == AUDITED else "-" for c in past.versions)])
     table = tabulate(
         rows,
-        headers=["cause", *(column.version for column in found.versions)],
+        headers=["cause", *(column.version for column in past.versions)],
         tablefmt="github",
         disable_numparse=True,
     )

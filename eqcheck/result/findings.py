@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqcheck.contract.decoder import Decoder
-from eqcheck.contract.known import Known
+from eqcheck.contract.known_violations import Known
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.explanation.records import Explanation, many

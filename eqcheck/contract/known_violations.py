@@ -74,13 +74,14 @@ def load(path: Path) -> tuple[Known, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not TOML: {one_line(str(error))}") from error
     tables = data.get("violation", [])
-    if set(data) - {"violation"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    shaped = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if set(data) - {"violation"} or not shaped:
         raise UsageError(f"{where}: expected tables [[violation]] and nothing else, got {_named(data)}")
-    found = tuple(_entry(one, f"{where}: violation {number}") for number, one in enumerate(tables, start=1))
-    for number, one in enumerate(found):
-        if any(one.fingerprint == other.fingerprint and one.decoder == other.decoder for other in found[:number]):
-            raise UsageError(f"{where}: {one.fingerprint} is listed twice for the same decoder; keep one entry")
-    return found
+    entries = tuple(_entry(table, f"{where}: violation {number}") for number, table in enumerate(tables, start=1))
+    for number, table in enumerate(entries):
+        if any(table.fingerprint == other.fingerprint and table.decoder == other.decoder for other in entries[:number]):
+            raise UsageError(f"{where}: {table.fingerprint} is listed twice for the same decoder; keep one entry")
+    return entries
 
 
 def passing(entries: Iterable[Known], decoders: Iterable[Decoder], today: date) -> dict[str, set[str]]:
@@ -95,7 +96,7 @@ def in_ci() -> bool:
 
 
 def unheard(entries: Sequence[Known], decoders: Sequence[str]) -> str:
-    """What to say of entries that name a decoder which is not audited; empty where there are none.
+    """A remark on entries that name a decoder which is not audited; empty where there are none.
 
     >>> unheard([Known("mask/window", "https://example.org/1", date(2027, 3, 31), "mien")], ["mine"])
     "has entries of decoders that are not audited here: 'mien'; did you mean 'mine'?"

@@ -1,0 +1,87 @@
+"""The English of code and docs, as far as it can be checked: three rules, each with a planted breach.
+
+1. No sentence begins with, and no clause hangs on, a relative word without its noun: "What ...", "Of what ...",
+   "of which", "those that", "nothing where".
+2. No variable that lives over more than three lines is named by a word that could stand for anything.
+3. No module is named by an adjective or an adverb.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CLEAN = ("eqcheck/contract", "eqcheck/cli", "eqcheck/drawing", "eqcheck/history")  # the rest follows room by room
+CODE = sorted(path for folder in CLEAN for path in (ROOT / folder).rglob("*.py"))
+TEXTS = sorted((ROOT / "eqcheck").rglob("*.md"))
+
+HANGING = re.compile(
+    r"(?:^|[.:;!?]\s+)(?:What|Of what|Of which|Nothing where|Those that)\b(?![^.]*\?)|\bof which\b|\bthose that\b"
+    r"|\bnothing where\b|\ball that (?:is|was|are)\b",
+    re.MULTILINE,
+)
+VAGUE = {"one", "found", "some", "thing", "things", "stuff"}
+LONGEST_LIFE = 3
+ADJECTIVES = re.compile(
+    "alone|apart|declared|dictated|exact|forked|gathered|headed|known|local|narrow|own|packed|paged|plain|pooled|rare|"
+    "readable|replaced|reused|right|sampled|shared|shown|smallest|spawned|spread|staged|static|torn|unheard|wrong"
+)
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a module, each with its line; doctests and code between backticks are left out."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (said := ast.get_docstring(node)):
+            yield node.body[0].lineno, re.sub(r"(?m)^\s*(?:>>>|\.\.\.).*$|``[^`]*``|`[^`]*`", "code", said)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def hanging(said: str) -> list[str]:
+    """The words of a text that hang in the air.
+
+    >>> hanging("What a case holds. The rows, two of which are long."), hanging("The content of a case. Which? All.")
+    (['What', 'of which'], [])
+    """
+    return [match.group().strip(" .:;!?\n") for match in HANGING.finditer(said)]
+
+
+def vague(text: str) -> list[tuple[int, str]]:
+    """The names that say nothing and live long, each with the line where it begins.
+
+    >>> vague("found = look()\\nprint()\\nprint()\\nprint()\\nprint(found)")
+    [(1, 'found')]
+    >>> vague("[one for one in many]")
+    []
+    """
+    lives: dict[tuple[int, str], list[int]] = {}
+    tree = ast.parse(text)
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.FunctionDef | ast.Lambda)]
+    inside = [{id(part) for part in ast.walk(scope)} for scope in scopes]
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        if name in VAGUE:
+            scope = max(number for number, parts in enumerate(inside) if id(node) in parts)
+            lives.setdefault((scope, name), []).append(node.lineno)  # type: ignore[attr-defined]
+    return sorted((min(lines), name) for (_, name), lines in lives.items() if max(lines) - min(lines) > LONGEST_LIFE)
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_has_whole_sentences_and_names(path: Path) -> None:
+    text = path.read_text()
+    assert not {line: words for line, said in prose(text) if (words := hanging(said))}
+    assert not vague(text)
+    assert not ADJECTIVES.fullmatch(path.stem)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docs_have_whole_sentences(path: Path) -> None:
+    assert not hanging(re.sub(r"(?s)```.*?```|`[^`\n]*`", "code", path.read_text()))
