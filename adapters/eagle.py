@@ -4,10 +4,10 @@ One row at a time. The head reads the target's hidden states, each with the toke
 its own. Its proposals are linked nodes: each has its parent, its token and the sum of log probabilities on its path. A
 level is proposed behind the best nodes of the level before; at the end the best of all nodes are kept, in the order in
 which they were proposed, so that parents come first. Mask, depths and the paths to the leaves follow from the links.
-What the head kept of the tree is dropped; what it kept of the row's pairs stays.
+The head drops its entries of the tree, and keeps those of the row's pairs.
 
-Where a request names a tree, its nodes are proposed instead, as in the first version's static trees. What lies behind
-an EOS or the limit is cut off here, as callers of the published code do it.
+Where a request names a tree, its nodes are proposed instead, as in the first version's static trees. Tokens behind
+an EOS or the limit are cut off here, as callers of the published code do it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Eagle:
         return set(found[1:])
 
     def branches(self, tree: Linked, fed: list[int], new: int, length: int) -> torch.Tensor:
-        """What the newest ``new`` of the nodes ``fed`` to the head see of ``length`` pairs and of those nodes."""
+        """The slots of ``length`` pairs and of the nodes ``fed`` to the head that the newest ``new`` of these see."""
         nodes = torch.tensor(fed)
         within = tree.sees()[nodes[-new:]][:, nodes]
         return torch.cat([torch.ones(new, length, dtype=torch.bool), within], dim=1)[None, None]

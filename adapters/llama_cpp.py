@@ -115,7 +115,7 @@ def parameters(target: Path, draft: Path, request: Request) -> Any:
 
 
 def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any]:
-    """What one row asks for."""
+    """The options of one row, as the engine takes them."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": row.max_new_tokens,

@@ -1,12 +1,12 @@
 """Medusa (Cai et al. 2024, arXiv 2401.10774) with greedy verification, in the shape of its published code.
 
-One row at a time. A static tree says which choices of which head are combined; its nodes are in the order of their
+One row at a time. A static tree combines choices of the heads; its nodes are in the order of their
 depths. Heads read the hidden state of the last accepted token. Every leaf is a path of the tree, and shorter paths are
 filled up with the index -1. That is the publication's own fault, and it is kept: as an index of candidates, -1 is a
 token 0 that is in no node; as an index of answers, it is the last node of the tree. Where the target answers 0 behind
 the end of a shorter path, a node that does not exist is accepted.
 
-The tree is that of the request's first round, or else a chain. What lies behind an EOS or the limit is
+The tree is that of the request's first round, or else a chain. Tokens behind an EOS or the limit are
 cut off here, as callers of the published code do it.
 """
 
@@ -24,7 +24,7 @@ SOURCE = "https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/utils.
 
 
 class Buffers(NamedTuple):
-    """What follows from a tree: ranks of its nodes, which see which, depths, and its paths, filled up with -1."""
+    """The tables of a tree: ranks of its nodes, which see which, depths, and its paths, filled up with -1."""
 
     choices: list[tuple[int, ...]]
     sees: torch.Tensor

@@ -2,7 +2,7 @@
 
 The engine takes any object as a drafter, and verifies, commits and rolls back by itself. Its Llama is not among the
 targets that it has drafters for: those hand hidden states to their drafter. Here they are zeros, which nobody reads.
-What is asked for as a token budget is its chunk of a prompt.
+A token budget is its chunk of a prompt.
 """
 
 import os
@@ -15,7 +15,7 @@ from eqcheck.contract.decoder import Request
 
 
 def prepare() -> None:
-    """What has to be set before the engine is imported."""
+    """Settings that the engine reads when it is imported."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
@@ -71,17 +71,17 @@ class Dictated:
 
     def rounds(self) -> list[list[Any]]:
         """By row: new tokens before each round, tokens proposed, new tokens after it."""
-        found = []
+        rounds = []
         for proposed, output in zip(self.proposed, self.outputs, strict=True):
             ends = [*list(proposed)[1:], len(output)]
-            found.append(
+            rounds.append(
                 [[n, tokens, end] for (n, tokens), end in zip(proposed.items(), ends, strict=False) if end > n]
             )
-        return found
+        return rounds
 
 
 def stopping(eos_token_ids: Any) -> Any:
-    """What the engine takes for a processor: all it asks of it is when to stop."""
+    """A stand-in for the engine's processor, which is asked only when to stop."""
 
     class Stop:
         def add_eos_token_ids(self, more: Any) -> None: ...

@@ -82,7 +82,7 @@ def once(made: Path, make: Any) -> Path:
 
 
 def generation_config(row: "RowOptions", request: "Request") -> Any:
-    """What one row asks for."""
+    """The options of one row, as the engine takes them."""
     import random
 
     import openvino_genai

@@ -77,7 +77,7 @@ class AssistedGeneration:
 
 
 def _drafting(draft: Any, request: eqcheck.Request) -> dict[str, Any]:
-    """What makes ``generate`` speculate."""
+    """The options that make ``generate`` speculate."""
     if request.drafting == "ngram":
         return {"prompt_lookup_num_tokens": request.num_draft_tokens}
     if request.drafting == "none" or not request.num_draft_tokens:

@@ -26,7 +26,7 @@ _ENGINES = 2  # kept at a time
 
 
 def prepare() -> None:
-    """What has to be set before vLLM is imported."""
+    """Settings that vLLM reads when it is imported."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
@@ -80,7 +80,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
 
 
 class Dictated:
-    """What the engine asks for draft tokens; ``drafts`` are a request's, ``proposed[row][new tokens]`` what it got."""
+    """The engine's proposer of draft tokens: ``drafts`` are a request's, ``proposed[row][new tokens]`` its answers."""
 
     runner: Any = None  # of the engine in this process; it knows which request is where in the batch
     drafts: Any = ()
@@ -94,13 +94,13 @@ class Dictated:
 
     def propose(self, sampled: Any, lengths: Any, tokens: Any, slot_mappings: Any = None) -> list[list[int]]:
         """Draft tokens for each row of the batch; none for one whose prompt is not yet done."""
-        batch, found = self.runner.input_batch, []
+        batch, drafts = self.runner.input_batch, []
         for index, new in enumerate(sampled):
             row = int(batch.req_ids[index].partition("-")[0])
             count = int(lengths[index] - batch.num_prompt_tokens[index])
-            found.append(list(self.drafts[row][count : count + self.k]) if new else [])
-            self.proposed.setdefault(row, {})[count] = found[-1]
-        return found
+            drafts.append(list(self.drafts[row][count : count + self.k]) if new else [])
+            self.proposed.setdefault(row, {})[count] = drafts[-1]
+        return drafts
 
 
 def introduce(worker: Any) -> None:
@@ -109,7 +109,7 @@ def introduce(worker: Any) -> None:
 
 
 def sampling(row: "RowOptions") -> Any:
-    """What one row asks for."""
+    """The options of one row, as the engine takes them."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -292,7 +292,7 @@ def _tap() -> AbstractContextManager[Any]:
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    """What the engine has counted since it started."""
+    """The counters of the engine since it started."""
     names = {
         "vllm:spec_decode_num_draft_tokens": "drafted",
         "vllm:spec_decode_num_accepted_tokens": "accepted",

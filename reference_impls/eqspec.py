@@ -153,7 +153,7 @@ class Eqspec(Engine):
         return rows
 
     def _propose(self, budgets: Sequence[int], choose: Greedy) -> torch.Tensor:
-        """Draft tokens ``[rows, max(budgets)]``, of which row i has ``budgets[i]``; then it is fed nothing."""
+        """Draft tokens ``[rows, max(budgets)]``, and row i has ``budgets[i]``; then it is fed nothing."""
         drafts = torch.empty(len(budgets), max(budgets), dtype=torch.long, device=self.draft.device)
         waiting = [row.tokens[n:] for row, n in zip(self.rows, self.drafter.lengths, strict=True)]
         for step in range(max(budgets)):

@@ -1,7 +1,8 @@
 """Heads: batch speculative decoding that drafts from the target's hidden states, without a draft model.
 
-The caches are those of `ragged`, with a write offset for each row. What a row's head is given follows from what the row
-accepted (`drafters.reading`): the state in the column of the last accepted token, which is another column in every row.
+The caches are those of `ragged`, with a write offset for each row. The input of a row's head follows from the tokens
+that the row accepted (`drafters.reading`): the state in the column of the last accepted token, which is another column
+in every row.
 
 A head is anything with ``vocab_size``, ``hidden_size`` and one of the shapes: ``column(hidden, k)``; ``accepted`` with
 ``step(state, token)``; or ``pairs``. `eqcheck.drafting.head` says what each is called with.
@@ -80,7 +81,7 @@ class Heads(Engine):
         self.drafter.fit(len(self.rows), slots)
 
     def feed(self, ids: torch.Tensor, starts: Sequence[int], first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the target answers after each token of ``ids`` ``[rows, block]``, and its states of them."""
+        """The target's answers after each token of ``ids`` ``[rows, block]``, and its states of them."""
         output = self.verifier.run(starts, first, input_ids=ids, output_hidden_states=True)
         return output.logits.argmax(-1), output.hidden_states[-1]
 

@@ -49,11 +49,11 @@ BRANCHES = 3  # choices of the draft behind a node, where it makes the tree
 
 @dataclass
 class Growing:
-    """A row's tree while it is drafted. ``nodes`` are those so far, the root not among them, with their ``tokens``.
+    """A row's tree while it is drafted. ``nodes`` are its nodes so far without the root, with their ``tokens``.
 
     ``shape`` names the nodes; without it there are at most ``most``, down to ``depth``. ``scores`` are the draft's log
-    probabilities of the paths; ``fed`` has the column among those that the draft was fed, root first. In a sampled row
-    ``draws`` has what is drawn.
+    probabilities of the paths; ``fed`` has the columns that the draft was fed, root first. In a sampled row
+    ``draws`` has the draws.
     """
 
     shape: Nodes
@@ -236,7 +236,7 @@ class Tree(Bounded):
 def laid_out(
     rows: Sequence[Row], trees: Sequence[Growing], unfed: int, model: RowModel
 ) -> tuple[torch.Tensor, list[int], tuple[torch.Tensor, torch.Tensor]]:
-    """What a target is fed to verify the rows' trees: ids, the slots they begin at, and what is shown of the rest.
+    """The input of a target that verifies the rows' trees: ids, the slots they begin at, and what is shown of the rest.
 
     Before a row's root go the ``unfed`` tokens that the target has not been fed.
     """

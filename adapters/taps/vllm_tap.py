@@ -8,7 +8,7 @@ So an entry that another request wrote is right where the texts are equal, as wi
 
 In the engine's own process, ``with tapped() as tap`` is enough. As a plug-in of vLLM (entry point group
 ``vllm.general_plugins``, function `plug_in`) it works in whatever process the engine runs: it writes a line of JSON for
-each step to the file that ``EQCHECK_VLLM_TAP`` names, and does nothing where that is not set. It needs nothing of
+each step to the file that ``EQCHECK_VLLM_TAP`` names, and does nothing if that is not set. It needs nothing of
 eqcheck. It does not see the draft model, what a kernel does with what it is given, or layers with a sliding window.
 """
 
@@ -64,13 +64,13 @@ class Query:
         if len(self.seen) != len(self.text):
             kind = "mask/future-visible" if len(self.seen) > len(self.text) else "mask/token-hidden"
             return kind, f"{len(self.seen)} slots are seen at position {len(self.text) - 1}"
-        if len({one.slot for one in self.seen}) < len(self.seen):
+        if len({slot.slot for slot in self.seen}) < len(self.seen):
             return "cache/duplicate-entry", "a slot is seen twice"
-        for place, one in enumerate(self.seen):
-            if not one.writes:
+        for place, slot in enumerate(self.seen):
+            if not slot.writes:
                 return "cache/missing-entry", f"slot {place} holds nothing that was written"
-            if not any(write.text == self.text[: place + 1] for write in one.writes):
-                return self._other(place, one.writes[-1])
+            if not any(write.text == self.text[: place + 1] for write in slot.writes):
+                return self._other(place, slot.writes[-1])
         return None
 
     def _other(self, place: int, write: Write) -> tuple[str, str]:
@@ -103,7 +103,7 @@ class Step:
 
 
 class Tap:
-    """What was written since it began, by layer and bytes, and the steps that were seen."""
+    """The writes since it began, by layer and bytes, and the steps that were seen."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -161,15 +161,16 @@ class Tap:
         return sum(len(step.queries) for step in self.steps)
 
     def faults(self) -> list[tuple[str, str]]:
-        """What is wrong, by kind, in the order in which it was seen; the first is the cause of what follows."""
+        """The faults, by kind, in the order in which they were seen; the first is the cause of the others."""
         return [
             (
                 fault[0],
-                f"step {step.number}, request {one.request}, position {len(one.text) - 1}, {one.layer}: {fault[1]}",
+                f"step {step.number}, request {query.request}, position {len(query.text) - 1}, {query.layer}: "
+                f"{fault[1]}",
             )
             for step in self.steps
-            for one in step.queries
-            if (fault := one.fault())
+            for query in step.queries
+            if (fault := query.fault())
         ]
 
 
@@ -179,7 +180,7 @@ def _slots(blocks: list[int], length: int, size: int) -> list[int]:
 
 
 def _held(cache: Any, slots: list[int]) -> list[bytes]:
-    """What lies in slots; a block holds its keys by channel, its values by slot."""
+    """The contents of slots; a block holds its keys by channel, its values by slot."""
     import torch
 
     blocks, heads, size, width = cache.shape
@@ -236,7 +237,7 @@ def install(tap: Tap) -> Any:
 
 
 def plug_in() -> None:
-    """What vLLM calls in each of its processes."""
+    """The entry point that vLLM calls in each of its processes."""
     path = os.environ.get("EQCHECK_VLLM_TAP")
     if path:
         import atexit

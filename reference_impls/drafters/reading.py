@@ -1,6 +1,6 @@
-"""What heads are given of the target's hidden states, where rows accept different numbers of draft tokens.
+"""The hidden states that heads are given, where rows accept different numbers of draft tokens.
 
-Let a row have the tokens ``t[0] .. t[n-1]``, the newest of which the target has not been fed, and let ``h[p]`` be the
+Let a row have the tokens ``t[0] .. t[n-1]``, where the target has not been fed the newest yet, and let ``h[p]`` be the
 target's state at position p, which predicts ``t[p+1]``. After a round that accepted ``a`` of the row's draft tokens the
 newest state is ``h[n-2]``: it stands in column ``a`` of the block that was verified, not in the last, and it is that of
 the last accepted token, not of the bonus.
@@ -37,7 +37,7 @@ class Drafter:
         del self.newest[rows:]
 
     def move(self, source: int, destination: int, length: int) -> None:
-        """Give a row, of which so many tokens are cached, another's place."""
+        """Give a row, with so many tokens in its cache, another's place."""
         self.newest[destination] = self.newest[source]
 
     def observe(
@@ -95,7 +95,7 @@ class Column(Drafter):
 
 
 class Attending(Drafter):
-    """What heads with a cache share."""
+    """Common parts of heads with a cache."""
 
     def __init__(self, head: Any, attending: Any) -> None:
         super().__init__(head)

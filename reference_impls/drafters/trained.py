@@ -130,11 +130,11 @@ class Clover(Module):
 
     def propose(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """As `Medusa.propose`; step ``i`` is told the token of the text, ``i + 1`` places behind the state."""
-        state, found = self.accepted(hidden, use_cache=False).last_hidden_state, []
+        state, scores = self.accepted(hidden, use_cache=False).last_hidden_state, []
         for place in range(HEADS):
             logits, state = self.step(state, tokens.roll(-1 - place, dims=1), place)
-            found.append(logits)
-        return torch.stack(found, dim=-2)
+            scores.append(logits)
+        return torch.stack(scores, dim=-2)
 
 
 def untrained(target: Any, seed: int = 0) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Trees of a head's proposals: several choices at each place, verified in one forward of the target.
 
-The trees are those that `tree` makes of a draft model: the likeliest nodes of each level are expanded, and the
+The trees are the same as `tree` makes of a draft model: the likeliest nodes of each level are expanded, and the
 likeliest of all are kept. A head has no cache to feed them to. It goes from node to node by a state of each node's own,
 so siblings know nothing of each other. A head of the shape ``pairs`` has a cache that a tree would have to be fed to:
 it is refused.

@@ -1,4 +1,4 @@
-"""What the three engines share: one calling convention, and caches with one write offset per row.
+"""Common parts of the three engines: one calling convention, and caches with one write offset per row.
 
 requests   Prompt, Update, Row: what goes in, what comes out, what an engine keeps of it
 engine     Engine: `generate` for a list of prompts, `stream` for prompts as they arrive

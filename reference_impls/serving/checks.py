@@ -1,4 +1,4 @@
-"""What an engine refuses, and how it says so: what, expected, got, what to do.
+"""The refusals of an engine: each says where, expected, got, and what to do.
 
 ValueError
 |-- Unsupported   eqcheck's: models or settings that the engine cannot be right for
@@ -117,7 +117,7 @@ def window_of(model: Any) -> int | None:
 
 
 def position_oddity(config: Any) -> str:
-    """What makes a model place tokens by batch or slots instead of ``position_ids``; empty if nothing does."""
+    """The reason why a model places tokens by batch or slots instead of ``position_ids``; empty if nothing does."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if (rope.get("rope_type") or rope.get("type")) == "longrope":
         return "'longrope' positions, whose frequencies change with the longest row of a batch"
@@ -132,7 +132,7 @@ def max_positions(model: Any) -> int:
 
 
 def name_of(prompt: Prompt) -> str:
-    """What to call a prompt in a message."""
+    """The name of a prompt in a message."""
     return "prompt" if prompt.id is None else f"prompt {prompt.id!r}"
 
 
@@ -166,7 +166,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_fits(models: Sequence[Any], batch_size: int, rows: int, slots: int, room: float) -> str:
-    """What to tell when memory ran out with so many rows in flight; to be asked when all caches are gone.
+    """The error for memory that ran out with so many rows in flight; asked for when all caches are gone.
 
     Caches take about ``room`` times what rows and slots need.
     """
@@ -191,7 +191,7 @@ def what_fits(models: Sequence[Any], batch_size: int, rows: int, slots: int, roo
 
 
 def bytes_per_slot(model: Any) -> int:
-    """What the keys and values of one token take in all layers of a model."""
+    """The bytes of one token's keys and values in all layers of a model."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

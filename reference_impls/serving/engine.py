@@ -63,7 +63,7 @@ class Engine:
         self._joining: list[Row] = []
         self._streaming = False
 
-    # What an engine is made of:
+    # The parts of an engine:
 
     def check_models(self, tokenizers: Sequence[Any]) -> None:
         """Refuse what the engine cannot be right for."""
@@ -89,10 +89,10 @@ class Engine:
         raise NotImplementedError
 
     def round(self) -> list[Row]:
-        """Draft, verify and commit for some of ``self.rows``; drop those that finished; say which took part."""
+        """Draft, verify and commit for some of ``self.rows``; drop finished rows; return the participants."""
         raise NotImplementedError
 
-    # What a caller uses:
+    # The interface for callers:
 
     @property
     def busy(self) -> bool:

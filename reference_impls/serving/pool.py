@@ -25,7 +25,7 @@ def slots_within(size: int, models: Sequence[Any]) -> int:
 
 
 def bytes_for(slots: int, models: Sequence[Any]) -> int:
-    """What so many slots of the caches of these models take at most."""
+    """The most bytes that so many slots of the caches of these models take."""
     sizes = [bytes_per_slot(model) for model in models]
     tensors = [2 * int(model.config.get_text_config().num_hidden_layers) for model in models]
     return int(slots) * (sum(sizes) + max(one // count for one, count in zip(sizes, tensors, strict=True)))

@@ -34,7 +34,7 @@ def paired(count: int) -> Nodes:
 
 
 class Draws:
-    """What is drawn for a row in one round; ``q`` has the draft's law behind each node that it was asked behind."""
+    """The draws for a row in one round; ``q`` has the draft's law behind each node that it was asked behind."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -56,14 +56,14 @@ class Draws:
     def candidates(self, node: int, logits: torch.Tensor, count: int) -> list[int]:
         """Different tokens behind a node; where the draft's law has fewer, the row's newest stands for them."""
         left = self.q[node] = self.law(logits)
-        found: list[int] = []
+        chosen: list[int] = []
         for _ in range(count):
             token = self.draw(left)
             if token == len(left):  # nothing is left
-                return found + self.row.tokens[-1:] * (count - len(found))
-            found.append(token)
+                return chosen + self.row.tokens[-1:] * (count - len(chosen))
+            chosen.append(token)
             left = self.without(left, token)
-        return found
+        return chosen
 
     def answer(self, node: int, logits: torch.Tensor, candidates: Sequence[int]) -> int:
         """The token behind a node: the first candidate that is accepted, or one of what is left of the law."""

@@ -1,4 +1,4 @@
-"""What is asked of an engine, what it answers, and what it keeps of a row while it is decoded."""
+"""Prompts for an engine, its answers, and its state of a row while it is decoded."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Row:
         return len(block)
 
     def update(self) -> Update:
-        """What was committed since the last update."""
+        """The tokens that were committed since the last update."""
         new = self.tokens[self._reported :]
         self._reported = len(self.tokens)
         return Update(self.prompt.id, new, self.finish_reason)

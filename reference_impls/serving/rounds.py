@@ -18,7 +18,7 @@ def speculate(
     """Draft, verify and commit for all rows at once; row i is in cache row i.
 
     Invariant, before and after: the first ``row.cached`` slots of the target's cache hold all tokens of the row but
-    the newest, the first ``row.cached - row.behind`` of the draft's hold the same. What lies behind is overwritten
+    the newest, the first ``row.cached - row.behind`` of the draft's hold the same. Slots behind are overwritten
     before anything sees it. Before, the target's may hold ``row.unfed`` less, the same number in all rows.
     """
     unfed = rows[0].unfed

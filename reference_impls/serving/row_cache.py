@@ -97,7 +97,7 @@ class RowModel:
     def fit(self, rows: int, slots: int, most: int | None = None) -> None:
         """Have room for so many rows and slots and not much more, nor for more than ``most`` slots in all of them.
 
-        What lies within is kept.
+        Slots within are kept.
         """
         have = self.plan.capacity
         grown = [old if need <= old else int(need * ROOM) for need, old in zip((rows, slots), have, strict=True)]
@@ -113,7 +113,7 @@ class RowModel:
 
     @property
     def kv_bytes(self) -> int:
-        """What keys and values take."""
+        """The bytes of keys and values."""
         memories = (
             memory for layer in self.cache.layers if layer.is_initialized for memory in (layer.keys, layer.values)
         )
@@ -129,7 +129,7 @@ class RowModel:
     ) -> torch.Tensor:
         """Write block i of ``ids`` ``[rows, block]`` into cache row ``first + i`` from slot ``offsets[i]`` on.
 
-        What is ``shown`` are position ids ``[rows, block]`` and the slots that each query sees, bools ``[rows, block,
+        ``shown`` has position ids ``[rows, block]`` and the slots that each query sees, bools ``[rows, block,
         max(offsets) + block]``; without it they are those of a text. Returns logits ``[rows, block, vocab]``, or only
         the last ``logits_to_keep`` of them. Call `fit` first.
         """
@@ -170,14 +170,14 @@ class RowModel:
         return seen if self.window is None else seen & (keys > queries - self.window)
 
     def _mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """What is added to the scores, ``[rows, 1, block, width]``."""
+        """The bias to the scores, ``[rows, 1, block, width]``."""
         scores = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
         return scores.masked_fill_(~seen, torch.finfo(self.model.dtype).min)[:, None]
 
     def move(self, rows: Sequence[int], source: torch.Tensor, first: Sequence[int]) -> None:
         """Copy the slots ``source`` ``[rows, n]`` of these cache rows to ``n`` slots of each, from ``first[i]`` on.
 
-        What is copied is read before anything is written, so source and destination may overlap.
+        All slots are read before anything is written, so source and destination may overlap.
         """
         index = torch.tensor(list(rows), device=self.device)[:, None]
         to = torch.tensor(list(first), device=self.device)[:, None] + torch.arange(source.shape[1], device=self.device)

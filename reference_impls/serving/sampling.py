@@ -45,7 +45,7 @@ class Greedy:
         self.rows, self.budgets, self.device = rows, budgets, device
 
     def blocks(self, logits: torch.Tensor, drafts: torch.Tensor) -> list[list[int]]:
-        """What each row commits: the ``drafts`` ``[rows, k]`` that are accepted, then one token more.
+        """The tokens that each row commits: the ``drafts`` ``[rows, k]`` that are accepted, then one token more.
 
         Logits are ``[rows, k + 1, vocab]``. In what a row does not propose it may have anything.
         """
@@ -64,7 +64,7 @@ class Greedy:
 
 
 class Sampled(Greedy):
-    """What both ways of sampling share: the laws of all rows at once."""
+    """Common to both ways of sampling: the laws of all rows at once."""
 
     def __init__(self, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> None:
         super().__init__(rows, budgets, device)
@@ -130,7 +130,7 @@ class Rejection(Sampled):
         return coin * q < p
 
     def left(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """What a rejected draft token is replaced from, ``[rows, vocab]``, not normalised."""
+        """The law from which a rejected draft token is replaced, ``[rows, vocab]``, not normalised."""
         return (p - q).clamp(min=0)
 
 
@@ -162,7 +162,7 @@ class Keyed(Sampled):
 
 
 def chooser(noise: str, rows: Sequence[Row], budgets: Sequence[int], device: torch.device) -> Greedy:
-    """What chooses the tokens of one round."""
+    """The chooser of the tokens of one round."""
     sampled = any(row.options.temperature for row in rows)
     kind = Greedy if not sampled else Rejection if noise == "row" else Keyed
     return kind(rows, budgets, device)

@@ -1,4 +1,4 @@
-"""What an engine did, counted and timed."""
+"""The work of an engine, counted and timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class Stats:
-    """What an engine did since its last `generate` or `stream` began.
+    """The work of an engine since its last `generate` or `stream` began.
 
     ``tokens`` were committed; of ``drafted`` draft tokens that were verified, ``accepted`` were accepted, in
     ``verify_calls`` forwards of the target beside ``prefill_calls``. Of an engine that forms groups, ``batched`` counts
