@@ -38,7 +38,10 @@ def findings(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put the table of kinds where its page has a mark; a kind's own page has what `eqcheck explain` prints of it."""
+    """Put the table of kinds and ARCHITECTURE.md where their pages have a mark."""
+    if page.file.src_uri == "maintainers.md":
+        text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+        return markdown.replace("<!-- architecture -->", text.partition("\n")[2].lstrip())
     return markdown.replace("<!-- kinds -->", kinds()) if page.file.src_uri == "kinds.md" else markdown
 
 

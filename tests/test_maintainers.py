@@ -1,4 +1,4 @@
-"""The page for maintainers is true: the tree is as it draws it, and what it sends a reader to is there."""
+"""ARCHITECTURE.md is true: the rooms are those that it lists, in their order, and the places it names are there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_structure import ROOMS
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "maintainers.md").read_text()
-TREE = PAGE.partition("## The tree")[2].split("```")[1]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+LISTED, BESIDE = PAGE.partition("## The rooms")[2].split("```")[1:4:2]
 PLACES = re.findall(r"^\| ([^|`]+) \| (.+) \|$", PAGE.partition("## Where things go")[2].partition("\n## ")[0], re.M)[
     1:
 ]
@@ -40,9 +41,17 @@ def test_a_place_that_is_not_there_is_seen() -> None:
     assert list(untrue(wrong)) == ["eqcheck/lines", "lane_of"]
 
 
-def test_the_tree_has_every_package_and_no_other() -> None:
-    drawn = set(re.findall(r"(?:^  |;  )(\w+)/", TREE, re.M))
+def test_the_rooms_are_listed_from_the_bottom_to_the_top() -> None:
+    listed = re.findall(r"^(\w+)/", LISTED, re.M)
     there = {path.name for path in (ROOT / "eqcheck").iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert drawn == there
+    assert set(listed) == there
+    assert listed == sorted(listed, key=[room.partition(".")[0] for room in ROOMS].index)
+
+
+def test_the_folders_beside_the_package_are_listed() -> None:
     top = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and any(path.rglob("*.py"))}
-    assert top - {"build", "dist"} <= set(re.findall(r"^(\w+)/", TREE, re.M))
+    assert top - {"build", "dist", "eqcheck"} <= set(re.findall(r"^(\w+)/", BESIDE, re.M))
+
+
+def test_it_is_two_pages() -> None:
+    assert len(PAGE.splitlines()) < 140
