@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm llama_cpp
 
-.PHONY: audit showcase test test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist clean
+.PHONY: audit showcase test test-all tiers test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
@@ -27,10 +27,21 @@ showcase: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
-test test-oldest: export OMP_NUM_THREADS = 1
+test test-all tiers test-oldest: export OMP_NUM_THREADS = 1
 
+# The quick tier, and the rest (tests/tiers.py).
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n 3
+	$(VENV)/bin/python -m pytest -n 3 -m "not rest"
+
+test-all: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -n 3 -m rest
+
+# Divide the tests anew, by the seconds that each takes in a whole run.
+tiers: $(VENV)/.installed
+	mkdir -p build
+	$(VENV)/bin/python -m pytest --collect-only -q > build/tests.txt
+	$(VENV)/bin/python -m pytest -n 3 --durations=0 --durations-min=0.05 > build/durations.txt
+	PYTHONPATH=tests $(VENV)/bin/python -m tiers build/durations.txt build/tests.txt
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 tests/test_hashlm.py tests/test_known_good.py tests/test_engines.py \
