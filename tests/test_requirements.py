@@ -20,8 +20,7 @@ from eqcheck.campaign.lane import lane_named
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
-from eqcheck.case.sampled import SampledCase
-from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.case.sampled import SampledCase, SampledEngineCase
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder, RowOptions, decoder

@@ -20,7 +20,8 @@ from clock import CHECKPOINT, Clock
 from eqcheck.campaign.lane import lanes_of
 from eqcheck.campaign.loop import Campaign
 from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampled_engine import REGIMES, SampledEngineCase
+from eqcheck.case.sampled import ENGINE_REGIMES as REGIMES
+from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.build import sampler
 from eqcheck.checkpoints.judge import Judge, truth

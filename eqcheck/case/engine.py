@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from eqcheck.contract.decoder import DRAFTING, Request, RowOptions
-from eqcheck.contract.errors import CaseError, did_you_mean
+from msgspec import Meta
+
+from eqcheck.case.fields import among, check, complaint, plain, read, within
+from eqcheck.case.record import AnyCase, Rule
+from eqcheck.contract.decoder import DRAFTING, RowOptions
+from eqcheck.contract.errors import CaseError
 from eqcheck.contract.family import LLAMA
-from eqcheck.contract.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS
+from eqcheck.contract.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS, MOST_DRAFT_TOKENS
 from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
 PAD = 0
-MOST_DRAFT_TOKENS = 64
 Self = TypeVar("Self", bound="EngineCase")
+
+Token = Annotated[int, Meta(ge=0, le=VOCAB_SIZE - 1, extra={"is": f"token ids below {VOCAB_SIZE}"})]
+Tokens = Annotated[tuple[Token, ...], Meta(extra={"is": "a list of token ids"})]
+Accepted = Annotated[int, Meta(ge=0, le=MOST_DRAFT_TOKENS)]
+Blocks = Annotated[int, Meta(ge=1, le=10**6)]
+
+
+def _prompt(row: EngineRow) -> Iterator[str]:
+    if not row.prompt:
+        yield "prompt: expected at least one token id, got none"
+
+
+def _asked(row: EngineRow) -> Iterator[str]:
+    options, most = row.options, POSITIONS - len(row.prompt)
+    if said := complaint("eos_token_ids", options.eos_token_ids, Tokens):
+        yield said
+    for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
+        yield from within(name, [getattr(options, name)], least, greatest)
+    for name, span in (("repetition_penalty", "above 0 and up to"), ("presence_penalty", f"from -{ENGINE_PENALTY} to")):
+        if abs(penalty := getattr(options, name)) > ENGINE_PENALTY:  # `RowOptions` has seen that it is a number
+            yield f"{name}: expected a number {span} {ENGINE_PENALTY}, got {penalty!r}"
 
 
 @dataclass(frozen=True)
@@ -30,37 +51,47 @@ class EngineRow:
     second.
     """
 
-    prompt: tuple[int, ...]
+    prompt: Tokens
     options: RowOptions
-    accepts: tuple[int, ...] = ()
+    accepts: Annotated[tuple[Accepted, ...], Meta(extra={"is": "a list of counts"})] = ()
 
     def __post_init__(self) -> None:
-        options = self.options
-        for name, tokens in (("prompt", self.prompt), ("eos_token_ids", options.eos_token_ids)):
-            if not all(type(token) is int and 0 <= token < VOCAB_SIZE for token in tokens):
-                raise CaseError(f"{name}: expected token ids below {VOCAB_SIZE}, got {tokens!r}")
-        if not self.prompt:
-            raise CaseError("prompt: expected at least one token id, got none")
-        for accepted in self.accepts:
-            whole("accepts", accepted, 0, MOST_DRAFT_TOKENS)
-        most = POSITIONS - len(self.prompt)
-        for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
-            whole(name, getattr(options, name), least, greatest)
-        for name, least in (("repetition_penalty", 0), ("presence_penalty", -ENGINE_PENALTY)):
-            penalty = getattr(options, name)
-            number = type(penalty) in (int, float) and math.isfinite(penalty)
-            if not number or not least <= penalty <= ENGINE_PENALTY or (name == "repetition_penalty" and penalty == 0):
-                span = f"from {least} to" if least else "above 0 and up to"
-                raise CaseError(f"{name}: expected a number {span} {ENGINE_PENALTY}, got {penalty!r}")
+        check(self, (_prompt, _asked))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without what is at its default."""
+        """Plain data, without what is at its default; the options stand beside the prompt."""
         accepts = {"accepts": list(self.accepts)} if self.accepts else {}
-        return {"prompt": list(self.prompt), **_set(self.options), **accepts}
+        return {"prompt": list(self.prompt), **plain(self.options, None), **accepts}
+
+    @classmethod
+    def from_dict(cls, data: Any, place: str) -> EngineRow:
+        """The inverse of `to_dict`; the message of a `CaseError` begins with ``place``."""
+        if not isinstance(data, Mapping):
+            raise CaseError(f"{place}: expected an object, got {type(data).__name__}")
+        own = {name: value for name, value in data.items() if name not in _OPTIONS}
+        options = {name: value for name, value in data.items() if name in _OPTIONS}
+        return read(
+            cls, {**own, "options": read(RowOptions, options, f"{place}: ", f"{place}.")}, f"{place}: ", f"{place}."
+        )
+
+
+_OPTIONS = tuple(field.name for field in fields(RowOptions))
+
+
+def _size(case: EngineCase) -> Iterator[str]:
+    if not case.rows:
+        yield "rows: expected at least one, got none"
+    tokens = sum(len(row.prompt) + row.options.max_new_tokens for row in case.rows)
+    if tokens > ENGINE_TOKENS:
+        yield f"rows: expected at most {ENGINE_TOKENS} tokens in all, new ones included, got {tokens}"
+
+
+def _drafting(case: EngineCase) -> Iterator[str]:
+    yield from among("drafting", case.drafting, DRAFTING)
 
 
 @dataclass(frozen=True)
-class EngineCase:
+class EngineCase(AnyCase):
     """One test input for an engine. ``checkpoint`` names the pair of models, by their weights.
 
     ``token_budget``, ``kv_blocks`` and ``prefix_caching`` are the engine's own defaults where they are None.
@@ -74,114 +105,49 @@ class EngineCase:
     lane: ClassVar[str] = "checkpoint"
     family: ClassVar[str] = LLAMA
     before: ClassVar[tuple[EngineCase, ...]] = ()
-    rows: tuple[EngineRow, ...]
-    num_draft_tokens: int = 1
+    pad_token_id: ClassVar[int] = PAD
+    padding_side: ClassVar[str] = "left"
+    omitted = None
+    nested = ("rows", EngineRow.from_dict)
+    rules: ClassVar[tuple[Rule, ...]] = (_size, _drafting)
+    rows: Annotated[tuple[EngineRow, ...], Meta(max_length=ENGINE_ROWS)]
+    num_draft_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 1
     drafting: str = "model"
-    token_budget: int | None = None
-    kv_blocks: int | None = None
-    prefix_caching: bool | None = None
+    token_budget: Blocks | None = None
+    kv_blocks: Blocks | None = None
+    prefix_caching: Annotated[bool | None, Meta(extra={"is": "true, false or null"})] = None
     checkpoint: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.rows:
-            raise CaseError("rows: expected at least one, got none")
-        if len(self.rows) > ENGINE_ROWS:
-            raise CaseError(f"rows: expected at most {ENGINE_ROWS}, got {len(self.rows)}")
-        tokens = sum(len(row.prompt) + row.options.max_new_tokens for row in self.rows)
-        if tokens > ENGINE_TOKENS:
-            raise CaseError(f"rows: expected at most {ENGINE_TOKENS} tokens in all, new ones included, got {tokens}")
-        if self.prefix_caching not in (True, False, None):
-            raise CaseError(f"prefix_caching: expected true, false or null, got {self.prefix_caching!r}")
-        if not isinstance(self.checkpoint, str):
-            raise CaseError(f"checkpoint: expected text, got {self.checkpoint!r}")
-        whole("num_draft_tokens", self.num_draft_tokens, 1, MOST_DRAFT_TOKENS)
-        for name in ("token_budget", "kv_blocks"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1, 10**6)
-        if self.drafting not in DRAFTING:
-            raise CaseError(f"drafting: expected one of {DRAFTING}, got {self.drafting!r}")
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(row.prompt for row in self.rows)
 
     @property
-    def alone(self) -> EngineCase:
-        """The case without earlier requests: it has none."""
-        return self
+    def options(self) -> tuple[RowOptions, ...]:
+        return tuple(row.options for row in self.rows)
 
-    def request(self) -> Request:
-        """What the decoder is asked; those that know no options per row find the first row's in the request."""
-        first = self.rows[0].options
-        return Request(
-            prompts=[list(row.prompt) for row in self.rows],
-            max_new_tokens=first.max_new_tokens,
-            num_draft_tokens=self.num_draft_tokens,
-            eos_token_ids=first.eos_token_ids,
-            pad_token_id=PAD,
-            padding_side="left",
-            rows=tuple(row.options for row in self.rows),
-            drafting=self.drafting,
-            token_budget=self.token_budget,
-            kv_blocks=self.kv_blocks,
-            prefix_caching=self.prefix_caching,
-        )
+    @property
+    def max_new_tokens(self) -> int:
+        """The first row's limit, for a decoder that knows no options of rows."""
+        return self.rows[0].options.max_new_tokens
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The first row's, for a decoder that knows no options of rows."""
+        return self.rows[0].options.eos_token_ids
+
+    def with_options(self: Self, options: Iterable[RowOptions]) -> Self:
+        """The case with other options of its rows."""
+        rows = zip(self.rows, options, strict=True)
+        return replace(self, rows=tuple(replace(row, options=each) for row, each in rows))
+
+    def of(self: Self, numbers: Iterable[int]) -> Self:
+        """The case with these of its rows, in this order."""
+        return replace(self, rows=tuple(self.rows[number] for number in numbers))
 
     def meeting(self: Self, requires: tuple[str, ...]) -> Self:
         """The case with its rows changed as little as `eqcheck.contract.requirements` need."""
-        prompts = prompts_meeting(requires, [row.prompt for row in self.rows], PAD, VOCAB_SIZE)
-        options = options_meeting(requires, prompts, [row.options for row in self.rows[: len(prompts)]])
+        prompts = prompts_meeting(requires, self.prompts, PAD, VOCAB_SIZE)
+        options = options_meeting(requires, prompts, self.options[: len(prompts)])
         rows = zip(self.rows, prompts, options, strict=False)
-        return replace(self, rows=tuple(EngineRow(prompt, one, row.accepts) for row, prompt, one in rows))
-
-    @property
-    def id(self) -> str:
-        """Twelve hexadecimal digits that identify the content."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, without what is at its default; the inverse of `from_dict`."""
-        return {"format": self.format, **_set(self), "rows": [row.to_dict() for row in self.rows]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EngineCase:
-        """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version."""
-        if data.get("format") != cls.format:
-            raise CaseError(f"case: expected format {cls.format!r}, got {data.get('format')!r}")
-        values = {name: value for name, value in data.items() if name != "format"}
-        _known(values, {field.name for field in fields(cls)}, "case")
-        rows = values.get("rows")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and "prompt" in row for row in rows):
-            raise CaseError("rows: expected a list of objects, each with a prompt")
-        try:
-            return cls(**{**values, "rows": tuple(_row(number, row) for number, row in enumerate(rows))})
-        except TypeError as error:
-            raise CaseError(f"case: {error}") from error
-
-
-def _row(number: int, data: Mapping[str, Any]) -> EngineRow:
-    options = {name: value for name, value in data.items() if name != "prompt"}
-    _known(options, {"accepts", *(field.name for field in fields(RowOptions))}, f"rows[{number}]")
-    lists = {"prompt": data["prompt"]} | {name: options.pop(name, ()) for name in ("eos_token_ids", "accepts")}
-    for name, value in lists.items():
-        if not isinstance(value, list | tuple):
-            what = "counts" if name == "accepts" else "token ids"
-            raise CaseError(f"rows[{number}].{name}: expected a list of {what}, got {value!r}")
-    prompt, eos, accepts = map(tuple, lists.values())
-    try:
-        return EngineRow(prompt, RowOptions(eos_token_ids=eos, **options), accepts)
-    except (CaseError, TypeError) as error:
-        raise CaseError(f"rows[{number}].{error}") from error
-
-
-def whole(name: str, number: Any, least: int, most: int) -> None:
-    """`CaseError` where a field is no whole number from ``least`` to ``most``."""
-    if type(number) is not int or not least <= number <= most:
-        raise CaseError(f"{name}: expected a whole number from {least} to {most}, got {number!r}")
-
-
-def _known(values: Mapping[str, Any], names: set[str], what: str) -> None:
-    for name in values:
-        if name not in names:
-            raise CaseError(f"{what}: unknown field {name!r}{did_you_mean(name, names)}")
-
-
-def _set(record: Any) -> dict[str, Any]:
-    defaults = {field.name: field.default for field in fields(record)}
-    return {name: value for name, value in asdict(record).items() if value != defaults[name]}
+        return replace(self, rows=tuple(EngineRow(prompt, each, row.accepts) for row, prompt, each in rows))

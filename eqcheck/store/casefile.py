@@ -10,27 +10,29 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
 
 from eqcheck import __version__
 from eqcheck.case.engine import EngineCase
-from eqcheck.case.record import Case
-from eqcheck.case.sampled import SampledCase
-from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.case.fields import check, plain, read
+from eqcheck.case.record import AnyCase, Case
+from eqcheck.case.sampled import SampledCase, SampledEngineCase
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_own, parsed
-from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.explanation.text import render
 from eqcheck.result.findings import Audit, Finding
 
+Line = Annotated[str, Meta(max_length=FILE_LINE)]
 VIOLATION_FORMAT = "eqcheck-violation/1"
-AnyCase = Case | EngineCase | SampledCase
 _CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase, SampledEngineCase)}
 TEMPORARY = ".tmp"
 
@@ -44,32 +46,26 @@ class StoredViolation:
     """
 
     case: AnyCase
-    adapter: str | None = None
-    fingerprint: str | None = None
-    case_timeout: float = CASE_TIMEOUT
+    adapter: Line | None = None
+    fingerprint: Line | None = None
+    case_timeout: Annotated[float, Meta(ge=TIMEOUTS[0], le=TIMEOUTS[1], extra={"of": " seconds"})] = CASE_TIMEOUT
     isolated: bool = False
-    case_memory: int | None = None
+    case_memory: Annotated[int, Meta(ge=MEMORY[0], le=MEMORY[1], extra={"of": " bytes"})] | None = None
     minimised: bool = True
     explanation: str = ""
 
     def to_json(self) -> str:
         """The file's content; the inverse of `read_case`."""
-        data = {
-            "format": VIOLATION_FORMAT,
-            "eqcheck": __version__,
-            "adapter": self.adapter,
-            "fingerprint": self.fingerprint,
-            "case_timeout": max(self.case_timeout, TIMEOUTS[0]),
-            "isolated": self.isolated,
-            "case_memory": self.case_memory,
-            "minimised": self.minimised,
-            "case": self.case.to_dict(),
-            "explanation": self.explanation,
-        }
-        return json.dumps(data, indent=1) + "\n"
+        data = plain(self) | {"case_timeout": max(self.case_timeout, TIMEOUTS[0])}
+        last = {name: data.pop(name) for name in ("case", "explanation")}
+        return json.dumps({"format": VIOLATION_FORMAT, "eqcheck": __version__, **data, **last}, indent=1) + "\n"
 
 
-_FIELDS = ("format", "eqcheck", *(one.name for one in fields(StoredViolation)))
+def _lines(stored: StoredViolation) -> Iterator[str]:
+    for name in ("adapter", "fingerprint"):
+        text = getattr(stored, name) or ""
+        if text != printable(text) or "\n" in text:
+            yield f"{name}: expected one line of printable text, got {text!r}"
 
 
 def read_case(path: Path) -> StoredViolation:
@@ -98,9 +94,9 @@ def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolati
     )
 
 
-def target_of(case: Any) -> str:
+def target_of(case: AnyCase) -> str:
     """The model of the user's that a case is decoded on, ``package.module:Class`` or a folder; empty for any other."""
-    own = parsed(getattr(case, "family", ""))
+    own = parsed(case.family)
     return own.architecture if own and is_own(own.architecture) else ""
 
 
@@ -162,28 +158,23 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _check_plain(data: Any, levels: int) -> None:
+def _check_plain(data: Any, levels: int, place: _Place = ()) -> None:
     """Refuse what JSON can say and no case file means: numbers that are none, text that is none, deep nesting."""
-    waiting: list[tuple[_Place, Any]] = [((), data)]
-    while waiting:
-        place, value = waiting.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{_where(place)}: expected a finite number, got {value}")
-        if isinstance(value, str) and not _is_text(value):
-            raise UsageError(f"{_where(place)}: expected text, got a lone surrogate in {value[:40]!a}")
-        if isinstance(value, dict):
-            if odd := next((name for name in value if not _is_text(name)), None):
-                where = _where(place) or "file"
-                raise UsageError(f"{where}: expected text, got a lone surrogate in the name {odd[:40]!a}")
-            inner: Iterable[tuple[Any, Any]] = value.items()
-        elif isinstance(value, list):
-            inner = enumerate(value)
-        else:
-            continue
-        if place and place[2] == levels:
-            raise UsageError(f"{_where(place)[:80]}: expected at most {levels} levels of lists and objects, got more")
-        level = place[2] + 1 if place else 1
-        waiting += [((place, name, level), one) for name, one in inner if one.__class__ is not int]
+    if isinstance(data, float) and not math.isfinite(data):
+        raise UsageError(f"{_where(place)}: expected a finite number, got {data}")
+    if isinstance(data, str) and not _is_text(data):
+        raise UsageError(f"{_where(place)}: expected text, got a lone surrogate in {data[:40]!a}")
+    if not isinstance(data, dict | list):
+        return
+    if place and place[2] == levels:
+        raise UsageError(f"{_where(place)[:80]}: expected at most {levels} levels of lists and objects, got more")
+    level = place[2] + 1 if place else 1
+    for name, item in data.items() if isinstance(data, dict) else enumerate(data):
+        if isinstance(name, str) and not _is_text(name):
+            where = _where(place) or "file"
+            raise UsageError(f"{where}: expected text, got a lone surrogate in the name {name[:40]!a}")
+        if item.__class__ is not int:
+            _check_plain(item, levels, (place, name, level))
 
 
 _Place: TypeAlias = "tuple[()] | tuple[_Place, str | int, int]"  # the place around, the name in it, and the level
@@ -198,66 +189,29 @@ def _where(place: _Place) -> str:
 
 
 def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _stored(data: Any) -> StoredViolation:
-    if isinstance(data, dict) and isinstance(data.get("format"), str) and data["format"] in _CASES:
+    name = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if isinstance(name, str) and name in _CASES:
         return StoredViolation(case_of(data))
-    if not isinstance(data, dict) or data.get("format") != VIOLATION_FORMAT:
-        got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {got!r:.80}")
-    for name in data:
-        if name not in _FIELDS:
-            raise UsageError(f"unknown field {name[:80]!a}{did_you_mean(name, _FIELDS)}")
-    return StoredViolation(
-        case=case_of(data.get("case", {})),
-        adapter=_line(data, "adapter"),
-        fingerprint=_line(data, "fingerprint"),
-        case_timeout=float(_within(TIMEOUTS, "seconds", data, "case_timeout", (int, float), CASE_TIMEOUT)),
-        isolated=_field(data, "isolated", bool, False),
-        case_memory=_within(MEMORY, "bytes", data, "case_memory", (int, type(None)), None),
-        minimised=_field(data, "minimised", bool, True),
-        explanation=_field(data, "explanation", str, ""),
-    )
+    if not isinstance(data, dict) or name != VIOLATION_FORMAT:
+        raise UsageError(f"expected format {VIOLATION_FORMAT!r} or {Case.format!r}, got {name!r:.80}")
+    for needed in ("adapter", "fingerprint"):
+        if needed not in data:
+            raise UsageError(f"{needed}: expected text or null, got nothing")
+    said = {name: value for name, value in data.items() if name not in ("format", "eqcheck")}
+    stored = read(StoredViolation, {**said, "case": case_of(data.get("case", {}))}, "")
+    check(stored, (_lines,))
+    return replace(stored, case_timeout=float(stored.case_timeout))
 
 
 def case_of(data: Any) -> AnyCase:
     """The case that plain data holds, of whichever lane; raises `CaseError`."""
     name = data.get("format") if isinstance(data, dict) else None
-    return _CASES.get(name if isinstance(name, str) else "", Case).from_dict(data)
-
-
-def _field(data: Mapping[str, Any], name: str, kind: Any, default: Any = ...) -> Any:
-    value = data.get(name, default)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        got = "nothing" if value is ... else repr(value)
-        raise UsageError(f"{name}: expected {' or '.join(k.__name__ for k in kinds)}, got {got}")
-    return value
-
-
-def _line(data: Mapping[str, Any], name: str) -> str | None:
-    if data.get(name, ...) is None:  # as it was stored: none was known
-        return None
-    text: str = _field(data, name, str)
-    if len(text) > FILE_LINE:
-        raise UsageError(f"{name}: expected at most {FILE_LINE} characters, got {len(text)}")
-    if text != printable(text) or "\n" in text:
-        raise UsageError(f"{name}: expected one line of printable text, got {text!r}")
-    return text
-
-
-def _within(bounds: tuple[float, float], unit: str, data: Mapping[str, Any], name: str, *kind: Any) -> Any:
-    value = _field(data, name, *kind)
-    least, most = bounds
-    if value is not None and not least <= value <= most:
-        raise UsageError(f"{name}: expected {least:.10g} to {most:g} {unit}, got {value:g}")
-    return value
+    kind: type[AnyCase] = _CASES.get(name if isinstance(name, str) else "", Case)
+    return kind.from_dict(data)
 
 
 def file_stem(name: str) -> str:

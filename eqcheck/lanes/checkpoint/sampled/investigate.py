@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.result.outcome import Outcome

@@ -11,7 +11,7 @@ import re
 import textwrap
 
 from eqcheck import __version__
-from eqcheck.case.sampled_engine import SampledEngineCase
+from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
