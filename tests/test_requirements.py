@@ -16,7 +16,6 @@ import torch
 import eqcheck
 from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli
-from eqcheck.campaign.lane import lane_named
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
@@ -29,6 +28,7 @@ from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, u
 from eqcheck.decoding.harness import run
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.lane import _warnings
+from eqcheck.lanes.lane import lane_named
 from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.memory.probe import probe_case

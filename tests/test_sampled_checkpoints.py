@@ -17,7 +17,6 @@ import pytest
 import torch
 from clock import CHECKPOINT, Clock
 
-from eqcheck.campaign.lane import lanes_of
 from eqcheck.campaign.loop import Campaign
 from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampled import ENGINE_REGIMES as REGIMES
@@ -34,6 +33,7 @@ from eqcheck.lanes.checkpoint.sampled.drawing import BLOCK, SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.judge import judged
 from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane, _judged
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
+from eqcheck.lanes.lane import lanes_of
 from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
 from eqcheck.report.build import write
 from eqcheck.result.findings import Audit, Options

@@ -12,12 +12,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from eqcheck.attribution.state import leaked
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
-from eqcheck.campaign.lane import Lane, lane_named, lanes_of
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.text import render
+from eqcheck.lanes.lane import Lane, lane_named, lanes_of
 from eqcheck.result.findings import Audit, Finding, Options, OtherCase
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
@@ -128,9 +129,9 @@ class Campaign:
         for path, stored in self.corpus.load().items() if self.corpus else ():
             if not (self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
-            outcome = replace(self.lane.replay(stored.case), drawn=False)
-            same = self.lane.still(str(stored.fingerprint), outcome)
-            outcome = replace(outcome, minimal=stored.minimised and same)
+            outcome = self._replayed(stored.case)
+            same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
+            outcome = replace(outcome, drawn=False, minimal=stored.minimised and same)
             self.result.replayed.append(outcome)
             if not same and self.corpus:
                 self.corpus.retire(path)
@@ -138,6 +139,13 @@ class Campaign:
                 self.gather(outcome)
             self.tell(CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane)
             self.check()
+
+    def _replayed(self, case: Any) -> Outcome:
+        """The outcome of a stored case; what fails after earlier requests is a leak, until it is looked into."""
+        outcome = self.lane.running.try_case(case)
+        if case.before and outcome.explanation:
+            return replace(outcome, explanation=leaked(case, outcome.explanation))
+        return outcome
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
@@ -194,9 +202,10 @@ class Campaign:
             if not outcome.minimal:
                 self.store(self.lane.unsettled(outcome, UNTRIED))
 
-    def store(self, finding: Finding) -> None:
-        name = self.lane.filed(finding)
-        if self.corpus and name:
+    def store(self, finding: Finding, looked_into: bool = False) -> None:
+        """Keep the case of a finding, unless it takes a look to know what the case needs."""
+        if self.corpus and (looked_into or not self.lane.conditional):
+            name = finding.id if self.lane.conditional else finding.outcome.symptom
             self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
 
     def groups(self) -> list[list[Outcome]]:
@@ -211,6 +220,7 @@ class Campaign:
             return
         groups = self.groups()
         self._tell_settling(groups[0][0].symptom, len(self.result.findings) + 1)  # to set up takes long
+        self.until = time.monotonic() + (self.result.options.budget or float("inf"))
         with self.lane.settling(self.check):
             for group in groups:
                 self._look(group, len(groups), eager=True)
@@ -234,20 +244,34 @@ class Campaign:
             if self._late():
                 return
             self.check()
+            findings = None
             if not self._counts(outcome):
                 self._tell_settling(outcome.symptom, len(self.result.findings) + 1)
-                findings = self.lane.look(outcome, group, groups, eager)
-                if eager and not findings:
+                if eager and not self.lane.tells(outcome):
                     continue
-                doubtful = [replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")]
-                for finding in findings or doubtful:
-                    self.add(finding, int(outcome.drawn))
-            else:
-                findings = None
+                findings = self._findings(outcome, group, groups)
             group.remove(outcome)
             del self.pending[id(outcome)]
             if findings:
                 return
+
+    def _findings(self, outcome: Outcome, group: list[Outcome], groups: int) -> list[Finding] | None:
+        """Confirm a failing case, and add the findings that it shows; None where it does not fail again.
+
+        So many ``groups`` still wait for their turn, and share the time.
+        """
+
+        def left() -> float:
+            return max(0.0, self.until - time.monotonic()) / groups
+
+        again = self.lane.confirm(outcome, left)
+        findings = self.lane.explain(outcome, again, group, left) if again else None
+        for finding in findings or ():
+            self.add(finding, int(outcome.drawn), looked_into=True)
+        if findings is None:
+            doubtful = replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")
+            self.add(doubtful, int(outcome.drawn))
+        return findings
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""
@@ -257,16 +281,29 @@ class Campaign:
             self.result.findings[number] = replace(finding, count=finding.count + outcome.drawn)
         return number is not None
 
-    def add(self, finding: Finding, count: int) -> None:
+    def add(self, finding: Finding, count: int, looked_into: bool = False) -> None:
         """Add a finding, or count it with an earlier one that it is not distinct from."""
         finding, findings = replace(finding, count=count), self.result.findings
-        self.store(finding)
+        self.store(finding, looked_into)
         for number, earlier in enumerate(findings):
-            if earlier.standing == finding.standing and (joined := self.lane.joined(earlier, finding)):
+            if earlier.standing == finding.standing and (joined := _joined(earlier, finding)):
                 findings[number] = replace(joined, count=earlier.count + count)
                 return
         findings.append(finding)
         self.tell(Settled, finding)
+
+
+def _joined(earlier: Finding, later: Finding) -> Finding | None:
+    """One of two findings, where they need the same options and have one cause or look alike; an explained one stays.
+
+    Several fingerprints that were read can prove to be one, or `unattributed`.
+    """
+    components = {earlier.explanation.component, later.explanation.component}
+    alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
+    if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
+        return None
+    better = earlier.explanation.component == "unattributed" != later.explanation.component
+    return replace(later if better else earlier, seen=tuple(dict.fromkeys(earlier.seen + later.seen)))
 
 
 @contextmanager

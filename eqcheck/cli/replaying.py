@@ -14,7 +14,6 @@ from pathlib import Path
 from pprint import pformat
 
 from eqcheck import __version__
-from eqcheck.campaign.lane import lane_named
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class
@@ -24,6 +23,7 @@ from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
 from eqcheck.explanation.terminal import WHOLE, columns
 from eqcheck.explanation.text import render
+from eqcheck.lanes.lane import lane_named
 from eqcheck.report import calls as callview
 from eqcheck.report.page_of_decode import trace_page
 from eqcheck.result.findings import Options

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.campaign.lane import LANES
 from eqcheck.contract.escaping import printable
 from eqcheck.explanation.notice import VACUOUS
 from eqcheck.explanation.records import many
+from eqcheck.lanes.lane import LANES
 from eqcheck.report.chart import Chart
 from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.finding import Finding

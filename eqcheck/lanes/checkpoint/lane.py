@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eqcheck.abduction import Abduced
 from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictated
 from eqcheck.checkpoints.judge import Judge
@@ -28,16 +29,15 @@ from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
+from eqcheck.lanes.lane import Lane
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import UNTRIED, Outcome
 from eqcheck.result.tally import DICTATED, SPEAKS
 from eqcheck.workers.pool import Workers
-from eqcheck.workers.runner import Runner
 from eqcheck.workers.spawned import Judge as Judged
 from eqcheck.workers.spawned import Spawned, environment
 
-REPEATS = 3
 LOOKING = 0.9  # of a time budget; then scripts are finished
 DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
 VERDICT = 1000  # cases
@@ -61,13 +61,13 @@ def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 
-class CheckpointLane:
-    """One audit on checkpoints; see `eqcheck.campaign.lane.Lane`."""
+class CheckpointLane(Lane):
+    """One audit on checkpoints."""
 
-    running: Runner
+    conditional = True
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.decoder, self.options, self.total = decoder, options, options.cases
+        super().__init__(decoder, options)
         self.python = environment(decoder, options.python)
         families = (EngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint", families, families)
@@ -75,7 +75,7 @@ class CheckpointLane:
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats, self.left)
-        self.begun = time.monotonic()
+        self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -110,13 +110,6 @@ class CheckpointLane:
             return None
         share = DRAWING_AT_MOST if 0 < len(self.result.outcomes) < VERDICT else DRAWING
         return started + (self.end - started) * share
-
-    def replay(self, case: EngineCase) -> Outcome:
-        return self._decode(case)
-
-    @contextmanager
-    def settling(self, check: Callable[[], None]) -> Iterator[None]:
-        yield
 
     def settles_until(self, left: int) -> float:
         """Time is kept for counting so many cases with the findings there are: some are decoded several times."""
@@ -171,19 +164,24 @@ class CheckpointLane:
         outcome: Outcome = self.worker.try_case(case)
         return outcome
 
+    def tells(self, outcome: Outcome) -> bool:
+        cause = abduced(outcome)
+        if cause is not None:
+            self.told[outcome.case.id] = cause
+        return cause is not None
+
+    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
+        return super().confirm(self.bare.get(outcome.case.id, outcome), left)
+
     def repeats(self, outcome: Outcome) -> bool:
         """Whether a new process, and that one again, give the same answer to this case alone."""
         self.worker.kill()
-        return all(self._decode(outcome.case).repeats(outcome) for _ in range(REPEATS))
+        return super().repeats(outcome)
 
-    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
-        outcome = self.bare.get(outcome.case.id, outcome)
-        cause = abduced(outcome) if eager else None
-        if eager and cause is None:
-            return []
-        if not self.repeats(outcome):
-            return None
-        finding = self.investigation.finding(outcome, cause)
+    def explain(
+        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
+    ) -> list[Finding] | None:
+        finding = self.investigation.finding(again, self.told.pop(again.case.id, None))
         self._script(finding)
         return [finding]
 
@@ -197,22 +195,6 @@ class CheckpointLane:
     def unsettled(self, outcome: Outcome, why: str = UNTRIED) -> Finding:
         explanation = explain(outcome, None, why)
         return Finding(outcome, explanation, needs=needs(outcome.case), seen=(outcome.symptom,), minimised=False)
-
-    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
-        """One of the two, where they need the same options and have one cause or look alike; an explained one stays."""
-        components = {earlier.explanation.component, later.explanation.component}
-        alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
-        if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
-            return None
-        better = earlier.explanation.component == "unattributed" != later.explanation.component
-        return replace(later if better else earlier, seen=tuple({*earlier.seen, *later.seen}))
-
-    def filed(self, finding: Finding) -> str:
-        """What was looked into; before that, nobody knows what a case needs."""
-        return finding.id if finding.id in self.scripts else ""
-
-    def still(self, stored: str, outcome: Outcome) -> bool:
-        return outcome.failed
 
     def again(self, case: EngineCase, calls: bool) -> tuple[Outcome, str]:
         if case.checkpoint not in ("", checkpoint().name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import SystemRandom
@@ -13,6 +13,7 @@ from typing import Any
 from eqcheck.case.sampled import REGIMES, SampledCase
 from eqcheck.contract.decoder import Decoder
 from eqcheck.explanation.records import many
+from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.conclusions import law_finding
@@ -40,25 +41,22 @@ MOST_TO_NAME = 4500  # a name is looked for so long, or six times as long as it 
 # What samplers in float32 are off by at most: of 64 tokens each bound of an interval by one step of a uniform number,
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
-REPEATS = 3
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
 
 
-class SamplingLane:
-    """One audit of sampled rows; see `eqcheck.campaign.lane.Lane`."""
+class SamplingLane(Lane):
+    """One audit of sampled rows."""
 
-    running: Runner
-    result: Audit
+    seconds, sampled = SECONDS, True
     source: Any
     regimes: tuple[str, ...] = REGIMES
-    total: int | None = None  # tokens decide
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.decoder, self.options = decoder, options
+        super().__init__(decoder, options)
+        self.total = None  # tokens decide
         self.gathered = self.new_gathered()
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
-        self.drawn = False
         self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
         self.last_name: Named | None = None
         self._named: tuple[Gathered, int, Named | None] | None = None
@@ -131,23 +129,6 @@ class SamplingLane:
     def asks(self, case: object) -> bool:
         return isinstance(case, SampledCase) and case.family in self.source.families
 
-    def draws_until(self, started: float) -> float | None:
-        if self.drawn:
-            return None
-        self.drawn = True
-        unlimited = self.options.cases is not None  # then the same seed gives the same report, however slow it is here
-        return started + (self.options.budget or (float("inf") if unlimited else SECONDS))
-
-    @contextmanager
-    def settling(self, check: Callable[[], None]) -> Iterator[None]:
-        yield
-
-    def settles_until(self, left: int) -> float:
-        return float("inf")
-
-    def group(self, outcome: Outcome) -> Hashable:
-        return self.result.claims(outcome.case), outcome.symptom
-
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
         """Cases first that say which token was to come, and small ones."""
 
@@ -156,20 +137,9 @@ class SamplingLane:
 
         return [sorted(group, key=key) for group in groups]
 
-    def telling(self, group: list[Outcome]) -> list[Outcome]:
-        return []
-
-    def counted(self, outcome: Outcome) -> int | None:
-        return self.result.explained_by(outcome)
-
-    def replay(self, case: Any) -> Outcome:
-        return self.running.try_case(case)
-
-    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
-        """What is certain is seen again when the case is decoded again, though with another answer perhaps."""
-        again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
-        if not any(one.symptom == outcome.symptom for one in again):
-            return None
+    def explain(
+        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
+    ) -> list[Finding] | None:
         if outcome.explanation and outcome.explanation.kind in (IMPOSSIBLE, *PROMISES):
             shown = smallest(outcome, self.running.try_case)
         else:
@@ -193,20 +163,7 @@ class SamplingLane:
         return replace(outcome, explanation=unclear)
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
-        assert outcome.explanation is not None
-        standing = "violation" if self.result.claims(outcome.case) else "discovery"
-        return Finding(
-            outcome, outcome.explanation, standing=standing, seen=(outcome.symptom,), stored=not outcome.drawn
-        )
-
-    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
-        return replace(earlier, seen=earlier.seen + later.seen) if earlier.fingerprint == later.fingerprint else None
-
-    def filed(self, finding: Finding) -> str:
-        return finding.outcome.symptom
-
-    def still(self, stored: str, outcome: Outcome) -> bool:
-        return outcome.symptom == stored
+        return replace(super().unsettled(outcome, why), minimised=True)
 
     def again(self, case: Any, calls: bool) -> tuple[Outcome, str]:
         """A case decoded again; one whose law was wrong is drawn until that shows again, or plainly does not."""
@@ -265,9 +222,7 @@ class SamplingLane:
         """Whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
         return finding.explanation.kind in (*BY_LAW, "unattributed")
 
-    @staticmethod
-    def conclusions(result: Audit) -> None:
-        of_tokens(result)
+    conclusions = staticmethod(of_tokens)
 
     def _finding(self, impossible: list[Finding]) -> Finding:
         """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""

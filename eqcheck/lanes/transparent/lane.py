@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from eqcheck.attribution.state import leaked
 from eqcheck.case.record import Case
 from eqcheck.contract.decoder import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
+from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import with_axes
 from eqcheck.lanes.transparent.judge import try_calls, try_case
@@ -29,13 +28,11 @@ from eqcheck.workers.pool import decoding
 from eqcheck.workers.runner import Runner
 
 
-class TransparentLane:
-    """One audit on the transparent target; see `eqcheck.campaign.lane.Lane`."""
-
-    running: Runner
+class TransparentLane(Lane):
+    """One audit on the transparent target."""
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.total = options.cases
+        super().__init__(decoder, options)
         families = tuple(dict.fromkeys(options.families)) or decoder.families
         claimed = decoder.families
         if targets := [family for family in families if FAMILY[family].target]:
@@ -46,7 +43,6 @@ class TransparentLane:
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.sequences: SequenceSearch | None = None
         self._drawing = ExitStack()
-        self._rounds = 0
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -73,15 +69,9 @@ class TransparentLane:
         within = case.family in source.families and case.padding_side in sides and case.cache_state in states
         return within and all(map(self.asks, case.before))
 
-    def draws_until(self, started: float) -> float | None:
-        """All cases are drawn before any is looked into: the first of a fingerprint stands for all."""
-        self._rounds += 1
-        return started + (self.result.options.budget or float("inf")) if self._rounds == 1 else None
-
     @contextmanager
     def settling(self, check: Callable[[], None]) -> Iterator[None]:
         """Settle in processes in which nothing was decoded before, so that what is found can be replayed."""
-        self._until = time.monotonic() + (self.result.options.budget or float("inf"))
         decoder = self.result.decoder
         if not decoder.spec:
             yield
@@ -97,43 +87,23 @@ class TransparentLane:
         with self.runner(1) as self.running:
             yield
 
-    def settles_until(self, left: int) -> float:
-        """Every group is looked into: once its share of the time is over, its case is not made smaller."""
-        return float("inf")
-
-    def group(self, outcome: Outcome) -> Hashable:
-        return self.result.claims(outcome.case), outcome.symptom
-
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
         """In each group a stored case comes first if it is small, and last if it is not."""
         return [sorted(group, key=lambda one: (not one.minimal, not one.drawn)) for group in groups]
 
-    def telling(self, group: list[Outcome]) -> list[Outcome]:
-        return []
-
-    def counted(self, outcome: Outcome) -> int | None:
-        return self.result.explained_by(outcome)
-
-    def replay(self, case: Case) -> Outcome:
-        outcome = self.running.try_case(case)
-        if case.before and outcome.explanation:  # for `SequenceSearch` to confirm or deny
-            outcome = replace(outcome, explanation=leaked(case, outcome.explanation))
-        return outcome
-
-    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
-        def left() -> float:
-            return max(0.0, self._until - time.monotonic()) / groups
-
+    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
         slowest = max((o.seconds for o in self.result.outcomes if o.symptom != HANG), default=0.0)
-        found = confirms(outcome, self.running, self.sequences, slowest, left())
-        if found is None:
-            return None
+        return confirms(outcome, self.running, self.sequences, slowest, left())
+
+    def explain(
+        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
+    ) -> list[Finding] | None:
         leaks: list[Finding] = []
-        if self.sequences and outcome.symptom != HANG and not found.case.before:
+        if self.sequences and outcome.symptom != HANG and not again.case.before:
             others = [other for other in group if other is not outcome and other.drawn]
             leak = of_state(others, self.running, self.sequences, left())
             leaks = [replace(self.unsettled(leak), minimised=True)] if leak else []
-        minimal = outcome.minimal or bool(found.case.before)
+        found, minimal = again, outcome.minimal or bool(again.case.before)
         if not minimal and outcome.drawn and left() > 0:
             claimed = self.result.claims(outcome.case)
             families = [
@@ -152,28 +122,6 @@ class TransparentLane:
         finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
         finding = replace(finding, story=shown.story)
         return [replace(finding, seen=(outcome.symptom,)), *leaks]
-
-    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
-        assert outcome.explanation is not None
-        standing = "violation" if self.result.claims(outcome.case) else "discovery"
-        return Finding(
-            outcome,
-            outcome.explanation,
-            standing=standing,
-            seen=(outcome.symptom,),
-            stored=not outcome.drawn,
-            minimised=outcome.minimal,
-        )
-
-    def joined(self, earlier: Finding, later: Finding) -> Finding | None:
-        """Several fingerprints that were read can prove to be one, or `unattributed`."""
-        return replace(earlier, seen=earlier.seen + later.seen) if earlier.fingerprint == later.fingerprint else None
-
-    def filed(self, finding: Finding) -> str:
-        return finding.outcome.symptom
-
-    def still(self, stored: str, outcome: Outcome) -> bool:
-        return outcome.symptom == stored
 
     def again(self, case: Case, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
         decoder = self.decoder
@@ -206,10 +154,6 @@ class TransparentLane:
         if again.outputs != outcome.outputs:
             return replace(shown, story=None, note="The decoder answered differently when its calls were recorded.")
         return shown
-
-    @property
-    def decoder(self) -> Decoder:
-        return self.result.decoder
 
     def conclude(self) -> None:
         result = self.result
@@ -248,9 +192,7 @@ class TransparentLane:
         said = f"{finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
         return Notice(said, INCONCLUSIVE)
 
-    @staticmethod
-    def conclusions(result: Audit) -> None:
-        of_counts(result)
+    conclusions = staticmethod(of_counts)
 
 
 def _not_taken(decoder: Decoder, case: Case) -> str:

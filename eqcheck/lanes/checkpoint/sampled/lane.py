@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from eqcheck.lanes.checkpoint.sampled.script import EVIDENCE, checked_script, ev
 from eqcheck.lanes.checkpoint.script import SHARED, shared
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.gathered import Gathered
-from eqcheck.lanes.sampling.lane import REPEATS, TOKENS, SamplingLane
+from eqcheck.lanes.sampling.lane import TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding
@@ -46,7 +46,9 @@ _SHOWN = 5  # cases that are tried, until one shows a wrong law by itself
 
 
 class CheckpointSamplingLane(SamplingLane):
-    """One audit of sampled rows on checkpoints; see `eqcheck.campaign.lane.Lane`."""
+    """One audit of sampled rows on checkpoints."""
+
+    share, seconds = DRAWING, SECONDS
 
     def begin(self) -> None:
         decoder, options = self.decoder, self.options
@@ -58,7 +60,6 @@ class CheckpointSamplingLane(SamplingLane):
         self.regimes = self.source.regimes
         self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
-        self.begun = time.monotonic()
 
     def new_gathered(self) -> Gathered:
         """Evidence to be gathered; every row has its own bound on rounding."""
@@ -76,25 +77,15 @@ class CheckpointSamplingLane(SamplingLane):
     def asks(self, case: object) -> bool:
         return isinstance(case, SampledEngineCase) and case.checkpoint in ("", checkpoint().name)
 
-    def draws_until(self, started: float) -> float | None:
-        if self.drawn:
-            return None
-        self.drawn, self.begun = True, started
-        if self.options.budget:
-            return started + self.options.budget * DRAWING
-        return started + (float("inf") if self.options.cases is not None else SECONDS)
-
     def enough(self) -> bool:
         wealth = self.gathered.wealth
         if wealth.crossed is None:
             return wealth.tokens >= TOKENS
         return wealth.tokens >= max(NAMING_LEAST, NAMING * wealth.crossed)
 
-    def look(self, outcome: Outcome, group: list[Outcome], groups: int, eager: bool) -> list[Finding] | None:
-        """What is certain is seen again when the case is decoded again, though with another answer perhaps."""
-        again = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
-        if not any(one.symptom == outcome.symptom for one in again):
-            return None
+    def explain(
+        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
+    ) -> list[Finding] | None:
         return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:

@@ -1,0 +1,175 @@
+"""What a lane is: one kind of evidence about a decoder; and which lane is asked for what.
+
+A new lane is a folder beside this module, a line in `LANES`, and a name in `lanes_of`; its case is named in
+`eqcheck.store.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, ClassVar
+
+from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.family import FAMILY
+from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.result.story import DrawnDecode
+from eqcheck.workers.runner import Runner
+
+LANES = {
+    "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
+    "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
+    "sampling": "eqcheck.lanes.sampling.lane:SamplingLane",
+    "checkpoint-sampling": "eqcheck.lanes.checkpoint.sampled.lane:CheckpointSamplingLane",
+}
+REPEATS = 3
+
+
+class Lane(ABC):
+    """One kind of evidence for one audit: it draws, judges, confirms, explains, and concludes. The loop does the rest.
+
+    ``result`` is where the campaign keeps what it finds; ``running`` decodes and judges cases. ``total`` is how many
+    cases will be drawn, None where what is seen decides. Cases are drawn in this ``share`` of a time budget, or for
+    so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
+    ``conditional``: what a finding needs beside its symptom is known only when its case was looked into.
+    """
+
+    share: ClassVar[float] = 1.0
+    seconds: ClassVar[float] = float("inf")
+    sampled: ClassVar[bool] = False
+    conditional: ClassVar[bool] = False
+    result: Audit
+    running: Runner
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        self.decoder, self.options = decoder, options
+        self.total = options.cases
+        self.begun, self.drawn = time.monotonic(), False
+
+    @abstractmethod
+    def drawing(self) -> AbstractContextManager[object]:
+        """Set the decoder up, for cases to be decoded and judged by ``running``."""
+
+    @abstractmethod
+    def cases(self) -> Iterator[Any]:
+        """The cases to decode, drawn as they are asked for; the same for the same options."""
+
+    @abstractmethod
+    def asks(self, case: Any) -> bool:
+        """Whether a stored case is one of this lane that the options allow."""
+
+    @abstractmethod
+    def explain(
+        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
+    ) -> list[Finding] | None:
+        """The findings of a failing case that was confirmed as ``again``, made small; None if it fails no more.
+
+        ``group`` are the cases like it; ``left`` says how many seconds there are.
+        """
+
+    @abstractmethod
+    def again(self, case: Any, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
+        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call, or why none.
+
+        Declined is what the decoder does not take, too; raises `UsageError` where the lane cannot decode the case.
+        """
+
+    @abstractmethod
+    def conclude(self) -> None:
+        """Take from all outcomes into ``result`` what its counts do not hold, and what takes decoding."""
+
+    @staticmethod
+    @abstractmethod
+    def conclusions(result: Audit) -> None:
+        """Draw conclusions from the counts and findings of ``result``: of one audit, or of several shards merged."""
+
+    def draws_until(self, started: float) -> float | None:
+        """When to look into what fails so far, on the monotonic clock; None: draw no more cases.
+
+        All cases are drawn before any is looked into: the first of its kind stands for all.
+        """
+        if self.drawn:
+            return None
+        self.begun, self.drawn = started, True
+        if self.options.budget:
+            return started + self.options.budget * self.share
+        # With so many cases the same seed gives the same report, however slow it is here.
+        return started + (self.seconds if self.options.cases is None else float("inf"))
+
+    def settling(self, check: Callable[[], None]) -> AbstractContextManager[object]:
+        """Set up what confirms failures; ``check`` raises ``KeyboardInterrupt`` where the user wants an end."""
+        return nullcontext()
+
+    def settles_until(self, left: int) -> float:
+        """When to stop looking into failing cases, of which so many are ``left``, on the monotonic clock."""
+        return float("inf")
+
+    def group(self, outcome: Outcome) -> Hashable:
+        """What failing cases have in common of which one stands for all, until more is known."""
+        return self.result.claims(outcome.case), outcome.symptom
+
+    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
+        """The groups, and the cases of each, in the order in which they are looked into."""
+        return groups
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        """The cases of a group to look into before all others, as long as none of them `tells` why it fails."""
+        return []
+
+    def tells(self, outcome: Outcome) -> bool:
+        """Whether a case says by itself why it fails."""
+        return True
+
+    def counted(self, outcome: Outcome) -> int | None:
+        """The number of the finding that a failing case counts with; None: it has to be looked into."""
+        return self.result.explained_by(outcome)
+
+    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
+        """The outcome, if the case fails time and again."""
+        return outcome if self.repeats(outcome) else None
+
+    def repeats(self, outcome: Outcome) -> bool:
+        """Whether a case gives the same answer each time it is decoded; one that is sampled, whether it fails again."""
+        if self.sampled:
+            tried = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
+            return any(again.symptom == outcome.symptom for again in tried)
+        return all(self.running.try_case(outcome.case).repeats(outcome) for _ in range(REPEATS))
+
+    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
+        """The finding of a failing case that was not looked into, or did not fail again: ``why`` it has no cause."""
+        assert outcome.explanation is not None
+        return Finding(
+            outcome,
+            outcome.explanation,
+            standing="violation" if self.result.claims(outcome.case) else "discovery",
+            seen=(outcome.symptom,),
+            stored=not outcome.drawn,
+            minimised=outcome.minimal,
+        )
+
+
+def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
+    """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
+
+    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget.
+    """
+    names = ("checkpoint", "checkpoint-sampling")
+    if not (decoder.checkpoints or options.python):
+        names = ("transparent", "sampling")
+    if "temperature" not in decoder.capabilities or any(FAMILY[family].target for family in options.families):
+        return [lane_named(names[0])(decoder, options)]
+    halved = replace(options, budget=options.budget / 2) if options.budget else options
+    return [lane_named(name)(decoder, halved) for name in names]
+
+
+def lane_named(name: str) -> type[Lane]:
+    """The class of a lane."""
+    module, _, attribute = LANES[name].partition(":")
+    lane: type[Lane] = getattr(import_module(module), attribute)
+    return lane
