@@ -49,10 +49,12 @@ class Clock:
 
 TRANSPARENT = (
     "campaign.loop",
-    *(f"lanes.transparent.{name}" for name in ("judge", "lane", "settle", "sequences", "shrink")),
+    "lanes.lane",
+    *(f"lanes.transparent.{name}" for name in ("judge", "settle", "sequences", "shrink")),
 )
 CHECKPOINT = (
     "campaign.loop",
+    "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink", "sampled.investigate", "sampled.lane")),
     "lanes.sampling.gathered",
 )
