@@ -24,7 +24,7 @@ from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.result.findings import Options
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(4)), EngineRow((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """

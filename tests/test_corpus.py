@@ -22,7 +22,7 @@ from eqcheck.contract.decoder import Decoder, Request, RowOptions, decoder
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.casefile import StoredViolation, read_case
 from eqcheck.store.corpus import Corpus
-from eqcheck.workers.forked import context
+from eqcheck.workers.fork import context
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"

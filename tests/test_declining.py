@@ -26,7 +26,8 @@ from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.oracle.check import judge
 from eqcheck.result.findings import Audit, Options
-from eqcheck.workers.forked import Forked, Limits
+from eqcheck.workers.fork import ForkWorker
+from eqcheck.workers.worker import Limits
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 pytest_plugins = ["pytester"]
@@ -237,7 +238,7 @@ def short(target, draft, request):
 
 
 def test_isolated(work: Path) -> None:
-    with Forked(f"{work / 'mine.py'}:alone", Limits(20.0), try_case) as worker:
+    with ForkWorker(f"{work / 'mine.py'}:alone", Limits(20.0), try_case) as worker:
         outcome = worker.try_case(TWO)
         assert (outcome.status, outcome.declined, outcome.fingerprint) == ("skipped", "one row at a time", None)
         assert worker.try_case(ONE).status == "equivalent"

@@ -20,7 +20,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.result.findings import Finding, Options
-from eqcheck.workers.process import ProcessWorker
+from eqcheck.workers.worker import ProcessWorker
 
 
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:

@@ -21,7 +21,8 @@ from eqcheck.contract.decoder import decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.result.findings import Options
-from eqcheck.workers.forked import Forked, Limits
+from eqcheck.workers.fork import ForkWorker
+from eqcheck.workers.worker import Limits
 
 DECODERS = '''
 import ctypes, os, signal, sys, time
@@ -124,8 +125,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def worker(work: Path, name: str, timeout: float = 1.0) -> Forked:
-    return Forked(f"{work / 'bad.py'}:{name}", Limits(timeout, MEMORY), try_case)
+def worker(work: Path, name: str, timeout: float = 1.0) -> ForkWorker:
+    return ForkWorker(f"{work / 'bad.py'}:{name}", Limits(timeout, MEMORY), try_case)
 
 
 WHAT = {

@@ -35,7 +35,7 @@ from eqcheck.memory.probe import probe_case
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.casefile import StoredViolation, write_whole
 from eqcheck.store.corpus import Corpus
-from eqcheck.workers.local import set_up
+from eqcheck.workers.worker import set_up
 
 pytest_plugins = ["pytester"]
 

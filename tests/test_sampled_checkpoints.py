@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ class LocalLane(CheckpointSamplingLane):
     @contextmanager
     def drawing(self) -> Iterator[None]:
         dtype = self.decoder.dtype
-        self.running = Local(self.decoder, partial(_judged, Judge(dtype), dtype))
+        self.running = cast(Any, Local(self.decoder, partial(_judged, Judge(dtype), dtype)))
         yield
 
 

@@ -33,7 +33,7 @@ from eqcheck.oracle.check import assert_equivalent, judge
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.store.casefile import read_case
-from eqcheck.workers.forked import Limits
+from eqcheck.workers.worker import Limits
 
 LEAKS = "state/leaks-from-earlier-request"
 DECODERS = '''

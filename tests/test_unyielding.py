@@ -20,8 +20,8 @@ from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.result.outcome import HANG
 from eqcheck.store.casefile import StoredViolation
-from eqcheck.workers.forked import Limits
-from eqcheck.workers.pool import Workers, decoding
+from eqcheck.workers.fork import ForkWorker, decoding
+from eqcheck.workers.worker import Limits
 
 ENDS_S = 400.0  # a guard against a command that does not end; on an idle machine it takes 30 s
 HEAD = "import itertools, signal, threading, time\nimport torch\nimport eqcheck\n"
@@ -94,7 +94,7 @@ def test_a_decoder_that_waits_for_a_thread_of_its_module_gets_it(tmp_path: Path)
         "    asked.put((target, draft, request))\n    return answers.get()\n"
     )
     with decoding(registry.load(str(path)), Limits(20.0), try_case, []) as running:
-        assert isinstance(running, Workers)
+        assert isinstance(running.workers[0], ForkWorker)
         outcome = running.try_case(CASE)
     assert outcome.status == "equivalent", outcome.traceback
 
@@ -150,7 +150,7 @@ def test_nothing_lives_on_when_the_audit_is_killed(tmp_path: Path, options: list
 @LINUX
 def test_nor_does_a_server_that_is_still_importing(tmp_path: Path) -> None:
     (tmp_path / "forever.py").write_text("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1)\n")
-    start = "from eqcheck.workers.forked import context\ncontext('forever').Process(target=print).start()\n"
+    start = "from eqcheck.workers.fork import context\ncontext('forever').Process(target=print).start()\n"
     killed(tmp_path, ["-c", f"{start}import time\ntime.sleep(100000)"])
 
 

@@ -23,6 +23,7 @@ from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle.check import judge
 from eqcheck.result.outcome import Outcome
+from eqcheck.workers.worker import Workers
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}
@@ -128,14 +129,12 @@ def test_one_variant_may_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> No
     assert permutation(generate, explanation, cases[:1], None) == ("changes", (0, 1, 0))
 
 
-class Says:
-    """A runner by whom each case has a cause that was thought of beforehand."""
-
-    note = version = ""
+class Says(Workers):
+    """Workers by whom each case has a cause that was thought of beforehand."""
 
     def __init__(self, causes: dict[Case, Explanation]) -> None:
+        super().__init__([])
         self.causes = causes
-        self.given_up: set[str] = set()
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
         return Outcome(case, "violation", outputs=((0,),), explanation=self.causes[case])

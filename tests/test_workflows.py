@@ -16,7 +16,7 @@ from clock import TRANSPARENT, Clock
 
 from eqcheck import cli
 from eqcheck.cli.scaffold import ADAPTER, WORKFLOW
-from eqcheck.workers.process import ProcessWorker
+from eqcheck.workers.worker import ProcessWorker
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]

@@ -24,8 +24,8 @@ from eqcheck.hashlm.trace import Trace
 from eqcheck.oracle.check import Oracle
 from eqcheck.result.findings import RealPair
 from eqcheck.result.outcome import HANG, Outcome
-from eqcheck.workers.forked import Limits
-from eqcheck.workers.pool import decoding
+from eqcheck.workers.fork import decoding
+from eqcheck.workers.worker import Limits
 
 TEXTS = (
     "import os\nimport sys\n\n\ndef main(",

@@ -22,9 +22,9 @@ from eqcheck.contract import registry, repository
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Audit, Options, RealPair
-from eqcheck.workers.forked import Limits, context, main_left_alone
-from eqcheck.workers.process import guard_group, kill_group
+from eqcheck.workers.fork import context, main_left_alone
 from eqcheck.workers.serve import end_with_parent
+from eqcheck.workers.worker import Limits, guard_group, kill_group
 
 T = TypeVar("T")
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.history.auditing import AUDITED, PENDING, Asked, Column, columns
     from eqcheck.history.environments import package, versions
     from eqcheck.history.table import history, to_markdown, write
-    from eqcheck.workers.spawned import environment
+    from eqcheck.workers.interpreter import environment
 
     decoder = registry.load(options.adapter)
     named = package(options.package or decoder.name)

@@ -106,7 +106,7 @@ class Plan:
 
     def check(self, decoders: Sequence[Decoder]) -> None:
         """`UsageError` for an option that an engine among the decoders cannot heed."""
-        from eqcheck.workers.spawned import environment
+        from eqcheck.workers.interpreter import environment
 
         python = self.asked.python
         engines = [environment(decoder, python) for decoder in decoders if decoder.checkpoints or python]

@@ -13,14 +13,16 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.family import FAMILY
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
-from eqcheck.workers.runner import Runner
+
+if TYPE_CHECKING:
+    from eqcheck.workers.worker import Workers
 
 LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
@@ -45,7 +47,7 @@ class Lane(ABC):
     sampled: ClassVar[bool] = False
     conditional: ClassVar[bool] = False
     result: Audit
-    running: Runner
+    running: Workers
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options

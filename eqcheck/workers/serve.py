@@ -5,7 +5,7 @@
 One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}, "entropy":
 ...}``, where entropy seeds the global generators if it is a number, is answered by ``{"outputs": [...], "observed":
 {...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ..., "traceback": ...}``, until standard input ends.
-The decoder's prints go to standard error. The process ends when its parent does.
+The decoder's prints go to standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import traceback
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ _HERE = Path(__file__).resolve().parents[1]
 
 def serve(spec: str, target: str, draft: str) -> None:
     """Answer requests until standard input ends."""
-    _watch_parent()
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -120,18 +118,6 @@ def end_with_parent() -> None:
     """End this process when the thread that started it ends, however that ends; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: holds while the interpreter is kept busy
-
-
-def _watch_parent() -> None:
-    """End this process and its children when the parent ends; it may take a moment."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            threading.Event().wait(0.5)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

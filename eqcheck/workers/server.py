@@ -1,4 +1,4 @@
-"""What the fork server imports: before all else that it ends with the audit, then all that a worker needs."""
+"""The fork server imports this: before all else that it ends with the audit, then all that a worker needs."""
 
 from eqcheck.workers.serve import end_with_parent
 
@@ -7,4 +7,4 @@ end_with_parent()
 import transformers.generation.utils  # noqa: E402, F401
 
 import eqcheck.hashlm.model  # noqa: E402
-import eqcheck.workers.forked  # noqa: E402, F401
+import eqcheck.workers.fork  # noqa: E402, F401

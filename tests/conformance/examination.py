@@ -35,10 +35,8 @@ from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
 from eqcheck.store.casefile import StoredViolation, command, file_stem, write_whole
 from eqcheck.store.corpus import Corpus
-from eqcheck.workers.forked import Forked, Limits, forkable
-from eqcheck.workers.local import InProcess
-from eqcheck.workers.pool import Workers
-from eqcheck.workers.runner import Runner
+from eqcheck.workers.fork import ForkWorker, forkable
+from eqcheck.workers.worker import Limits, LocalWorker, Workers
 
 Variants = Callable[[Case, Choices, Decoder], Iterable[Case]]
 Needs = dict[str, Callable[[Case], bool]]
@@ -130,11 +128,12 @@ class Examination:
         """Examine a law in a process that can be ended; in this one, where a forked one would lack what is here."""
         task = _try_closer if law.look == "query" else try_case
         if not forkable():
-            return self._examined(law, InProcess(self.decoder.function, task, CASE_TIMEOUT, log=self._log))
-        with Forked(self.decoder, Limits(CASE_TIMEOUT), task) as worker:
+            worker = LocalWorker(self.decoder.function, task, CASE_TIMEOUT, log=self._log)
+            return self._examined(law, Workers([worker]))
+        with ForkWorker(self.decoder, Limits(CASE_TIMEOUT), task) as worker:
             return self._examined(law, Workers([worker]))
 
-    def _examined(self, law: Law, runner: Runner) -> Found:
+    def _examined(self, law: Law, runner: Workers) -> Found:
         found, source = Found(), self._source(law)
         for number, case in enumerate(merged([source], self.count)):
             choose = Chance(Random(f"eqcheck {SEED} {law.name} {number}"))
@@ -163,7 +162,7 @@ class Examination:
         request = f"prompts {first.case.prompts}, max_new_tokens {first.case.max_new_tokens}"
         return f"the same request gave {answers[0]} and then {answers[1]}\n  {request}\n{self._again(law)}"
 
-    def _fails(self, law: Law, outcome: Outcome, source: Source, runner: Runner, found: Found) -> str:
+    def _fails(self, law: Law, outcome: Outcome, source: Source, runner: Workers, found: Found) -> str:
         """What is wrong with an outcome; empty where nothing is, or what is declared, or fails another law."""
         if outcome.explanation is None:
             return ""
@@ -191,7 +190,7 @@ class Examination:
             lines.append("  The tokens are right: only the calls of the target show this.")
         return "\n".join([*lines, self._again(law) if right else self._stored(settled)])
 
-    def _settle(self, outcome: Outcome, source: Source, runner: Runner) -> Outcome | None:
+    def _settle(self, outcome: Outcome, source: Source, runner: Workers) -> Outcome | None:
         """The smallest case, confirmed as an audit does it: in fresh processes, so that a stored case can be replayed.
 
         Where the decoder fails only after other requests, the case has them; None where it does not fail again.
@@ -203,7 +202,7 @@ class Examination:
             return self._settle_by(outcome, source, *by)
 
     def _settle_by(
-        self, outcome: Outcome, source: Source, runner: Runner, sequences: SequenceSearch | None
+        self, outcome: Outcome, source: Source, runner: Workers, sequences: SequenceSearch | None
     ) -> Outcome | None:
         again = confirms(outcome, runner, sequences, self._slowest, SEARCH_S)
         if again is None or again.case.before:

@@ -15,7 +15,7 @@ from eqcheck.contract.decoder import Decoder
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.result.tally import DICTATED
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
 
 PLANTED = """
 import eqcheck

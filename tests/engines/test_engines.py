@@ -24,7 +24,7 @@ from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane
 from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.result.findings import Options
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm", "mlx_vlm", "llama_cpp")

@@ -14,7 +14,7 @@ from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
 
 # The engine's own switch for benchmarks: each draft token is accepted by chance, whatever the target says.
 UNVERIFIED = """

@@ -15,7 +15,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"

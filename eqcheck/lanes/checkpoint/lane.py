@@ -34,9 +34,9 @@ from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import UNTRIED, Outcome
 from eqcheck.result.tally import DICTATED, SPEAKS
-from eqcheck.workers.pool import Workers
-from eqcheck.workers.spawned import Judge as Judged
-from eqcheck.workers.spawned import Spawned, environment
+from eqcheck.workers.interpreter import InterpreterWorker, environment
+from eqcheck.workers.interpreter import Judge as Judged
+from eqcheck.workers.worker import Workers
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
 DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
@@ -48,12 +48,12 @@ _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
 
 
-def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> Spawned:
+def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:
     """What runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
     pair = checkpoint()
     ask = partial(_request, decoder.padding_sides[0])
     judge = judge or partial(judged, Judge(decoder.dtype))
-    return Spawned(decoder, python, (pair.target, pair.draft), ask, judge, timeout)
+    return InterpreterWorker(decoder, python, (pair.target, pair.draft), ask, judge, timeout)
 
 
 def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:

@@ -29,10 +29,8 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
 from eqcheck.sampling.rounds import Read
-from eqcheck.workers.forked import Limits
-from eqcheck.workers.local import TryCase
-from eqcheck.workers.pool import decoding
-from eqcheck.workers.runner import Runner
+from eqcheck.workers.fork import decoding
+from eqcheck.workers.worker import Limits, TryCase, Workers
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME, SOONER = 250, 1.4  # tokens at least that a name rests on; it is looked for again after so many times as many
@@ -83,7 +81,7 @@ class SamplingLane(Lane):
             yield
 
     @contextmanager
-    def _runner(self, task: TryCase) -> Iterator[Runner]:
+    def _runner(self, task: TryCase) -> Iterator[Workers]:
         """What decodes one case after the other: in the order in which they are drawn they count as evidence."""
         isolate = self.options.isolate
         with decoding(self.decoder, self.limits, task, self.result.warnings, isolate=isolate) as running:

@@ -23,9 +23,8 @@ from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
-from eqcheck.workers.forked import Limits
-from eqcheck.workers.pool import decoding
-from eqcheck.workers.runner import Runner
+from eqcheck.workers.fork import decoding
+from eqcheck.workers.worker import Limits, Workers
 
 
 class TransparentLane(Lane):
@@ -51,7 +50,7 @@ class TransparentLane(Lane):
             yield
 
     @contextmanager
-    def runner(self, jobs: int) -> Iterator[Runner]:
+    def runner(self, jobs: int) -> Iterator[Workers]:
         """What runs the decoder."""
         result = self.result
         isolate = result.options.isolate

@@ -21,8 +21,8 @@ from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.shrink import smallest
 from eqcheck.result.outcome import Outcome
-from eqcheck.workers.forked import Forked, Limits
-from eqcheck.workers.pool import Workers
+from eqcheck.workers.fork import ForkWorker
+from eqcheck.workers.worker import Limits, Workers
 
 T = TypeVar("T")
 RERUNS = 9  # as many fresh processes have to agree; a decoder that is wrong half the time agrees once in 2**9 = 512
@@ -38,7 +38,7 @@ class Fresh:
     """
 
     def __init__(self, spec: str, limits: Limits) -> None:
-        self._worker = Forked(spec, limits, try_case, scattered=True)
+        self._worker = ForkWorker(spec, limits, try_case, scattered=True)
         self.same = Workers([self._worker])
 
     def __enter__(self) -> Fresh:

@@ -13,7 +13,7 @@ from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.sequences import RERUNS, SequenceSearch
 from eqcheck.result.outcome import HANG, Outcome
-from eqcheck.workers.runner import Runner
+from eqcheck.workers.worker import Workers
 
 MINIMISE_S = 60.0  # for one fingerprint
 _HANG_AGAIN_S = 1.0
@@ -22,7 +22,7 @@ _ALONE_TRIES = 150  # where each takes a process of its own
 
 
 def confirms(
-    outcome: Outcome, runner: Runner, sequences: SequenceSearch | None, slowest: float, seconds: float
+    outcome: Outcome, runner: Workers, sequences: SequenceSearch | None, slowest: float, seconds: float
 ) -> Outcome | None:
     """The outcome if the case fails time and again, alone or (then it becomes a sequence) after earlier requests.
 
@@ -38,7 +38,7 @@ def confirms(
     return outcome if repeats else None
 
 
-def of_state(others: list[Outcome], runner: Runner, sequences: SequenceSearch, seconds: float) -> Outcome | None:
+def of_state(others: list[Outcome], runner: Workers, sequences: SequenceSearch, seconds: float) -> Outcome | None:
     """A sequence among the other cases of a fingerprint whose first case fails alone: one name, two faults."""
     if sequences.proven:
         return None
@@ -51,7 +51,7 @@ def of_state(others: list[Outcome], runner: Runner, sequences: SequenceSearch, s
     return None
 
 
-def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
+def confirmed(outcome: Outcome, runner: Workers) -> Outcome:
     """The outcome with a second opinion: `unattributed`, with what each witness says, where they prove no cause.
 
     Where it rests on a coincidence of ids, and most cases without equal ids have one cause, one of them stands for it.
@@ -74,7 +74,7 @@ def confirmed(outcome: Outcome, runner: Runner) -> Outcome:
 
 
 def minimise(
-    outcome: Outcome, source: Source, runner: Runner, families: Collection[str], seconds: float
+    outcome: Outcome, source: Source, runner: Workers, families: Collection[str], seconds: float
 ) -> Outcome | None:
     """The smallest case that fails in the same way, within ``families``; None when it does not fail a second time.
 

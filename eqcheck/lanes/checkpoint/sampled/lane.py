@@ -33,8 +33,8 @@ from eqcheck.result.findings import Audit, Finding
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.tally import SPEAKS
 from eqcheck.sampling.naming import Named
-from eqcheck.workers.pool import Workers
-from eqcheck.workers.spawned import environment
+from eqcheck.workers.interpreter import environment
+from eqcheck.workers.worker import Workers
 
 SECONDS, INVESTIGATING_S = 120.0, 45.0  # of an audit without a budget; at least for a finding
 DRAWING, LOOKING = 0.75, 0.85  # of a budget: then cases are no longer drawn, and promises not looked into

@@ -1,4 +1,4 @@
-"""Worker processes for decoders: one that crashes, hangs or eats memory loses its process, and the audit goes on.
+"""Decoders in forked processes: one that crashes, hangs or eats memory loses its process, and the audit goes on.
 
 A worker is forked from the process of the audit, or from a server that has imported torch and transformers, so that a
 fresh one is there in a tenth of a second. The two sides talk over a pipe: the worker says when a decoder begins and
@@ -17,8 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -30,10 +29,19 @@ import torch
 
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder, Generate, Request, hook
-from eqcheck.contract.limits import CASE_TIMEOUT
+from eqcheck.contract.errors import UsageError
 from eqcheck.result.outcome import HANG, Outcome
-from eqcheck.workers.local import TryCase, set_up
-from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group, unguarded
+from eqcheck.workers.worker import (
+    Limits,
+    LocalWorker,
+    Lost,
+    ProcessWorker,
+    TryCase,
+    Workers,
+    guard_group,
+    set_up,
+    unguarded,
+)
 
 try:
     import resource
@@ -46,19 +54,11 @@ _GRACE_S = 1.0  # the worker's own alarm comes first and leaves a cleaner proces
 _starting = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one case may take: seconds, and bytes beyond what the worker has after its imports (None: no limit)."""
-
-    timeout: float = CASE_TIMEOUT
-    memory: int | None = None
-
-
 class MemoryLimit(Exception):
     """The decoder asked for more memory than a case may take."""
 
 
-class Forked(ProcessWorker):
+class ForkWorker(ProcessWorker):
     """A decoder in a process forked from one that has imported all it needs; ``task`` decodes and judges a case there.
 
     ``decoder`` is a spec, which the process loads, or a decoder as it was loaded here: then the process is forked from
@@ -68,7 +68,7 @@ class Forked(ProcessWorker):
 
     >>> from eqcheck.case.record import Case
     >>> from eqcheck.lanes.transparent.judge import try_case
-    >>> with Forked("eqspec", Limits(), try_case) as worker:
+    >>> with ForkWorker("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status
     'equivalent'
     """
@@ -78,12 +78,7 @@ class Forked(ProcessWorker):
         self._arguments = (decoder, limits, task, scattered)
         if isinstance(decoder, str):
             context(task.__module__)  # the server ends with the thread that starts it: not one of a pool
-        self._process: BaseProcess | None = None
         self._pipe: Connection
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
 
     def start(self) -> None:
         decoder, _, task, _ = self._arguments
@@ -99,19 +94,17 @@ class Forked(ProcessWorker):
         self.version = self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")[1]
 
     def stop(self) -> None:
-        if self.running:
+        if self._process is not None:
             with suppress(Lost):
                 self._send(None)
                 self.warnings += self._receive(self.timeout, "close() did not end within {:g} s")[1]
         self.kill()
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        kill_group(process.pid)
-        process.kill()
-        process.join()
+    def exit_code(self, process: BaseProcess, seconds: float | None) -> int | None:
+        process.join(seconds)
+        return process.exitcode
+
+    def hang_up(self, process: BaseProcess) -> None:
         self._pipe.close()
 
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Outcome:
@@ -132,7 +125,7 @@ class Forked(ProcessWorker):
         try:
             self._pipe.send(message)
         except OSError:
-            raise self._lost() from None
+            raise self.lost(_GRACE_S) from None
 
     def _receive(self, seconds: float, late: str, grace: float = 0.0) -> Any:
         try:
@@ -140,14 +133,29 @@ class Forked(ProcessWorker):
                 raise Lost("hang", "", late.format(seconds))
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise self._lost() from None
+            raise self.lost(_GRACE_S) from None
 
-    def _lost(self) -> Lost:
-        process = self._process
-        if process is None:
-            return Lost("exception", "ProcessExit", "ended by the audit")
-        process.join(_GRACE_S)
-        return ended(process.exitcode)
+
+@contextmanager
+def decoding(
+    decoder: Decoder, limits: Limits, task: TryCase, said: list[str], *, isolate: bool = False, jobs: int = 1
+) -> Iterator[Workers]:
+    """Worker processes that decode and judge cases, and can be ended whatever the decoder does.
+
+    A decoder that no spec names runs in this process, which can only be interrupted. ``said`` gets the warnings.
+    """
+    if isolate and not decoder.spec:
+        raise UsageError(f"decoder {decoder.name!r}: only one that a spec names can be isolated")
+    if not decoder.spec:
+        torch.set_num_threads(1)
+        with set_up(decoder, said) as generate:
+            yield Workers([LocalWorker(generate, task, limits.timeout)])
+        return
+    loaded = decoder if jobs == 1 and not isolate and forkable() else decoder.spec
+    with ExitStack() as stack:
+        workers = [stack.enter_context(ForkWorker(loaded, limits, task)) for _ in range(jobs)]
+        yield Workers(workers)
+    said += dict.fromkeys(warning for worker in workers for warning in worker.warnings)
 
 
 def context(*modules: str) -> Any:
@@ -198,7 +206,8 @@ def main_left_alone() -> Iterator[None]:
 
 def _serve(pipe: Connection, decoder: str | Decoder, limits: Limits, task: TryCase, scattered: bool) -> None:
     """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
-    _die_with_parent()
+    if hasattr(os, "setsid"):
+        os.setsid()  # a group that ends with the audit, see `guard_group`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     if isinstance(decoder, str):
@@ -271,19 +280,3 @@ def _ceiling(size: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _die_with_parent() -> None:
-    """Lead a process group of its own, and end it when the audit's process ends, however that ends."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-    audit = multiprocessing.parent_process()
-    assert audit is not None
-
-    def watch() -> None:
-        audit.join()
-        if hasattr(os, "killpg"):
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -21,7 +21,7 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.explanation.records import crash
 from eqcheck.result.outcome import Outcome
-from eqcheck.workers.process import Lost, ProcessWorker, ended, guard_group, kill_group
+from eqcheck.workers.worker import Lost, ProcessWorker, guard_group
 
 SERVE = Path(__file__).with_name("serve.py")
 _SET_UP_S = 300.0  # for an engine to be imported, or to load a checkpoint under new settings
@@ -55,7 +55,7 @@ def environment(decoder: Decoder, python: str | None) -> str:
     )
 
 
-class Spawned(ProcessWorker):
+class InterpreterWorker(ProcessWorker):
     """A decoder in a process that ``python`` runs; it is handed ``folders``, and ``judge`` judges here what it answers.
 
     >>> from eqcheck.contract import registry
@@ -73,17 +73,12 @@ class Spawned(ProcessWorker):
         super().__init__(timeout)
         self.decoder, self.python = decoder, python
         self._folders, self._ask, self._judge = folders, ask, judge
-        self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
         self._log.close()
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
 
     def open(self) -> None:
         """Start the process. Raises `UsageError` where the decoder cannot even be set up."""
@@ -119,34 +114,31 @@ class Spawned(ProcessWorker):
         self.version = one_line(str(message.get("ready", "")), 100)
 
     def stop(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
+        if self._process is not None:
             with suppress(OSError):
                 self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_CLOSE_S)
+            self.exit_code(self._process, _CLOSE_S)
         self.kill()
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        kill_group(process.pid)
-        process.wait()
+    def exit_code(self, process: subprocess.Popen[str], seconds: float | None) -> int | None:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def hang_up(self, process: Any) -> None:
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+            with suppress(OSError, AttributeError):
+                pipe.close()
 
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Mapping[str, Any]:
         process = self._process
-        assert process is not None
-        assert process.stdin is not None
+        sent = {"request": self._ask(case), "entropy": getattr(case, "entropy", None)}
         try:
-            sent = {"request": self._ask(case), "entropy": getattr(case, "entropy", None)}
             process.stdin.write(json.dumps(sent) + "\n")
             process.stdin.flush()
         except OSError:
-            raise self._lost() from None
+            raise self.lost(_CLOSE_S) from None
         return self._receive(timeout)
 
     def judge(self, case: Any, answer: Mapping[str, Any]) -> Outcome:
@@ -166,7 +158,7 @@ class Spawned(ProcessWorker):
         except queue.Empty:
             raise Lost("hang", "", f"no answer within {seconds:g} s") from None
         if line is None:
-            raise self._lost()
+            raise self.lost(_CLOSE_S)
         try:
             message = json.loads(line)
         except ValueError:
@@ -174,15 +166,6 @@ class Spawned(ProcessWorker):
         if not isinstance(message, dict):
             raise Lost("invalid-output", "line", f"expected a JSON object, got {line[:80]!r}")
         return message
-
-    def _lost(self) -> Lost:
-        process = self._process
-        if process is None:
-            return Lost("exception", "ProcessExit", "ended by the audit")
-        try:
-            return ended(process.wait(_CLOSE_S))
-        except subprocess.TimeoutExpired:
-            return ended(None)
 
     def last_words(self) -> str:
         """The last lines the process wrote to standard error."""
