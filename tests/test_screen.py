@@ -17,7 +17,7 @@ import pytest
 from pages import on_a_terminal, told
 
 from eqcheck import cli
-from eqcheck.campaign import apart
+from eqcheck.campaign import processes
 from eqcheck.campaign.events import CaseDone, Event, Finished, Settling, Started, ViolationSeen
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
@@ -245,7 +245,9 @@ def test_narrow_tables_stay_tables(monkeypatch: pytest.MonkeyPatch, capsys: Prin
 def test_decoders_are_audited_side_by_side_as_they_are_one_after_the_other() -> None:
     decoders = [registry.load(name) for name in ("bsp", "hf_pr")]
     events: list[Event] = []
-    found = {one.decoder.name: one for one in apart.side_by_side(decoders, Options(cases=10, jobs=2), events.append)}
+    found = {
+        one.decoder.name: one for one in processes.side_by_side(decoders, Options(cases=10, jobs=2), events.append)
+    }
     assert sorted(found) == ["bsp", "hf_pr"]
     for decoder in decoders:
         alone, beside = audit(decoder, Options(cases=10)), found[decoder.name]
@@ -266,7 +268,7 @@ def test_an_audit_that_is_lost_beside_others_is_told(tmp_path: Path) -> None:
     decoders = [registry.load(str(tmp_path / "mine.py"))]
     (tmp_path / "ends").touch()
     with pytest.raises(UsageError, match="ends: the process that audited it ended; try it alone, with --isolate"):
-        list(apart.side_by_side(decoders, Options(cases=1, jobs=1), lambda event: None))
+        list(processes.side_by_side(decoders, Options(cases=1, jobs=1), lambda event: None))
 
 
 def test_a_first_interrupt_ends_the_audits_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,9 +280,9 @@ def test_a_first_interrupt_ends_the_audits_that_run(monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return connection.wait(pipes)
 
-    monkeypatch.setattr(apart, "wait", interrupted)
+    monkeypatch.setattr(processes, "wait", interrupted)
     decoders = [registry.load(name) for name in ("eqspec", "ragged")]
     found: list[Audit] = []
     asked = Options(cases=100_000, jobs=1)
-    found += apart.side_by_side(decoders, asked, lambda event: None)
+    found += processes.side_by_side(decoders, asked, lambda event: None)
     assert [(one.decoder.name, one.interrupted) for one in found] == [("eqspec", True)]

@@ -15,8 +15,8 @@ from as_data import to_dict
 
 from eqcheck.campaign import shards
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import Shard, from_builtins, part_of, read, to_builtins, write
+from eqcheck.campaign.shards import merged
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli import main
@@ -28,8 +28,7 @@ from eqcheck.report.build import report_of
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.store.casefile import StoredViolation
-from eqcheck.store.corpus import Corpus
-from eqcheck.store.shared import shared_corpus
+from eqcheck.store.corpus import Corpus, shared_corpus
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -156,7 +155,7 @@ def test_doubles_disorder_and_nothing_are_refused(three: list[Shard]) -> None:
         (lambda text: text[:300], "cannot read it as JSON"),
         (lambda text: text.replace("eqcheck-shard/1", "eqcheck-shard/9"), "expected format 'eqcheck-shard/1'"),
         (lambda text: text.replace('"ties":0', '"ties":"\\u001b[31m"'), r"Expected `int`, got `str`"),
-        (lambda text: text.replace('"number":0', '"number":-1'), "a number from 0"),
+        (lambda text: text.replace('"number":0', '"number":-1'), "Expected `int` >= 0"),
         (lambda text: "[]", "expected format"),
     ],
 )

@@ -10,28 +10,70 @@ data and return plain data; what runs there is the eqcheck that is installed the
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eqcheck.campaign import apart, shards
-from eqcheck.campaign.answers import HERE, no_answer
+from eqcheck.campaign import processes, shards
 from eqcheck.campaign.events import CaseDone, Finished, Listener, Settled, Started
-from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import Shard, finding_of, from_builtins, read, write
+from eqcheck.campaign.shards import merged
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.corpus import Corpus
 
+HERE = "local"
+ANSWERS_S = 20.0
 SHARD_CASES = 500
 SHARD_S, ENGINE_SHARD_S = 60.0, 600.0  # an engine has to start in each shard
 _TRIES = 3  # of a shard whose worker is lost; what kills its worker time and again is no accident
 _LOOK_S = 1.0  # how often to look for machines that came or went
+
+
+def check_answers(address: str) -> None:
+    """Connect in a process of its own first: ray itself waits for minutes, and may end the process that asks.
+
+    Raises `UsageError` where ray is missing, or no cluster answers within `ANSWERS_S`. To `HERE`, one is started.
+    """
+    if not address.strip():  # a variable of the shell that is not set
+        raise _no_answer("''", "the address is empty")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if find_spec("ray") is None:
+        raise UsageError("--ray: ray is not installed; pip install 'eqcheck[ray]'")
+    if address == HERE:
+        return
+    code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=ANSWERS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_answer(address, f"no answer within {ANSWERS_S:g} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise _no_answer(address, lines[-1] if lines else f"exit code {done.returncode}")
+
+
+def _no_answer(address: str, why: str) -> UsageError:
+    return UsageError(
+        f"--ray {one_line(address, 100)}: expected a Ray cluster that answers, as `ray.init` takes its address, or "
+        f"'{HERE}'; {one_line(why, 300)}. What is stored stays; the same command goes on from it"
+    )
 
 
 class Cluster:
@@ -53,14 +95,14 @@ class Cluster:
         try:
             self.ray.init(address=self.address, **quiet)
         except Exception as error:
-            raise no_answer(self.address, str(error)) from error
+            raise _no_answer(self.address, str(error)) from error
         return self
 
     def __exit__(self, *_: object) -> None:
         self.ray.shutdown()
 
     def audit(self, decoder: Decoder, options: Options, folder: Path, listen: Listener = lambda event: None) -> Audit:
-        """Audit a decoder in shards that are stored in ``folder``; see `eqcheck.campaign.merge` for what comes out."""
+        """Audit a decoder in shards that are stored in ``folder``; see `eqcheck.campaign.shards` for what comes out."""
         campaign = ClusterCampaign(self.ray, decoder, options, folder, listen)
         campaign.run()
         if not campaign.done:
@@ -157,7 +199,7 @@ class ClusterCampaign:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self.options.jobs)
 
     def _begin(self, one: dict[str, Any]) -> None:
-        described = apart.described(self.decoder)
+        described = processes.described(self.decoder)
         first = self.corpus.files() if self.corpus and one["number"] == 0 else None
         work = {
             **one,

@@ -6,15 +6,16 @@ A file may come from anyone: what is read has the declared shape, and no text of
 from __future__ import annotations
 
 import base64
-import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
@@ -30,6 +31,19 @@ from eqcheck.store.casefile import case_of, read_json, write_whole
 
 FORMAT: Final = "eqcheck-shard/1"
 _MOST_FLOATS = 2**20  # of one array
+_OF_AUDIT = (
+    "lane",
+    "families",
+    "claimed_families",
+    "version",
+    "unsettled",
+    "facts",
+    "files",
+    "drawing_s",
+    "interrupted",
+)
+FileName = Annotated[str, Meta(pattern=r"^[\w~][\w.~-]*\Z")]
+StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Part:
     unsettled: int
     warnings: tuple[str, ...]
     facts: dict[str, Any]
-    files: dict[str, str]
+    files: dict[FileName, str]
     drawing_s: float
     interrupted: bool
     wealth: dict[str, Any] | None = None
@@ -114,12 +128,12 @@ class Shard:
     """
 
     terms: Terms
-    number: int
+    number: Annotated[int, Meta(ge=0)]
     cases: int | None
     budget: float | None
-    parts: tuple[Part, ...]
+    parts: Annotated[tuple[Part, ...], Meta(min_length=1)]
     versions: dict[str, str] = field(default_factory=dict)
-    stored: dict[str, str] = field(default_factory=dict)
+    stored: dict[StoredName, str] = field(default_factory=dict)
     machine: str = ""
     elapsed_s: float = 0.0
     until_s: float = 0.0
@@ -132,28 +146,20 @@ class Shard:
 
 
 def part_of(audit: Audit) -> Part:
-    """What one lane of a shard found, as data."""
-    tally, interrupted = audit.tally, audit.interrupted
+    """The result of one lane of a shard, as data."""
+    tally = audit.tally
     counts = {one.name: getattr(tally, one.name) for one in fields(Tally)}
     counts |= {"alike": tuple(tally.alike.items()), "fingerprints": tuple(sorted(tally.fingerprints))}
     rest = [one.name for one in fields(Finding) if one.name != "outcome"]
     return Part(
-        audit.lane,
-        audit.families,
-        audit.claimed_families,
-        audit.version,
-        Counts(**counts),
-        tuple((_seen(one.outcome), {name: getattr(one, name) for name in rest}) for one in audit.findings),
-        audit.unsettled,
-        tuple(audit.warnings),
-        audit.facts,
-        audit.files,
-        audit.drawing_s,
-        interrupted,
-        _packed(audit.wealth.to_dict()) if audit.wealth else None,
-        _packed(audit.exclusion.to_dict()) if audit.exclusion else None,
-        (audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
-        tuple(map(kind_of, audit.warnings)),
+        **{name: getattr(audit, name) for name in _OF_AUDIT},
+        counts=Counts(**counts),
+        findings=tuple((_seen(one.outcome), {name: getattr(one, name) for name in rest}) for one in audit.findings),
+        warnings=tuple(audit.warnings),
+        wealth=_packed(audit.wealth.to_dict()) if audit.wealth else None,
+        exclusion=_packed(audit.exclusion.to_dict()) if audit.exclusion else None,
+        telling=(audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
+        warning_kinds=tuple(map(kind_of, audit.warnings)),
     )
 
 
@@ -170,18 +176,15 @@ def outcome_of(seen: Seen) -> Outcome:
 
 def finding_of(seen: Seen, rest: Mapping[str, Any]) -> Finding:
     """The finding that was written as data."""
-    hints = get_type_hints(Finding)
-    given = {name: msgspec.convert(value, hints[name]) for name, value in rest.items() if name in hints}
-    return Finding(outcome_of(seen), **given)
+    finding = msgspec.convert({**rest, "outcome": {"case": None, "status": seen.status}}, Finding)
+    return replace(finding, outcome=outcome_of(seen))
 
 
 def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    tally = Tally(**{**given, "alike": {}, "fingerprints": set(counts.fingerprints)})
-    for name in ("coverage", "losses", "observed", "lucky", "slots", "alike"):
-        setattr(tally, name, type(Tally().alike)(given[name] if name != "alike" else dict(counts.alike)))
-    return tally
+    given |= {name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots")}
+    return Tally(**{**given, "alike": Counter(dict(counts.alike)), "fingerprints": set(counts.fingerprints)})
 
 
 def evidence_of(part: Part) -> tuple[Wealth | None, Exclusion | None]:
@@ -202,14 +205,7 @@ def to_builtins(shard: Shard) -> dict[str, Any]:
 def from_builtins(data: Any) -> Shard:
     """The inverse of `to_builtins`; raises `UsageError` for data of another shape."""
     try:
-        shard = msgspec.convert(data, Shard)
-        if not shard.parts or shard.number < 0:
-            raise UsageError("expected a number from 0, and at least one part")
-        names = {name for part in shard.parts for name in part.files}
-        names |= {name.removeprefix("unclaimed/") for name in shard.stored}
-        if odd := next((name for name in sorted(names) if not re.fullmatch(r"[\w~][\w.~-]*", name)), None):
-            raise UsageError(f"expected the name of a file, got {odd!r:.80}")
-        return shard
+        return msgspec.convert(data, Shard)
     except msgspec.ValidationError as error:
         raise UsageError(one_line(str(error))) from error
 

@@ -110,14 +110,14 @@ def execute(plan: Plan) -> int:
     if plan.pair:
         repository.find("eqcheck audit --pair")
     _stage("" if "torch" in sys.modules else "loading torch", plan)
-    from eqcheck.campaign import apart
+    from eqcheck.campaign import processes
     from eqcheck.selfcheck.faults import short
 
     _check_installed(plan)
     plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
     # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
     with stdout_to_stderr() if plan.json else contextlib.nullcontext():
-        decoders = apart.load_all(plan.specs or registry.self_contained())
+        decoders = processes.load_all(plan.specs or registry.self_contained())
     plan.check(decoders)
     _stage("self-check", plan)
     if failures := short().failures:
@@ -136,10 +136,10 @@ def execute(plan: Plan) -> int:
 
 def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path]) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
-    from eqcheck.campaign import apart
+    from eqcheck.campaign import processes
     from eqcheck.report.build import write
     from eqcheck.report.terminal import progress
-    from eqcheck.store.shared import shared_corpus
+    from eqcheck.store.corpus import shared_corpus
 
     done: dict[str, tuple[Audit, Report]] = {}
     with contextlib.ExitStack() as stack:
@@ -151,7 +151,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
             decoder = audit.decoder
             if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
-                audit.real_pair = apart.pair(decoder, asked)
+                audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
             audit.written, audit.command = plan.written, plan.command
             done[decoder.name] = audit, write(audit, places[decoder.name])
@@ -178,7 +178,7 @@ def _stage(text: str, plan: Plan) -> None:
 def _check_installed(plan: Plan) -> None:
     """`UsageError` where the cluster does not answer, or the trained pair is not there."""
     if plan.cluster is not None:
-        from eqcheck.campaign.answers import check_answers
+        from eqcheck.campaign.cluster import check_answers
 
         check_answers(plan.cluster)
     if plan.pair:
@@ -211,11 +211,11 @@ def _audits(
     decoders: Sequence[Decoder], asked: Options, places: Mapping[str, Path], address: str | None, listen: Listener
 ) -> Iterator[Audit]:
     """The audits as they end: of campaigns on a cluster, whose shards are stored beside the report, or of processes."""
-    from eqcheck.campaign import apart
+    from eqcheck.campaign import processes
     from eqcheck.campaign.loop import audit
 
     if not address and asked.jobs > 1 and len(decoders) > 1:
-        yield from apart.side_by_side(decoders, asked, listen)
+        yield from processes.side_by_side(decoders, asked, listen)
         return
     with contextlib.ExitStack() as stack:
         if address:
@@ -223,7 +223,7 @@ def _audits(
 
             cluster = stack.enter_context(Cluster(address))
         for decoder in decoders:
-            own = apart.options(decoder, asked)
+            own = processes.options(decoder, asked)
             if address:
                 result = cluster.audit(decoder, own, places[decoder.name] / "shards", listen)
             else:

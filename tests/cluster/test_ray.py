@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 from as_data import to_dict
 
-from eqcheck.campaign import answers, cluster, shards
-from eqcheck.campaign.answers import check_answers
-from eqcheck.campaign.cluster import Cluster, ClusterCampaign
+from eqcheck.campaign import cluster, shards
+from eqcheck.campaign.cluster import Cluster, ClusterCampaign, check_answers
 from eqcheck.campaign.events import CaseDone, Event
-from eqcheck.campaign.merge import merged
 from eqcheck.campaign.shardfile import read
+from eqcheck.campaign.shards import merged
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
@@ -180,7 +179,7 @@ def test_workers_with_another_eqcheck_or_adapter_are_one_message(
 
 
 def test_an_address_that_does_not_answer_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ANSWERS_S", 5.0)
+    monkeypatch.setattr(cluster, "ANSWERS_S", 5.0)
     start = time.monotonic()
     with pytest.raises(UsageError, match=r"--ray 127\.0\.0\.1:9: expected a Ray cluster that answers") as error:
         check_answers("127.0.0.1:9")
