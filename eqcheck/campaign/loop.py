@@ -80,6 +80,7 @@ class Campaign:
         self.notes: dict[str, None] = {}
         self.hung: Counter[str] = Counter()
         self.over = False
+        self.until = float("inf")  # when cases are no longer made smaller
         self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
