@@ -22,7 +22,7 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
 
 if TYPE_CHECKING:
-    from eqcheck.workers.worker import Workers
+    from eqcheck.workers.worker import Limits, TryCase, Workers
 
 LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
@@ -53,6 +53,26 @@ class Lane(ABC):
         self.decoder, self.options = decoder, options
         self.total = options.cases
         self.begun, self.drawn = time.monotonic(), False
+
+    def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:
+        """Workers that decode cases and judge them by this ``task``; ``said``, or else the result, gets warnings."""
+        from eqcheck.workers.fork import decoding
+
+        return decoding(
+            self.decoder,
+            self.limits,
+            task,
+            self.result.warnings if said is None else said,
+            isolate=self.options.isolate,
+            jobs=jobs,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """How long a case may take, and how much memory."""
+        from eqcheck.workers.worker import Limits
+
+        return Limits(self.options.case_timeout, self.options.case_memory if self.options.isolate else None)
 
     @abstractmethod
     def drawing(self) -> AbstractContextManager[object]:

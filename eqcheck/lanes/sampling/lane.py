@@ -29,8 +29,6 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
 from eqcheck.sampling.naming import Named, argmax
 from eqcheck.sampling.rounds import Read
-from eqcheck.workers.fork import decoding
-from eqcheck.workers.worker import Limits, TryCase, Workers
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME, SOONER = 250, 1.4  # tokens at least that a name rests on; it is looked for again after so many times as many
@@ -54,7 +52,6 @@ class SamplingLane(Lane):
         super().__init__(decoder, options)
         self.total = None  # tokens decide
         self.gathered = self.new_gathered()
-        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
         self.last_name: Named | None = None
         self._named: tuple[Gathered, int, Named | None] | None = None
@@ -77,15 +74,9 @@ class SamplingLane(Lane):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        with self._runner(try_case) as self.running:
+        """Decode one case after the other: in the order in which they are drawn they count as evidence."""
+        with self.decoding(try_case) as self.running:
             yield
-
-    @contextmanager
-    def _runner(self, task: TryCase) -> Iterator[Workers]:
-        """What decodes one case after the other: in the order in which they are drawn they count as evidence."""
-        isolate = self.options.isolate
-        with decoding(self.decoder, self.limits, task, self.result.warnings, isolate=isolate) as running:
-            yield running
 
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
@@ -152,7 +143,7 @@ class SamplingLane(Lane):
         right = read.component in ("unattributed", "bookkeeping")  # all contexts were
         if right and (drawn := greedy_drawn(outcome, self.running.try_case)):
             return drawn
-        with self._runner(try_greedy) as running:
+        with self.decoding(try_greedy) as running:
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
             return replace(greedy, drawn=outcome.drawn)

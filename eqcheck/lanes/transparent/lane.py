@@ -23,8 +23,6 @@ from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
-from eqcheck.workers.fork import decoding
-from eqcheck.workers.worker import Limits, Workers
 
 
 class TransparentLane(Lane):
@@ -39,23 +37,14 @@ class TransparentLane(Lane):
         states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
         self.source = Source(options.seed, families, decoder.padding_sides, states, decoder.requires, options.bounds)
         self.result = Audit(decoder, options, "transparent", families, claimed)
-        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.sequences: SequenceSearch | None = None
         self._drawing = ExitStack()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
         with self._drawing:
-            self.running = self._drawing.enter_context(self.runner(self.result.options.jobs))
+            self.running = self._drawing.enter_context(self.decoding(try_case, self.options.jobs))
             yield
-
-    @contextmanager
-    def runner(self, jobs: int) -> Iterator[Workers]:
-        """What runs the decoder."""
-        result = self.result
-        isolate = result.options.isolate
-        with decoding(result.decoder, self.limits, try_case, result.warnings, isolate=isolate, jobs=jobs) as running:
-            yield running
 
     def cases(self) -> Iterator[Case]:
         return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
@@ -71,19 +60,18 @@ class TransparentLane(Lane):
     @contextmanager
     def settling(self, check: Callable[[], None]) -> Iterator[None]:
         """Settle in processes in which nothing was decoded before, so that what is found can be replayed."""
-        decoder = self.result.decoder
-        if not decoder.spec:
+        if not self.decoder.spec:
             yield
             return
         self._drawing.close()
-        with Fresh(decoder.spec, self.limits) as fresh:
+        with Fresh(self.decoder.spec, self.limits) as fresh:
             if fresh.usable:
                 self.running, self.sequences = fresh.same, SequenceSearch(fresh, check, self.source.claims)
                 yield
                 return
-        if not self.result.options.isolate:
+        if not self.options.isolate:
             self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
-        with self.runner(1) as self.running:
+        with self.decoding(try_case) as self.running:
             yield
 
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
@@ -138,14 +126,14 @@ class TransparentLane(Lane):
             with Fresh(self.decoder.spec, self.limits) as fresh:
                 if fresh.usable:
                     return verdict(fresh, case)
-        with self.runner(1) as running:
+        with self.decoding(try_case) as running:
             return running.try_case(case, opinion=True)
 
     def _calls(self, outcome: Outcome) -> DrawnDecode | str:
         if outcome.fingerprint == HANG:
             return "The decoder did not end: its calls are not shown."
         task = partial(try_calls, explanation=outcome.explanation)
-        with decoding(self.decoder, self.limits, task, [], isolate=self.result.options.isolate) as running:
+        with self.decoding(task, said=[]) as running:
             again = running.try_case(outcome.case)
         shown: DrawnDecode | None = again.observed.get("calls")
         if shown is None:
@@ -169,7 +157,7 @@ class TransparentLane(Lane):
             result.warnings.append("--memory: on real models it is not measured; audit the transparent target")
             return
         case = probe_case(families[0], decoder.padding_sides[0], decoder.requires)
-        with decoding(decoder, self.limits, try_memory, [], isolate=result.options.isolate) as running:
+        with self.decoding(try_memory, said=[]) as running:
             outcome = running.try_case(case)
         result.facts["memory"] = {name: found for name, found in outcome.observed.items() if name != "warnings"}
         result.warnings += outcome.observed.get("warnings", ())
