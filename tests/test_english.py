@@ -25,6 +25,8 @@ CLEAN = (
     "eqcheck/cli",
     "eqcheck/drawing",
     "eqcheck/history",
+    "eqcheck/campaign",
+    "eqcheck/workers",
 )
 CODE = sorted(path for folder in CLEAN for path in (ROOT / folder).rglob("*.py"))
 TEXTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "eqcheck").rglob("*.md")])

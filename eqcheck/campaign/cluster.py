@@ -198,11 +198,11 @@ class ClusterCampaign:
         """How many shards the machines that are there now can run side by side."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self.options.jobs)
 
-    def _begin(self, one: dict[str, Any]) -> None:
+    def _begin(self, bounds: dict[str, Any]) -> None:
         described = processes.described(self.decoder)
-        first = self.corpus.files() if self.corpus and one["number"] == 0 else None
+        first = self.corpus.files() if self.corpus and bounds["number"] == 0 else None
         work = {
-            **one,
+            **bounds,
             "terms": self.terms,
             "spec": self.decoder.spec,
             "described": self.decoder if described else None,
@@ -213,11 +213,11 @@ class ClusterCampaign:
 
         task = self.ray.remote(_remotely()).options(num_cpus=self.options.jobs, max_retries=0)
         known = {"eqcheck": self.terms.eqcheck, "code": self.terms.code, "spec": self.decoder.spec}
-        self.flying[task.remote(known, ray.cloudpickle.dumps(work))] = one
+        self.flying[task.remote(known, ray.cloudpickle.dumps(work))] = bounds
 
     def _end(self, reference: Any) -> None:
-        one = self.flying.pop(reference)
-        number = one["number"]
+        bounds = self.flying.pop(reference)
+        number = bounds["number"]
         try:
             answer = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
@@ -226,7 +226,7 @@ class ClusterCampaign:
         except self.ray.exceptions.RayError as error:  # its worker, or the machine, is gone
             self.tries[number] += 1
             if self.tries[number] < _TRIES:
-                self.lost.append(one)
+                self.lost.append(bounds)
                 return
             why = one_line(f"{type(error).__name__}: {error}", 200)
             self.problems.append(
@@ -265,7 +265,7 @@ class ClusterCampaign:
 
 
 def _remotely() -> Callable[[dict[str, str], bytes], dict[str, Any]]:
-    """What a worker runs, by value: it can say what is wrong there also where eqcheck is missing or another one."""
+    """The task of a worker, by value: it can say what is wrong there also where eqcheck is missing or another one."""
 
     def shard(known: dict[str, str], work: bytes) -> dict[str, Any]:
         import platform

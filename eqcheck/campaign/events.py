@@ -1,4 +1,4 @@
-"""What happens while an audit runs. The terminal, and whatever else shows an audit, only listens."""
+"""Events of an audit while it runs. The terminal, and whatever else shows an audit, only listens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Started(Event):
 class CaseDone(Event):
     """A case of this ``lane`` was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
 
-    ``stored``: it is one of the corpus, and is not among those that are counted.
+    ``stored``: it is one of the corpus, and is not counted.
     """
 
     done: int

@@ -43,14 +43,14 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
 
 
 def audits(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> list[Audit]:
-    """What each lane of a decoder's audit finds, without the conclusions from its counts."""
+    """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
     listen(Started(decoder.name, first.result.lane, options.cases, first.result.families, bool(others)))
-    found = [first.collect()]
+    results = [first.collect()]
     for other in others:
-        if not found[0].interrupted:
-            found.append(other.collect())
-    return found
+        if not results[0].interrupted:
+            results.append(other.collect())
+    return results
 
 
 def concluded(audits: list[Audit]) -> Audit:
@@ -173,7 +173,7 @@ class Campaign:
         return len(self.result.outcomes) > count
 
     def _meets(self, case: Any) -> bool:
-        """Whether a case is one of those that the decoder takes, as the report says of all that were decoded."""
+        """Whether the decoder takes a case, as the report says of each case that was decoded."""
         return not unmet(case, self.result.decoder.requires)
 
     def _cases(self, until: float) -> Iterator[Any]:
@@ -335,7 +335,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 def _others(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
     """The first small cases, as they were drawn, that were read to fail by the cause of a finding."""
-    found: list[OtherCase] = []
+    others: list[OtherCase] = []
     for outcome in result.outcomes:
         e = outcome.explanation
         if e is None or not outcome.failed or e.fingerprint != finding.fingerprint or outcome.case == finding.case:
@@ -343,7 +343,7 @@ def _others(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
         case, claimed = outcome.case.to_dict(), result.claims(outcome.case)
         if len(str(case)) <= _OTHER_LENGTH and claimed == (finding.standing != "discovery"):
             text = printable(render(e))[:_OTHER_LENGTH]
-            found.append(OtherCase(case, text, e.row, e.token_index, e.expected, e.observed))
-        if len(found) == _OTHERS:
+            others.append(OtherCase(case, text, e.row, e.token_index, e.expected, e.observed))
+        if len(others) == _OTHERS:
             break
-    return tuple(found)
+    return tuple(others)

@@ -44,12 +44,12 @@ def load_all(specs: Sequence[str]) -> list[Decoder]:
 
 
 def described(decoder: Decoder) -> bool:
-    """Whether all that is here of a decoder is what it declares."""
+    """Whether there is nothing of a decoder here but its declarations."""
     return decoder.function is _elsewhere
 
 
 def options(decoder: Decoder, settings: Options) -> Options:
-    """What to ask of an audit: one of a decoder that is only described has to isolate it, if without a memory limit."""
+    """The options of an audit: a decoder that is only described has to be isolated, if without a memory limit."""
     return (
         replace(settings, isolate=True, case_memory=None) if described(decoder) and not settings.isolate else settings
     )
@@ -58,7 +58,7 @@ def options(decoder: Decoder, settings: Options) -> Options:
 def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listener) -> Iterator[Audit]:
     """The audits of several decoders as they end, ``settings.jobs`` of them at a time, each in a process of its own.
 
-    The first ``KeyboardInterrupt`` ends those that run with what there is; of the others there is none.
+    The first ``KeyboardInterrupt`` ends the running audits with what there is; the others are not begun.
     """
     share = replace(settings, jobs=max(1, settings.jobs // len(decoders)))
     # Samplers take longest: one that began last would run on when all others are done.
@@ -118,11 +118,11 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
     try:
-        found = audit(
+        result = audit(
             registry.load(spec), settings, lambda event: None if isinstance(event, Finished) else pipe.send(event)
         )
-        found.decoder = _described(found.decoder)
-        pipe.send(found)
+        result.decoder = _described(result.decoder)
+        pipe.send(result)
     except KeyboardInterrupt:
         pipe.send(None)
     except BaseException as error:
@@ -130,7 +130,7 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
 
 
 def pair(decoder: Decoder, settings: Options) -> RealPair:
-    """What a decoder does on the pair of trained models, within the limits of a case for each request."""
+    """The answers of a decoder on the pair of trained models, within the limits of a case for each request."""
     repository.find("eqcheck audit --pair")
     from benchmarks.pair.on_pair import on_pair
 

@@ -31,16 +31,9 @@ from eqcheck.store.casefile import case_of, read_json, write_whole
 
 FORMAT: Final = "eqcheck-shard/1"
 _MOST_FLOATS = 2**20  # of one array
-_OF_AUDIT = (
-    "lane",
-    "families",
-    "claimed_families",
-    "version",
-    "unsettled",
-    "facts",
-    "files",
-    "drawing_s",
-    "interrupted",
+_OF_AUDIT = (  # fields of a part that are those of an audit
+    *("lane", "families", "claimed_families", "version"),
+    *("unsettled", "facts", "files", "drawing_s", "interrupted"),
 )
 FileName = Annotated[str, Meta(pattern=r"^[\w~][\w.~-]*\Z")]
 StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
@@ -48,7 +41,7 @@ StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
 
 @dataclass(frozen=True)
 class Terms:
-    """What all shards of a campaign have in common: eqcheck, the decoder, its code, the seed, and the options."""
+    """The terms of all shards of a campaign: eqcheck, the decoder, its code, the seed, and the options."""
 
     eqcheck: str
     decoder: str
@@ -148,13 +141,13 @@ class Shard:
 def part_of(audit: Audit) -> Part:
     """The result of one lane of a shard, as data."""
     tally = audit.tally
-    counts = {one.name: getattr(tally, one.name) for one in fields(Tally)}
+    counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
     counts |= {"alike": tuple(tally.alike.items()), "fingerprints": tuple(sorted(tally.fingerprints))}
-    rest = [one.name for one in fields(Finding) if one.name != "outcome"]
+    rest = [name.name for name in fields(Finding) if name.name != "outcome"]
     return Part(
         **{name: getattr(audit, name) for name in _OF_AUDIT},
         counts=Counts(**counts),
-        findings=tuple((_seen(one.outcome), {name: getattr(one, name) for name in rest}) for one in audit.findings),
+        findings=tuple((_seen(each.outcome), {name: getattr(each, name) for name in rest}) for each in audit.findings),
         warnings=tuple(audit.warnings),
         wealth=_packed(audit.wealth.to_dict()) if audit.wealth else None,
         exclusion=_packed(audit.exclusion.to_dict()) if audit.exclusion else None,
@@ -188,7 +181,7 @@ def tally_of(counts: Counts) -> Tally:
 
 
 def evidence_of(part: Part) -> tuple[Wealth | None, Exclusion | None]:
-    """What the evidence of a part is made of; raises `UsageError` where it cannot be read."""
+    """The parts of the evidence of a lane; raises `UsageError` where it cannot be read."""
     try:
         wealth = Wealth.from_dict(_unpacked(part.wealth)) if part.wealth else None
         return wealth, Exclusion.from_dict(_unpacked(part.exclusion)) if part.exclusion else None

@@ -129,7 +129,7 @@ def run(
 
 
 def answered(where: str, known: Mapping[str, str], work: bytes) -> dict[str, Any]:
-    """What a worker answers: ``{"shard": ...}``, or ``{"refused": ...}`` where it is not what the coordinator expects.
+    """The answer of a worker: ``{"shard": ...}``, or ``{"refused": ...}`` where it is not what the coordinator expects.
 
     ``work`` is unpickled only by the eqcheck that pickled it.
     """
@@ -158,12 +158,12 @@ def _versions(parts: list[Audit]) -> dict[str, str]:
     import torch
     import transformers
 
-    found = {
+    versions = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
-    return found | {part.decoder.name: part.version for part in parts if part.version}
+    return versions | {part.decoder.name: part.version for part in parts if part.version}
 
 
 def merged(decoder: Decoder, options: Options, shards: Iterable[Shard]) -> Audit:
@@ -210,7 +210,7 @@ def _check(first: Shard, before: Shard | None, shard: Shard) -> None:
 
 
 class _Lane:
-    """What one lane found in the shards so far."""
+    """The result of one lane in the shards so far."""
 
     def __init__(self, decoder: Decoder, options: Options, first: Part) -> None:
         self.result = Audit(decoder, options, first.lane, first.families, first.claimed_families)

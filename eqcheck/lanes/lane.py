@@ -1,4 +1,4 @@
-"""What a lane is: one kind of evidence about a decoder; and which lane is asked for what.
+"""A lane is one kind of evidence about a decoder; and which lanes a decoder is audited in.
 
 A new lane is a folder beside this module, a line in `LANES`, and a name in `lanes_of`; its case is named in
 `eqcheck.store.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
@@ -129,11 +129,11 @@ class Lane(ABC):
         return nullcontext()
 
     def settles_until(self, left: int) -> float:
-        """When to stop looking into failing cases, of which so many are ``left``, on the monotonic clock."""
+        """When to stop looking into failing cases, on the monotonic clock; so many are ``left``."""
         return float("inf")
 
     def group(self, outcome: Outcome) -> Hashable:
-        """What failing cases have in common of which one stands for all, until more is known."""
+        """The likeness of failing cases: one stands for all, until more is known."""
         return self.result.claims(outcome.case), outcome.symptom
 
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:

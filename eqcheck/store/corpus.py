@@ -44,17 +44,17 @@ class Corpus:
 
     def load(self) -> dict[Path, StoredViolation]:
         """Every stored case by its file; a file that cannot be read is named in ``warnings``."""
-        found: dict[Path, StoredViolation] = {}
+        stored: dict[Path, StoredViolation] = {}
         for path in sorted([*self.folder.glob("*.json"), *self.folder.glob("unclaimed/*.json")]):
             if path.name.startswith("."):
                 continue
             try:
-                found[path] = read_case(path)
+                stored[path] = read_case(path)
             except UsageError as error:
                 self.warnings.append(f"corpus: {error}; the file is left as it is")
                 self._retired.add(path)
         self._sweep()
-        return found
+        return stored
 
     def retire(self, path: Path) -> None:
         """A stored case that no longer fails as it did: it stays, and a new case of its fingerprint goes beside it."""
@@ -85,7 +85,7 @@ class Corpus:
         self._own[plain] = path
 
     def files(self) -> dict[str, str]:
-        """What can be read of the stored cases, as text by name, for another machine."""
+        """The stored cases that can be read, as text by name, for another machine."""
         return {path.relative_to(self.folder).as_posix(): path.read_text(encoding="utf-8") for path in self.load()}
 
     def take(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What decodes and judges cases, wherever the decoder runs: in this process, or in others that are replaced when lost.
+"""Workers decode and judge cases, wherever the decoder runs: in this process, or in others that are replaced when lost.
 
 A decoder that crashes, hangs or answers nonsense in a process of its own is ended with all its children; the case is
 the decoder's failure, and the next case finds a new process.
@@ -31,7 +31,7 @@ TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one case may take: seconds, and bytes beyond what the worker has after its imports (None: no limit)."""
+    """The limits of one case: seconds, and bytes beyond what the worker has after its imports (None: no limit)."""
 
     timeout: float = CASE_TIMEOUT
     memory: int | None = None
@@ -205,7 +205,7 @@ class Workers:
 
     @property
     def note(self) -> str:
-        """What the decoder says of itself."""
+        """The decoder's note on itself."""
         return next((worker.note for worker in self.workers if worker.note), "")
 
     @property
