@@ -15,8 +15,8 @@ def find(command: str) -> None:
     if not (ROOT / "benchmarks" / "pair" / "__init__.py").is_file():  # others have folders of that name, too
         raise UsageError(
             f"{command}: benchmarks/ is not beside {Path(__file__).parents[1]}; it is a folder of eqcheck's "
-            "repository, and a wheel leaves it out. Clone the repository, install the clone with `pip install -e .`, and "
-            "run the command again"
+            "repository, and a wheel leaves it out. Clone the repository, install the clone with "
+            "`pip install -e .`, and run the command again"
         )
     if sys.path[:1] != [str(ROOT)]:
         sys.path.insert(0, str(ROOT))  # first: others have packages of that name, too
