@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.rounds import draft_losses
+from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoder import Request, decoder
 from eqcheck.lanes.transparent import lane
-from eqcheck.lanes.transparent.conditions import Places, conditions, lying, only
+from eqcheck.lanes.transparent.conclusions import Places, lying, table
 from eqcheck.result.findings import Options
 
 Rows = list[list[int]]
@@ -25,13 +26,17 @@ LEFT, RIGHT = (Case(prompts=((1,), (2,)), padding_side=side) for side in ("left"
 
 def test_failing_cases_are_counted_by_every_axis() -> None:
     many = Case(prompts=((1,),) * 4, num_draft_tokens=7, padding_side="right", family="learned")
-    assert conditions([many], [LEFT, RIGHT, many, many]) == {
+    assert table(places(many), places(LEFT, RIGHT, many, many)) == {
         "family": {"learned": [1, 2], "rotary": [0, 2]},
         "padding_side": {"left": [0, 1], "right": [1, 3]},
         "rows": {"2": [0, 2], "3+": [1, 2]},
         "cache_state": {"empty": [1, 4]},
         "num_draft_tokens": {"1": [0, 2], "5+": [1, 2]},
     }
+
+
+def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0) -> list[str]:
+    return lying(places(*failing), places(*right), hidden)
 
 
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:

@@ -25,7 +25,8 @@ from drafting import (
     losses_and_rounds,
 )
 
-from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
+from eqcheck.attribution.draft_losses import draft_losses
+from eqcheck.attribution.losses import draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.batched import Realigned, RolledBack
@@ -37,7 +38,7 @@ from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoder import CLAIMED, Decoder
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run, truth_of
-from eqcheck.lanes.transparent.features import script
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
 
@@ -242,7 +243,7 @@ def test_rounds_needed_are_those_of_the_script() -> None:
     for case in drawn():
         losses, _ = losses_and_rounds(Realigned, case)
         if losses:
-            assert losses["ideal"] == sum(map(len, script(case, truth_of(case))))
+            assert losses["ideal"] == sum(map(len, Schedule(case, truth_of(case)).rounds))
 
 
 def test_rows_that_wait_are_held_against_rows_that_wait() -> None:

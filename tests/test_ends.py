@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 
-from eqcheck.attribution.rounds import draft_warnings
+from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case

@@ -11,7 +11,8 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.attribution.bookkeeping import Known, diagnose
-from eqcheck.attribution.rounds import draft_losses, draft_warnings, settled
+from eqcheck.attribution.draft_losses import draft_losses
+from eqcheck.attribution.losses import draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import PLANTED
 from eqcheck.contract.decoder import CACHE_STATES, Request, decoder

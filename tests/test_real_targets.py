@@ -14,7 +14,7 @@ import transformers
 from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
-from eqcheck.attribution.rounds import draft_warnings
+from eqcheck.attribution.losses import draft_warnings
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract.architectures import ARCHITECTURES, family_of

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 
-from eqcheck.attribution.parts import Part, parts
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.contract.decoder import Request
 from eqcheck.decoding.harness import run, truth_of
+from eqcheck.decoding.rounds import Round
 from eqcheck.decoding.run import Run
 
 CASE = Case(
@@ -31,10 +32,10 @@ def decoded(build: str, case: Case = CASE) -> Run:
     return run(BUILDS[build].decoder(build), case)
 
 
-def by_row(found: list[Part]) -> dict[int, list[tuple[int, int]]]:
+def by_row(found: Iterable[Round]) -> dict[int, list[tuple[int, int]]]:
     return {
-        request: [(part.accepted, part.proposed) for part in found if part.request == request]
-        for request in sorted({part.request for part in found})
+        row: [(own.accepted, own.proposed) for own in found if own.row == row]
+        for row in sorted({own.row for own in found})
     }
 
 
@@ -45,25 +46,25 @@ def by_row(found: list[Part]) -> dict[int, list[tuple[int, int]]]:
 )
 def test_rounds_are_the_same_in_every_build(build: str) -> None:
     """Left and right padded, packed into one row, as rows of their own: a row has the same rounds."""
-    assert by_row(list(parts(decoded(build)))) == ROUNDS
+    assert by_row(decoded(build).rounds.every) == ROUNDS
 
 
 def test_a_row_told_more_than_it_keeps() -> None:
     """`RolledBack` takes answers back; draft tokens count from what the target has told, so fewer are proposed."""
-    assert by_row(list(parts(decoded("rolled_back"))))[0][:2] == [(3, 3), (0, 0)]
+    assert by_row(decoded("rolled_back").rounds.every)[0][:2] == [(3, 3), (0, 0)]
 
 
 def test_pieces_of_a_prompt_propose_nothing() -> None:
     case = Case(**{**vars(CASE), "cache_state": "chunked", "prefill_chunk": 1})
-    found = [part for part in parts(decoded("per_row", case)) if part.last + 1 < len(case.prompts[part.request])]
+    found = [own for own in decoded("per_row", case).rounds.every if own.in_prompt]
     assert len(found) == 3
-    assert not any(part.accepted or part.proposed for part in found)
+    assert not any(own.accepted or own.proposed for own in found)
 
 
 def test_equal_prompts_have_rounds_each() -> None:
     case = Case(prompts=((5, 7), (5, 7), (5, 7, 3)), max_new_tokens=6, num_draft_tokens=2, agreement=1.0)
     for build in ("realigned", "per_row", "continuous", "packed"):
-        counts = Counter(part.request for part in parts(decoded(build, case)))
+        counts = Counter(own.row for own in decoded(build, case).rounds.every)
         assert counts == {0: 2, 1: 2, 2: 2}, build
 
 
@@ -78,5 +79,5 @@ def test_pads_that_fill_up_a_row_are_no_draft_tokens(fed: int) -> None:
         target(input_ids=ids, attention_mask=torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]))
         return [list(row) for row in truth]
 
-    long, short = parts(run(generate, case))
+    long, short = run(generate, case).rounds.every
     assert (long.refused, short.refused) == ((90, fed), (91, 92))

@@ -16,9 +16,10 @@ from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, REQUIREMENTS
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import truth_of
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import draw_case
 from eqcheck.drawing.choices import Chance
-from eqcheck.lanes.transparent.features import features, raggedness, script
+from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.search import CHUNK, Source, merged
 from eqcheck.strategies import cases
 
@@ -57,8 +58,13 @@ def searched(source: Source, count: int) -> list[Case]:
     return [case for index in range(count // CHUNK) for case in source.chunk(index)]
 
 
+def named(case: Case) -> list[Feature]:
+    truth = truth_of(case)
+    return features(case, truth, Schedule(case, truth).rounds)
+
+
 def spread(case: Case) -> int:
-    return raggedness(script(case, truth_of(case)))
+    return raggedness(Schedule(case, truth_of(case)).rounds)
 
 
 def test_cases_are_more_ragged_than_at_random() -> None:
@@ -73,7 +79,7 @@ def test_cases_are_more_ragged_than_at_random() -> None:
 
 def test_rare_features_are_not_hit_later_than_at_random() -> None:
     def combinations(cases: list[Case]) -> int:
-        return len({name for case in cases for name in features(case, truth_of(case), script(case, truth_of(case)))})
+        return len({name for case in cases for name in named(case)})
 
     sources = [Source(seed, BOTH, SIDES) for seed in (7, 8, 9)]
     found, chance = (sum(combinations(draw(source, 100)) for source in sources) for draw in (searched, at_random))
@@ -142,9 +148,7 @@ def test_shards_cover_as_much_as_one_source() -> None:
         found = 0
         for seed in (7, 8, 9):
             cases = merged([Source(seed, BOTH, SIDES, shard=shard) for shard in shards], 6 * CHUNK)
-            found += len(
-                {name for case in cases for name in features(case, truth_of(case), script(case, truth_of(case)))}
-            )
+            found += len({name for case in cases for name in named(case)})
         return found
 
     whole = covered((0, 1))
@@ -195,7 +199,7 @@ def test_what_never_fails_again_stays_as_it_was() -> None:
 
 def test_the_script_of_a_case() -> None:
     case = Case(prompts=((1, 2), (3,)), max_new_tokens=7, num_draft_tokens=3, accepts=((3, 1), (0, 2)))
-    rounds = script(case, truth_of(case))
+    rounds = Schedule(case, truth_of(case)).rounds
     assert [[step.accepted for step in steps] for steps in rounds] == [[3, 0], [1, 2], [0, 0], [0], [0]]
     assert [[step.emitted for step in steps] for steps in rounds] == [[4, 1], [2, 3], [1, 1], [1], [1]]
     assert raggedness(rounds) == 3 + 1

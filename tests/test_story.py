@@ -17,8 +17,9 @@ from eqcheck.attribution.story import decode_of, drawn, story_of
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract.decoder import FAMILIES, Decoder, Request
-from eqcheck.decoding.harness import agrees, run, truth_of
+from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Run
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
@@ -81,7 +82,8 @@ def put_together(rounds: tuple[DrawnRound, ...]) -> tuple[int, ...]:
 
 def as_scripted(done: Run, story: Story) -> None:
     """Each round of a row has the drafts accepted that the script says, and commits one more."""
-    right, had, case = agrees(done.case, done.truth)[story.row], 0, done.case
+    right = [rank == 0 for rank in Schedule(done.case, done.truth).ranks[story.row]]
+    had, case = 0, done.case
     for one in story.rounds:
         block = [*right[had : had + len(one.drafted)], False]
         left = len(done.truth.rows[story.row]) - had

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.rounds import draft_losses, draft_warnings
+from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.engines.forked import Forked
 from eqcheck.contract import registry
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.decoding.harness import ranked, run, truth_of
+from eqcheck.decoding.harness import run, truth_of
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.ids import as_table, variants
 from eqcheck.lanes.transparent.search import Source
@@ -90,7 +92,7 @@ def test_paths_dictate_what_is_accepted() -> None:
     done = run(TREE.function, CASE)
     assert judge(done)
     # Row 0 takes the long branch and its bonus, then the leaf and its bonus; behind that no node is right.
-    assert ranked(CASE, truth_of(CASE))[0] == [1, 0, 0, 8, 0, 8, 8, 8]
+    assert Schedule(CASE, truth_of(CASE)).ranks[0] == [1, 0, 0, 8, 0, 8, 8, 8]
     assert as_table(CASE)["paths"][0] == ((1, 0, 0), (0,), (), ())
     assert {"tree", "off_spine", "different_trees"} <= exercised(done)
 

@@ -8,7 +8,7 @@ these that holds:
 torn           the numbers are no state of any model: zeros, an average, parts of two
 wrong-layer    a state behind another layer
 own            the head's own state where one of the target is due
-wrong-row      a state of another request
+wrong-row      a state of another row
 stale          a state of an earlier call than the one that was due; or the target's where the head's own is due
 wrong-column   a state of the call that was due, of another column
 token-shift    the state that was due, with another token than the one behind it
@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.attribution.parts import Part, once, parts, places
-from eqcheck.attribution.rounds import Allowed
+from eqcheck.decoding.rounds import Round
 from eqcheck.decoding.run import Run
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.hashlm.hashing import LAYERS, States
 from eqcheck.hashlm.trace import DRAFT, TARGET, HeadCall
 
@@ -81,11 +81,10 @@ class State(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What a round was to be drafted from: ``tokens`` of the row's are known, the newest not yet to the target."""
+    """A head's place in a round: ``tokens`` of the row's are known, the newest not yet to the target."""
 
-    request: int
+    row: int
     tokens: int
-    part: Part
 
 
 def head_losses(run: Run) -> Counter[str]:
@@ -103,14 +102,12 @@ def head_losses(run: Run) -> Counter[str]:
 
 class _Reader:
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.places = places(run)
-        self.parts = list(parts(run, self.places))
+        self.run, self.places = run, run.rounds.places
         self.texts = [prompt + row for prompt, row in zip(run.case.prompts, run.truth.uncut, strict=True)]
         self.digests = [digests[-1].tolist() for digests in run.truth.digests]
-        self.owners: dict[tuple[int, int], list[Part]] = defaultdict(list)
-        for part in self.parts:
-            self.owners[part.call.number, part.call_row].append(part)
+        self.owners: dict[tuple[int, int], list[Round]] = defaultdict(list)
+        for own in run.rounds.every:
+            self.owners[own.call.number, own.call_row].append(own)
         self.answered: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by digest, who had it in a call
         for call in run.trace.made(TARGET):
             for (row, column), digest in np.ndenumerate(call.digests):
@@ -119,53 +116,51 @@ class _Reader:
         self.attends = {call.shape for call in run.trace.heads} & {"accepted", "pairs"}
 
     def losses(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        k = min(self.run.case.num_draft_tokens, max((part.proposed for part in self.parts), default=0))
-        if not k:
-            return found
-        allowed = Allowed(self.run, k)
+        counts: Counter[str] = Counter()
+        k = min(self.run.case.num_draft_tokens, max((own.proposed for own in self.run.rounds.every), default=0))
+        schedule = Schedule(self.run.case, self.run.truth)
         before: dict[int, int] = {}
-        for part in once(self.parts, self.asked):
-            since = before.get(part.request, 0)
-            before[part.request] = part.call.number
-            start, known = allowed.starts[part.request], part.known - allowed.starts[part.request]
+        for own in self.run.rounds.once(self.asked) if k else ():
+            since = before.get(own.row, 0)
+            before[own.row] = own.call.number
+            start, needed, known = own.start, schedule.needed[own.row], own.known - own.start
             # A row without a new token has no state to draft from: what follows its prompt fills up the block.
-            if part.end <= part.known or not 1 <= known < allowed.needed[part.request]:
+            if own.end <= own.known or not 1 <= known < needed:
                 continue
-            chains, due = self.drafted(part, since)
+            chains, due = self.drafted(own, since)
             known = due.tokens - start if due else known  # fewer, where an answer was thrown away or came by chance
-            reach = min(allowed.reach(part.request, known, part.end - start - known), allowed.needed[part.request])
-            lost = max(0, reach - max(known + 1, part.last + 2 - start))
-            begins = part.first < start  # its prompt is fed with it, and its block filled up
+            reach = min(schedule.reach(own.row, known, min(k, own.end - start - known)), needed)
+            lost = max(0, reach - max(known + 1, own.answered + 1))
+            begins = own.first < start  # its prompt is fed with it, and its block filled up
             if due is None and begins:
                 continue
-            found["head rounds"] += 1
-            found["head allowed"] += max(0, reach - known - 1)
+            counts["head rounds"] += 1
+            counts["head allowed"] += max(0, reach - known - 1)
             names = {self.wrong(chain, due) for chain in chains} if due else {None}
             name = None if None in names else names.pop() if len(names) == 1 else "unclear"
             if name and name != "unclear":
-                found[f"head hit {name}"] += 1
-            found[f"head {name or 'unnamed'}"] += lost
-        return +found
+                counts[f"head hit {name}"] += 1
+            counts[f"head {name or 'unnamed'}"] += lost
+        return +counts
 
     # Which calls proposed what was verified:
 
-    def asked(self, request: int, since: int, until: int) -> int | None:
-        """The last call of a head between two calls, of whatever request; None for none."""
+    def asked(self, row: int, since: int, until: int) -> int | None:
+        """The last call of a head between two calls, whatever row it was for; None for none."""
         return max((call.number for call in self.run.trace.heads if since < call.number < until), default=None)
 
-    def drafted(self, part: Part, since: int) -> tuple[list[list[Node]], Due | None]:
-        """The calls that may have proposed a part's draft tokens, each in order, and what was due to them; or nothing.
+    def drafted(self, own: Round, since: int) -> tuple[list[list[Node]], Due | None]:
+        """The calls that may have proposed a round's draft tokens, each in order, and what was due to them; or nothing.
 
         One of them did. The others propose the same by chance, where there is a single draft token.
         """
-        window = [call for call in self.run.trace.heads if since < call.number < part.call.number]
-        text = (*self.texts[part.request][: part.last + 1], *part.refused)
-        for tokens in (part.known, part.known - 1, part.known - 2):
+        window = [call for call in self.run.trace.heads if since < call.number < own.call.number]
+        text = (*self.texts[own.row][: own.last + 1], *own.refused)
+        for tokens in (own.known, own.known - 1, own.known - 2):
             drafts = text[tokens:]
             chains = [chain for chain in self.chains(window) if _proposals(chain)[: len(drafts)] == drafts]
             if chains:
-                return chains, Due(part.request, tokens, part)
+                return chains, Due(own.row, tokens)
         return [], None
 
     def chains(self, window: list[HeadCall]) -> Iterator[list[Node]]:
@@ -179,80 +174,64 @@ class _Reader:
             if call.shape != "column" and node.given.own and node.given.write[0] in numbers
         }
         going_on = {node.at for node in linked.values()}
-        for call in window:
-            if call.shape != "accepted":
-                for node in nodes[call.number]:
-                    if node.at not in going_on:
-                        yield self._followed(node, window, nodes, linked)
 
-    def _followed(
-        self, node: Node, window: list[HeadCall], nodes: dict[int, list[Node]], linked: dict[tuple[int, int, int], Node]
-    ) -> list[Node]:
-        chain, going_on = [node], {other.at for other in linked.values()}
-        calls = [call for call in window if call.number > node.call.number and call.shape == node.call.shape]
-        for call in calls:
-            last = chain[-1]
-            if last.at in linked:
-                if linked[last.at].call.number == call.number:
-                    chain.append(linked[last.at])
-            elif call is calls[len(chain) - 1]:  # its own state was exchanged for something else
-                then = [
-                    one
-                    for one in nodes[call.number]
-                    if one.token == last.prediction
-                    and one.row == last.row
-                    and one.at not in going_on
-                    and not self._continues(one)
-                ]
-                chain += then[-1:]
-        return chain
+        def follows(last: Node, node: Node) -> bool:
+            """Whether a query goes on from another though its own state was exchanged for something else."""
+            beginning = node.call.shape == "pairs" and int(node.call.digests[node.row, node.column]) in self.places
+            fits = node.token == last.prediction and node.row == last.row
+            return fits and node.at not in going_on and not beginning
 
-    def _continues(self, node: Node) -> bool:
-        """Whether a query goes on from the truth: it is a beginning of its own."""
-        return node.call.shape == "pairs" and int(node.call.digests[node.row, node.column]) in self.places
+        for root in (node for call in window if call.shape != "accepted" for node in nodes[call.number]):
+            if root.at in going_on:
+                continue
+            chain = [root]
+            later = [call for call in window if call.number > root.call.number and call.shape == root.call.shape]
+            for place, call in enumerate(later):
+                last = chain[-1]
+                if last.at in linked:
+                    chain += [linked[last.at]] if linked[last.at].call.number == call.number else []
+                elif place == len(chain) - 1:
+                    chain += [node for node in nodes[call.number] if follows(last, node)][-1:]
+            yield chain
 
     # What was wrong with what they were given:
 
     def wrong(self, chain: list[Node], due: Due) -> str | None:
         """The first wrong input of the calls that proposed a round's draft tokens."""
-        root = chain[0]
-        right = self.digests[due.request][due.tokens - 1]
+        root, text = chain[0], self.texts[due.row]
         if root.call.shape == "column":
             return self.of_state(root.given, due, due.tokens - 2, root.call.number)
         name = self.of_step(root, due) if root.call.shape == "step" else self.of_seen(root, due)
-        if name is None and int(root.call.digests[root.row, root.column]) != right:
-            return None  # the target's context was wrong, or the head's own cache: no fault of what it was given
         if name:
             return name
-        text = self.texts[due.request]
-        for place, (before, node) in enumerate(pairwise(chain)):
-            if due.tokens + place < len(text) and before.prediction != text[due.tokens + place]:
+        if int(root.call.digests[root.row, root.column]) != self.digests[due.row][due.tokens - 1]:
+            return None  # the target's context was wrong, or the head's own cache: no fault of what it was given
+        for place, (before, node) in enumerate(pairwise(chain), due.tokens):
+            if place < len(text) and before.prediction != text[place]:
                 return None  # what comes behind a wrong proposal does not matter
-            if not node.given.intact:
+            given = node.given
+            if not given.intact:
                 return "torn"
-            if not node.given.own:
+            if not given.own:
                 return "stale"
-            if node.given.write != before.at:
-                return "stale" if node.given.write[0] < before.call.number else "wrong-row"
+            if given.write != before.at:
+                return "stale" if given.write[0] < before.call.number else "wrong-row"
         return None
 
     def of_step(self, node: Node, due: Due) -> str | None:
         """Of the first step of a head that goes on from its own state, or from one of the target."""
-        given, newest = node.given, self.texts[due.request][due.tokens - 1]
-        name = None
+        given, name = node.given, None
         if not given.own and "accepted" not in self.attends:
             name = self.of_state(given, due, due.tokens - 2, node.call.number)
         elif not given.intact:
             return "torn"
-        elif not given.own:
-            return "stale"
         else:
             call, row, column = given.write
-            before = self.by_number.get(call)
+            before = self.by_number.get(call) if given.own else None
             if before is None or before.shape != "accepted":
                 return "stale"
             name = self.of_seen(Node(before, row, column), due)
-        return name or (None if node.token == newest else "token-shift")
+        return name or (None if node.token == self.texts[due.row][due.tokens - 1] else "token-shift")
 
     def of_seen(self, node: Node, due: Due) -> str | None:
         """Of a query that attends to what was kept: the first entry that is not the one due to its place."""
@@ -260,10 +239,10 @@ class _Reader:
         assert call.visible is not None
         assert call.held is not None
         assert call.held_tokens is not None
-        text, expected = self.texts[due.request], due.tokens - 1
+        text, expected = self.texts[due.row], due.tokens - 1
         slots = np.flatnonzero(call.visible[row, column]).tolist()
         known = self.places.get(int(call.digests[row, column]), {})
-        if known and due.request not in known:
+        if known and due.row not in known:
             return "wrong-row"
         for place, slot in enumerate(slots):
             state = State.of(call.held, (row, slot))
@@ -281,34 +260,35 @@ class _Reader:
         return None
 
     def of_state(self, state: State, due: Due, position: int, before: int) -> str | None:
-        """Of one state where the target's at a position of a request is due; ``before`` which call."""
-        if not state.intact:
-            return "torn"
-        if state.layer != LAYERS:
-            return "wrong-layer"
-        if state.own:
-            return "own"
-        right = self.digests[due.request][position]
-        if state.digest == right:
-            return None
-        call = max((one[0] for one in self.answered.get(right, ()) if one[0] < before), default=None)
+        """Of one state where the target's at a position of a row is due; ``before`` which call."""
+        right = self.digests[due.row][position]
+        for name, holds in (
+            ("torn", not state.intact),
+            ("wrong-layer", state.layer != LAYERS),
+            ("own", state.own),
+            (None, state.digest == right),
+        ):
+            if holds:
+                return name
+        call = max((write[0] for write in self.answered.get(right, ()) if write[0] < before), default=None)
         if call is None or state.write not in self.answered.get(state.digest, ()):
             return None  # the target's own context was wrong
+        earlier = state.write[0] < call
         known, owners = self.places.get(state.digest, {}), self.owned(state.write)
-        mine = {due.request in whose for whose in (known, owners) if whose}
+        mine = {due.row in whose for whose in (known, owners) if whose}
         if len(mine) > 1:
             return "unclear"  # a pad that looks like another row's first token, or rows that begin alike
         if mine == {False}:
-            return "wrong-row?" if state.write[0] < call else "wrong-row"
-        if state.write[0] < call:
+            return "wrong-row?" if earlier else "wrong-row"
+        if earlier:
             return "stale"
         return "wrong-column" if state.write[0] == call else None
 
     def owned(self, write: tuple[int, int, int]) -> set[int]:
-        """The requests that a query was of: those in its column, or else in its row."""
-        parts = self.owners[write[:2]]
-        here = {p.request for p in parts if p.column - p.last + p.first <= write[2] <= max((p.column, *p.columns))}
-        return here or {part.request for part in parts}
+        """The rows that a query was of: those in its column, or else in its batch row."""
+        rounds = self.owners[write[:2]]
+        here = {r.row for r in rounds if r.column - r.last + r.first <= write[2] <= max((r.column, *r.columns))}
+        return here or {own.row for own in rounds}
 
 
 def _proposals(chain: list[Node]) -> tuple[int, ...]:

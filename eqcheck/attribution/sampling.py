@@ -1,15 +1,14 @@
 """Where each sampled token came from: accepted, in place of a refused draft token, a bonus, or without a draft.
 
-It is read from the target's calls. Only tokens count that a query with exactly the right context stands behind, and of
-draft tokens those that the draft was asked for in its right context.
+Only tokens count that a query with exactly the right context stands behind, and of draft tokens those that the draft
+was asked for in its right context.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
-from eqcheck.attribution.parts import parts, places
-from eqcheck.attribution.proposals import Proposals
 from eqcheck.decoding.run import Run
 
 
@@ -32,27 +31,32 @@ class Mark(NamedTuple):
     refused: tuple[int, ...] = ()
 
 
-def marks(run: Run, rows: set[int]) -> tuple[Mark, ...]:
-    """The marks of these rows' tokens, as far as they can be read."""
-    right = places(run)
-    proposals = Proposals(run)
-    found: list[Mark] = []
-    for part in parts(run, right):
-        row = part.request
-        if row not in rows or part.last + 1 < part.known:
+def marks(run: Run, rows: set[int]) -> dict[int, list[list[Mark]]]:
+    """The marks of the tokens of each round of these rows, as far as they can be read."""
+    by_row: dict[int, list[list[Mark]]] = defaultdict(list)
+    for own in run.rounds.every:
+        if own.row not in rows or own.last + 1 < own.known:
             continue
-        start, number, text = len(run.case.prompts[row]), part.call.number, run.truth.uncut[row]
-        count = len(run.truth.rows[row])
-        for position in range(part.known, part.last + 1):
-            if position - start < count:
-                drafted = proposals.proposed(row, position - 1, number)
-                token = text[position - start]
-                found.append(Mark(row, position - start, "accepted", token, number, position - part.known, drafted))
-        index = part.last + 1 - start
-        if index < count:
-            fed, column = part.refused, part.accepted
-            drafted = proposals.proposed(row, part.last, number)
-            role = "corrected" if fed else "bonus" if column else "plain"
-            refused = tuple(part.call.digests[part.call_row, list(part.columns)].tolist())
-            found.append(Mark(row, index, role, fed[0] if fed else -1, number, column, drafted, refused))
-    return tuple(found)
+        start, number, text = own.start, own.call.number, run.truth.uncut[own.row]
+        fed, behind = own.refused, own.known - start
+        role = "corrected" if fed else "bonus" if own.accepted else "plain"
+        refused = tuple(own.call.digests[own.call_row, list(own.columns)].tolist())
+        told = [("accepted", text[at], at, ()) for at in range(behind, min(own.answered, len(text)))]
+        told.append((role, fed[0] if fed else -1, own.answered, refused))
+        of_round = [
+            Mark(
+                own.row,
+                at,
+                role,
+                draft,
+                number,
+                at - behind,
+                run.rounds.proposed(own.row, start + at - 1, number),
+                there,
+            )
+            for role, draft, at, there in told
+            if at < len(run.truth.rows[own.row])
+        ]
+        if of_round:
+            by_row[own.row].append(of_round)
+    return by_row

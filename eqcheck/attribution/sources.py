@@ -8,7 +8,6 @@ from typing import NamedTuple
 from eqcheck.attribution.bookkeeping import Known
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import sees_twins
-from eqcheck.attribution.parts import parts
 from eqcheck.attribution.record import Write, self_hidden
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.statements import Statement, state
@@ -72,13 +71,13 @@ class Sources:
         if answered := self.answered(row, len(tokens)):
             name = "eos-answered" if missing in eos else "next-answered"
             said.append(state(name, missing=missing, answered_in=answered))
-        here = [part for part in parts(self.run) if part.call.number in self._round(number)]
+        here = [own for own in self.run.rounds.every if own.call.number in self._round(number)]
         ended = {r for r, right in enumerate(expected) if r != row and outputs[r] == right and self._ends_in(r, number)}
-        drafted = {part.request: eos & set(part.refused) & self.labels.proposed(part.request, number) for part in here}
+        drafted = {own.row: eos & set(own.refused) & self.labels.proposed(own.row, number) for own in here}
         for name, rows, found in (
             ("eos-of-others", "eos_rows", {r for r in ended if outputs[r][-1] in eos}),
             ("limit-of-others", "limit_rows", {r for r in ended if outputs[r][-1] not in eos}),
-            ("all-right", "full_rows", {part.request for part in here if part.accepted and not part.columns}),
+            ("all-right", "full_rows", {own.row for own in here if own.accepted and not own.columns}),
             ("eos-drafted", "drafted_rows", {r for r, some in drafted.items() if some}),
         ):
             if found:

@@ -1,7 +1,7 @@
 """The rounds of each row: what was fed as drafts, what the row had before, and what it had afterwards.
 
 What a decoder commits is not seen, only what it feeds. Before a round a row has what the draft was first given for it
-(`Proposals.begun`), and no less than the first token that the target is fed of it; where the draft was not asked about
+(`Rounds.begun`), and no less than the first token that the target is fed of it; where the draft was not asked about
 the row, it has all that was answered for. After its last round it has what was returned, if that is what was fed.
 """
 
@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from eqcheck.attribution.labels import Labels
-from eqcheck.attribution.proposals import Proposals
 from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.decoding.run import Run
 from eqcheck.result.story import DrawnRound
@@ -42,7 +41,6 @@ class Turns:
         self.run, self.labels, self._blamed = run, labels, blamed
         self._answered = {int(digest) for call in labels.calls.values() for digest in call.digests.ravel()}
         self._told = {(write[:2], label.request) for write, label in labels.of.items() if self._tells(write, label)}
-        self._proposals = Proposals(run)
         self._columns: dict[tuple[int, int], list[tuple[Write, Label]]] = defaultdict(list)  # by row and call
         self._asked: dict[tuple[int, int], int] = {}  # by row and index, the first call that asked for a new token
         asking: dict[int, set[int]] = defaultdict(set)
@@ -102,7 +100,7 @@ class Turns:
         start, columns = self._start(row), self._columns[row, call]
         first = min((label.position for _, label in columns if label.what == "token"), default=start - 1)
         end = max((label.position for _, label in columns), default=start - 1)
-        begun = self._proposals.begun(row, since, call)
+        begun = self.run.rounds.begun(row, since, call)
         told = 0
         while 0 < self.asked(row, told) < call:
             told += 1

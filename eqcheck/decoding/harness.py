@@ -18,14 +18,14 @@ from eqcheck.contract.decoder import Generate
 from eqcheck.contract.errors import OutputError, Unsupported
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.family import FAMILY
-from eqcheck.contract.trees import REJECTED
 from eqcheck.decoding.rounding import ties_of
 from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.decoding.schedule import script_of
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.drafting.head import Contexts, ScriptedHead
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.hashlm.caches import preallocated
-from eqcheck.hashlm.model import HashConfig, HashLM, Script
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.hashlm.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.real.decode import watched
 from eqcheck.real.tap import NotRead, TapFailed
@@ -44,54 +44,6 @@ def truth_of(case: Case) -> Truth:
     )
 
 
-def ranks(case: Case, truth: Truth) -> dict[int, int]:
-    """The contexts (by digest) after which the case has the draft be wrong, with the rank of the target's token there.
-
-    Rows whose contexts coincide cannot be told apart by a draft; the first of them decides.
-    """
-    found: dict[int, int] = {}
-    for row, (prompt, digests) in enumerate(zip(case.prompts, truth.digests, strict=True)):
-        schedule = _schedule(case, row)
-        for index in range(case.max_new_tokens):
-            digest = int(digests[-1, len(prompt) + index - 1])
-            found.setdefault(digest, schedule[index] if index < len(schedule) else REJECTED if case.tree else 1)
-    return {digest: rank for digest, rank in found.items() if rank}
-
-
-def _schedule(case: Case, row: int) -> list[int]:
-    """The rank of the target's token among the draft's choices, for the first new tokens of a row."""
-    if case.tree:
-        paths = case.paths[row] if row < len(case.paths) else ()
-        return [rank for path in paths for rank in (*path, REJECTED)]
-    rounds = case.accepts[row] if row < len(case.accepts) else ()
-    return [rank for n in rounds for rank in (*[0] * n, int(n < case.num_draft_tokens))]
-
-
-def ranked(case: Case, truth: Truth) -> list[list[int]]:
-    """As `agrees`, the rank of the target's token among the choices of a draft that sees its row."""
-    script, found = _script(case, truth), []
-    for prompt, digests in zip(case.prompts, truth.digests, strict=True):
-        contexts = digests[-1, len(prompt) - 1 : -1]
-        wrong = zip(contexts.tolist(), script.disagrees(contexts).tolist(), strict=True)
-        found.append([script.lower.get(digest, 1) if one else 0 for digest, one in wrong])
-    return found
-
-
-def agrees(case: Case, truth: Truth) -> list[list[bool]]:
-    """For each row and new token up to the limit, whether the draft, where it sees its row, proposes that token."""
-    script = _script(case, truth)
-    contexts = [digests[-1:, len(prompt) - 1 : -1] for prompt, digests in zip(case.prompts, truth.digests, strict=True)]
-    return [(~script.disagrees(of_row)[0]).tolist() for of_row in contexts]
-
-
-def _script(case: Case, truth: Truth) -> Script:
-    """Where the case has its draft be wrong, and how far down the target's token is then."""
-    if case.agreement is not None:
-        return Script(agreement=case.agreement)
-    wrong = ranks(case, truth)
-    return Script(frozenset(wrong), 1.0, {digest: rank for digest, rank in wrong.items() if rank > 1})
-
-
 @lru_cache(maxsize=16)
 def _models(family: str, vocab_size: int, seed: int, extra_pad: bool) -> tuple[HashLM, ScriptedDraft]:
     config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
@@ -107,7 +59,7 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     extra = case.known_ids > case.vocab_size
     target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra))
     draft = cast(ScriptedDraft, draft)
-    script = _script(case, truth)
+    script = script_of(case, truth)
     draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)
     digests = [digests[-1] for digests in truth.digests]
     draft.head = ScriptedHead(draft, Contexts(draft, case, truth.uncut, digests))
@@ -176,7 +128,7 @@ def _on_real_target(
     """As `run`, on real models that are read while they run; they are left as they were found."""
     generation = {"pad_token_id": case.pad_token_id, "eos_token_id": list(case.eos_token_ids) or None}
     known = tuple(zip(truth.uncut, truth.digests, strict=True))
-    script, mends = _script(case, truth), repair(trace) if repair else None
+    script, mends = script_of(case, truth), repair(trace) if repair else None
     with watched(FAMILY[case.family], case.seed, trace, known, script, generation, mends) as (target, draft):
         handed = _handed(case, target), _handed(case, draft)
         trace.given = trace.calls[-1].number if trace.calls else 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from eqcheck.case.record import Case
+from eqcheck.decoding.rounds import Rounds
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.hashing import Words
 from eqcheck.hashlm.trace import Trace
@@ -40,6 +42,11 @@ class Run:
     failure_text: str = ""
     declined: str = ""
     ties: int = 0
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The rounds of its rows, as far as contexts were right."""
+        return Rounds(self.case.prompts, self.case.pad_token_id, self.truth.digests, self.trace)
 
 
 def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

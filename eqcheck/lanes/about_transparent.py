@@ -55,7 +55,7 @@ AXES = {
     "cache_state": "cache state",
     "num_draft_tokens": "K",
 }
-LOSSES = {  # the counts of `eqcheck.attribution.rounds` and `eqcheck.attribution.heads`
+LOSSES = {  # the counts of `eqcheck.attribution.losses` and `eqcheck.attribution.heads`
     "rounds": "rounds of rows, where the output was right",
     "ideal": "rounds that a draft needs which always sees its row",
     "allowed": "draft tokens that the script lets be accepted",

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eqcheck.attribution.parts import parts, places
 from eqcheck.decoding.run import Run
 from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, WIDTH, WRITE, Bools, Ints, write_of
 from eqcheck.hashlm.hashing import writes as writes_in
@@ -65,12 +64,11 @@ class Writes:
     def __init__(self, run: Run) -> None:
         self.begins: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        prompts = [len(prompt) for prompt in run.case.prompts]
-        for part in parts(run):
-            self.begins.setdefault(part.request, part.call.number)
-            if part.last + 2 >= prompts[part.request] + len(run.truth.rows[part.request]):
-                self.ends[part.request] = part.call.number  # some rows are fed again while they wait for others
-        owners, pad = places(run), run.case.pad_token_id
+        for own in run.rounds.every:
+            self.begins.setdefault(own.row, own.call.number)
+            if own.answered + 1 >= len(run.truth.rows[own.row]):
+                self.ends[own.row] = own.call.number  # some rows are fed again while they wait for others
+        owners, pad = run.rounds.places, run.case.pad_token_id
         found = []
         for call in run.trace.calls:
             for row, digests in enumerate(call.digests.tolist()):

@@ -28,11 +28,11 @@ OF_CHANCE = (*BY_LAW, *PROMISES)  # in every other case that fails, no token is 
 class SampledOutcome(Outcome):
     """``sampled`` has each sampled row with its laws, by number: what the evidence of an audit is made of.
 
-    ``marks`` say where each of their tokens came from.
+    ``marks`` say where the tokens of each of its rounds came from.
     """
 
     sampled: Mapping[int, SampledRow] = field(default_factory=dict, compare=False, repr=False)
-    marks: tuple[Mark, ...] = field(default=(), compare=False, repr=False)
+    marks: Mapping[int, list[list[Mark]]] = field(default_factory=dict, compare=False, repr=False)
 
 
 def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, opinion: bool = False) -> Outcome:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,32 +23,24 @@ from eqcheck.sampling.suspects import BESIDE, VARIANTS
 from eqcheck.truth.continuation import digests_of
 
 _BEHIND = ("top-k", "top-p", "min-p", "temperature")
-Rounds = dict[int, list[list[Mark]]]  # of each row, the marks of each of its rounds
+Rounds = Mapping[int, list[list[Mark]]]  # of each row, the marks of each of its rounds
 COLD = 3e-6  # as good as greedy
 _OWN = ("temperature", "top_k", "top_p", "min_p")
 
 
 def reads(outcome: SampledOutcome) -> Iterator[Read]:
     """The rows of a case, as far as they can be read."""
-    case, marks = outcome.case, outcome.marks
-    if not marks:
+    if not outcome.marks:
         return
-    texts = [(*prompt, *output) for prompt, output in zip(case.prompts, outcome.outputs or (), strict=True)]
-    digests = digests_of(case.family, texts)
-    of_rows = {number: [mark for mark in marks if mark.row == number] for number in sorted({m.row for m in marks})}
-    rounds = {number: _rounds(own) for number, own in of_rows.items()}
-    for number, own in of_rows.items():
-        yield _read(outcome, number, own, digests[number], rounds)
+    rows = zip(outcome.case.prompts, outcome.outputs or (), strict=True)
+    digests = digests_of(outcome.case.family, [(*prompt, *output) for prompt, output in rows])
+    for number in sorted(outcome.marks):
+        yield _read(outcome, number, digests[number])
 
 
-def _rounds(marks: list[Mark]) -> list[list[Mark]]:
-    """The marks of one row, a list for each call: rows of one batch have their rounds together, in one call or not."""
-    calls = sorted({mark.call for mark in marks})
-    return [[mark for mark in marks if mark.call == call] for call in calls]
-
-
-def _read(outcome: SampledOutcome, number: int, marks: list[Mark], digests: Words, rounds: Rounds) -> Read:
-    row = outcome.sampled[number]
+def _read(outcome: SampledOutcome, number: int, digests: Words) -> Read:
+    row, rounds = outcome.sampled[number], outcome.marks[number]
+    marks = list(chain.from_iterable(rounds))
     at = np.array([mark.at for mark in marks])
     assert row.q is not None
     p, q = (
@@ -55,7 +48,7 @@ def _read(outcome: SampledOutcome, number: int, marks: list[Mark], digests: Word
         for which, right in ((TARGET, row.p), (DRAFT, row.q))
     )
     own = row.p[at], row.q[at]
-    beside = _beside(outcome, number, own[1], rounds)
+    beside = _beside(outcome, number, own[1])
     spent = _spent(marks, row.tokens[at], *own)
     return Read(
         np.array([mark.role for mark in marks]),
@@ -66,7 +59,7 @@ def _read(outcome: SampledOutcome, number: int, marks: list[Mark], digests: Word
         at == 0,
         p,
         q,
-        _around(outcome, number, rounds[number]),
+        _around(outcome, number, rounds),
         beside,
         *spent,
     )
@@ -146,10 +139,10 @@ def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tupl
     return {**found, "order": (own, _BEHIND), "order-first": (own, ORDER)}
 
 
-def _beside(outcome: SampledOutcome, number: int, q: Floats, rounds: Rounds) -> dict[str, Floats]:
+def _beside(outcome: SampledOutcome, number: int, q: Floats) -> dict[str, Floats]:
     """The draft's laws ``[n, V]`` of other rows and columns of each token's round; zeros where they are not known."""
     found = {name: np.zeros_like(q) for name in BESIDE}
-    count_rows, i = len(outcome.case.rows), 0
+    rounds, count_rows, i = outcome.marks, len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
         own, end = q[i : i + len(marks)], marks[-1]
         # The laws of all columns: they were settled before any draft token was accepted.

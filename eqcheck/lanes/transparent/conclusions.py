@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from math import exp, lgamma
 
-from eqcheck.attribution.losses import all_warnings
-from eqcheck.attribution.rounds import settled
+from eqcheck.attribution.losses import all_warnings, settled
 from eqcheck.contract.decoder import CACHE_STATES
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
-from eqcheck.lanes.about_transparent import REACHED
-from eqcheck.lanes.transparent.conditions import counted, lying, table
+from eqcheck.lanes.about_transparent import AXES, REACHED
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
+from eqcheck.result.tally import Alike
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
+_BY_CHANCE = 0.001
+Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
 
 
 def conclusions(result: Audit) -> None:
@@ -47,19 +51,80 @@ def with_axes(result: Audit) -> list[Finding]:
 
 
 def _with_axes(result: Audit, finding: Finding) -> Finding:
-    tally, claimed = result.tally, result.claims(finding.case)
-    run = tally.places(lambda one: one.claimed == claimed and not one.declined)
-    right = tally.places(lambda one: one.claimed == claimed and not one.declined and not one.symptom)
-    failing = counted(finding.axes)
-    if not failing:
-        failing = tally.places(lambda one: one.claimed == claimed and bool(one.symptom) and one.symptom in finding.seen)
-    failed = sum(count for (axis, _), count in failing.items() if axis == "family")
-    hidden = tally.by(lambda one: "", lambda one: one.claimed == claimed and bool(one.symptom)).total() - failed
-    crashing = tally.places(
-        lambda one: one.claimed == claimed and one.symptom.startswith("crash/") and one.symptom not in finding.seen
-    )
+    claimed = result.claims(finding.case)
+
+    def places(holds: Callable[[Alike], bool]) -> Places:
+        return result.tally.places(lambda one: one.claimed == claimed and not one.declined and holds(one))
+
+    run, right = places(lambda one: True), places(lambda one: not one.symptom)
+    failing = Counter(
+        {(axis, value): failed for axis, values in finding.axes.items() for value, (failed, _) in values.items()}
+    ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
+    crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
+    hidden = _cases(run) - _cases(right) - _cases(failing)
     only = (*lying(failing, right, hidden, crashing), *_with_others(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
+
+
+def _cases(places: Places) -> int:
+    """How many cases are counted: each has one family."""
+    return sum(count for (axis, _), count in places.items() if axis == "family")
+
+
+def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
+    """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
+    counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in AXES}
+    for axis, value in sorted(run):
+        counts[axis][value] = [failing[axis, value], run[axis, value]]
+    return counts
+
+
+def lying(failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None) -> list[str]:
+    """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
+
+    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. That the
+    values spared are chosen after the fact is allowed for: that any choice of them is spared has a chance below 1 in
+    1000. Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
+    """
+    said, crashing = [], crashing or Counter()
+    failed, total = _cases(failing), _cases(failing) + _cases(right)
+    beside = f"; not counted are {many(hidden, 'case')} of another failure" if hidden else ""
+    for axis, values in table(failing, failing + right).items():
+        spared = {value: of for value, (failed_there, of) in values.items() if not failed_there}
+        hit = [value for value in values if value not in spared]
+        left = total - sum(spared.values())
+        chance = exp(_log_comb(left, failed) - _log_comb(total, failed))
+        if spared and hit and chance * (2 ** len(values) - 2) < _BY_CHANCE:
+            sides = [f"{named(axis, *hit)} only: {failed} of {left} cases"]
+            sides += [f"{named(axis, value)}: 0 of {of}" for value, of in spared.items()]
+            said.append("; ".join(sides) + beside)
+    if crashed := _cases(crashing):
+        dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
+        said += [f"not known for {named(*place)}, where {many(crashing[place], 'case')} crash" for place in dark]
+        shown = f"{failed} of {total} cases that do not fail otherwise, under no condition that is sure"
+        hides = f"{many(crashed, 'case')} {'crashes' if crashed == 1 else 'crash'}, which may hide one"
+        said = said or [f"{shown}; {hides}"]
+    return said
+
+
+def _log_comb(n: int, k: int) -> float:
+    """The natural logarithm of n over k; itself, it has millions of digits where many shards are merged."""
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def named(axis: str, *values: str) -> str:
+    """Values of an axis in words.
+
+    >>> named("rows", "2", "3+"), named("num_draft_tokens", "1", "2-4"), named("padding_side", "right")
+    ('2 or more rows', 'K of 1 or 2-4', 'right padding')
+    """
+    text = " or ".join(values)
+    for ranges, words in (("2 or 3+", "2 or more"), ("2-4 or 5+", "2 or more"), ("+", " or more")):
+        text = text.replace(ranges, words)
+    if axis == "rows":
+        return "1 row" if values == ("1",) else f"{text} rows"
+    name = {"family": "family", "cache_state": "cache state", "num_draft_tokens": "K of"}.get(axis)
+    return f"{name} {text}" if name else f"{text} padding"
 
 
 def _with_others(result: Audit, finding: Finding) -> list[str]:

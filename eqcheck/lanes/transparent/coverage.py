@@ -1,19 +1,23 @@
-"""What a run exercised, read from its case and trace, so that a vacuous audit can say so."""
+"""What a case exercises: told from the case alone before any decoder has seen it, and from a run afterwards.
+
+The search prefers cases with features that are still rare. They depend on no decoder, so the same seed gives the same
+cases to all of them. The counters of a run let an audit say that it was vacuous.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain, combinations, pairwise
 
 from eqcheck.attribution.packed import packs
-from eqcheck.attribution.parts import parts
+from eqcheck.case.record import Case
 from eqcheck.contract.sizes import BLOCKS
-from eqcheck.decoding.harness import ranked
-from eqcheck.decoding.run import Run
+from eqcheck.decoding.run import Run, Truth
+from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
-from eqcheck.hashlm.trace import DRAFT, TARGET
+from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.about_transparent import COUNTERS
-from eqcheck.lanes.transparent.features import alike
 from eqcheck.result.declining import unseen
 
 ESSENTIAL = (
@@ -25,26 +29,25 @@ ESSENTIAL = (
     "all_rejected",
     "eos_inside_block",
 )
+_SIZES = (*BLOCKS, 128)  # that a row may grow past
+_SPECIAL = ("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted")
+Feature = str | tuple[str, str]
 
 
-def exercised(run: Run) -> set[str]:
-    """The counters that one run raises."""
-    case, truth = run.case, run.truth
-    eos, pad = set(case.eos_token_ids), case.pad_token_id
-    found = set()
-    lengths = {len(prompt) for prompt in case.prompts}
+def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
+    """The counters that a case raises whatever a decoder does."""
+    eos, pad, last = set(case.eos_token_ids), case.pad_token_id, case.vocab_size - 1
+    lengths = [len(prompt) for prompt in case.prompts]
     fed, emitted = (set().union(*rows) for rows in (case.prompts, truth.rows))
-    last, relation = case.vocab_size - 1, alike(case.prompts)
-    checks = {
-        "several_rows": len(case.prompts) > 1,
-        "ragged_prompts": len(lengths) > 1,
-        "target_called": bool(run.trace.made(TARGET)),
-        "draft_called": bool(run.trace.made(DRAFT) or run.trace.heads),
-        "batched_call": any(len(call.tokens) > 1 for call in run.trace.made(TARGET)) or packs(run),
+    relation = _alike(case.prompts)
+    longest = max(n + len(row) for n, row in zip(lengths, truth.rows, strict=True))
+    return {
+        "several_rows": len(lengths) > 1,
+        "ragged_prompts": len(set(lengths)) > 1,
         "eos_first": any(row[0] in eos for row in truth.rows),
         "eos_at_limit": any(len(row) == case.max_new_tokens and row[-1] in eos for row in truth.rows),
         "eos_absent": any(row[-1] not in eos for row in truth.rows),
-        "eos_in_prompt": any(eos & set(prompt) for prompt in case.prompts),
+        "eos_in_prompt": bool(eos & fed),
         "several_eos": len(eos) > 1,
         "pad_is_eos": pad in eos,
         "pad_in_prompt": pad in fed,
@@ -58,46 +61,120 @@ def exercised(run: Run) -> set[str]:
         "prompt_begins_another": relation == "beginning",
         "tree": bool(case.tree),
         "different_trees": len(set(case.tree)) > 1,
+        **{f"row_past_{size}": longest > size for size in _SIZES[1:]},
     }
-    longest = max(n + len(row) for n, row in zip(map(len, case.prompts), truth.rows, strict=True))
-    checks |= {f"row_past_{size}": longest > size for size in (*BLOCKS[1:], 128)}
-    found = {name for name, holds in checks.items() if holds}
-    return found | _rounds(run)
 
 
-def _rounds(run: Run) -> set[str]:
-    """What the rounds show; a query with a right context is an accepted token fed, whatever row it is in."""
+def _alike(prompts: Sequence[tuple[int, ...]]) -> str:
+    """``equal`` where two prompts are, ``beginning`` where one is the beginning of another; else nothing."""
+    pairs = list(pairwise(sorted(prompts)))  # the one behind a prompt begins with it, if any does
+    if any(prompt == other for prompt, other in pairs):
+        return "equal"
+    return "beginning" if any(prompt == other[: len(prompt)] for prompt, other in pairs) else ""
+
+
+def _spreads(rounds: list[list[ScriptedRound]]) -> list[int]:
+    """How far apart the rows of each round accept."""
+    accepted = [[own.accepted for own in of_rows] for of_rows in rounds]
+    return [max(counts) - min(counts) for counts in accepted]
+
+
+def raggedness(rounds: list[list[ScriptedRound]]) -> int:
+    """How far apart the rows of a round accept, summed over rounds."""
+    return sum(_spreads(rounds))
+
+
+def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> list[Feature]:
+    """What a case is going to exercise: one name for each trait with its value, and every pair of those names."""
+    raised, lengths, spreads = _of_case(case, truth), [len(prompt) for prompt in case.prompts], _spreads(rounds)
+    every = list(chain.from_iterable(rounds))
+    accepted, ends = {own.accepted for own in every}, {own.ends for own in every}
+    early = (of_rows for of_rows in rounds if any(own.ends for own in of_rows) and not all(own.ends for own in of_rows))
+    traits = {
+        "family": case.family,
+        "side": case.padding_side,
+        "state": case.cache_state,
+        "rows": _step(len(lengths), 1, 2, 3, 4, 8),
+        "k": _step(case.num_draft_tokens, 1, 2, 3, 4, 6, 7),
+        "rounds": min(len(rounds), 4),
+        "lengths": "equal" if len(set(lengths)) == 1 else "near" if max(lengths) - min(lengths) < 3 else "far",
+        "spread": min(max(spreads, default=0), 3),
+        "ragged rounds": min(sum(map(bool, spreads)), 3),
+        "extremes": ("none" if 0 in accepted else "") + ("all" if case.num_draft_tokens in accepted else ""),
+        "eos ids": len(case.eos_token_ids),
+        "eos in prompt": raised["eos_in_prompt"],
+        "eos first": raised["eos_first"],
+        "eos at limit": raised["eos_at_limit"],
+        "ends early": next((own.ends for of_rows in early for own in of_rows if own.ends), "together"),
+        "eos inside": "eos inside the block" in ends,
+        "limit inside": any(own.ends == "limit" and own.emitted <= own.accepted for own in every),
+        "pad": "eos" if raised["pad_is_eos"] else "p" * raised["pad_in_prompt"] + "e" * raised["pad_emitted"],
+        "agreement": case.agreement is not None,
+        "new": case.max_new_tokens > 10,
+        "crossed": tuple(
+            size for size in _SIZES if any(n <= size < n + len(row) for n, row in zip(lengths, truth.rows, strict=True))
+        ),
+        "blocks filled": any(n % 8 == 0 for n in lengths),
+        "alike": (raised["equal_prompts"], raised["prompt_begins_another"]),
+        "special ids": tuple(raised[name] for name in _SPECIAL),
+    }
+    singles = [f"{name}={value}" for name, value in traits.items()]
+    return [*singles, *combinations(singles, 2)]
+
+
+def _step(number: int, *ends: int) -> str:
+    """Which of the ranges up to each of ``ends`` a number is in."""
+    return next((f"<={end}" for end in ends if number <= end), f">{ends[-1]}")
+
+
+def exercised(run: Run) -> set[str]:
+    """The counters that one run raises."""
+    made = run.trace.made(TARGET)
+    raised = _of_case(run.case, run.truth) | {
+        "target_called": bool(made),
+        "draft_called": bool(run.rounds.drafting or run.trace.heads),
+        "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run),
+    }
+    return {name for name, holds in (raised | _of_rounds(run)).items() if holds}
+
+
+def _of_rounds(run: Run) -> dict[str, bool]:
+    """What the rounds raise; a query with a right context is an accepted token fed, whatever row it is in."""
     case, truth = run.case, run.truth
-    found = set()
-    drafted_eos = set()
+    by_eos = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
+    drafted_eos: set[int] = set()
+    off_spine: set[bool] = set()
     answered: dict[int, int] = {}  # by row, the call that answers for its last token
     counts: dict[int, set[int]] = defaultdict(set)
-    ranks = ranked(case, truth) if case.tree else []
-    off_spine = False
-    for part in parts(run):
-        start = len(case.prompts[part.request])
-        if ranks and part.accepted:
-            off_spine |= any(ranks[part.request][max(0, part.known - start) : part.last + 1 - start])
-        if part.proposed:
-            counts[part.call.number].add(part.accepted)
-            found |= {"all_rejected"} if part.accepted == 0 else set()
-            found |= {"all_accepted"} if part.accepted == case.num_draft_tokens else set()
-        row = part.request
-        end = len(case.prompts[row]) + len(truth.rows[row]) - 1
-        if part.last >= end - 1:
-            answered.setdefault(row, part.call.number)
-        if part.last - part.accepted < end <= part.last and truth.rows[row][-1] in case.eos_token_ids:
-            drafted_eos.add(row)
-    drafted = [call.number for call in run.trace.made(DRAFT)] + [call.number for call in run.trace.heads]
-    for row, call in answered.items():
-        later = max(answered.values())
-        if call < later and (not drafted or any(call < number < later for number in drafted)):
-            found.add("eos_before_others" if truth.rows[row][-1] in case.eos_token_ids else "limit_before_others")
-    found |= {"off_spine"} if off_spine else set()
-    found |= {"ragged_round"} if any(len(accepted) > 1 for accepted in counts.values()) else set()
-    found |= {"eos_inside_block"} if drafted_eos else set()
-    ended = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
-    return found | ({"eos_not_drafted"} if ended - drafted_eos else set())
+    ranks = Schedule(case, truth).ranks if case.tree else []
+    for own in run.rounds.every:
+        left = len(truth.rows[own.row]) - own.answered  # new tokens of the row, the answer among them
+        if ranks and own.accepted:
+            off_spine.update(map(bool, ranks[own.row][max(0, own.known - own.start) : own.answered]))
+        if own.proposed:
+            counts[own.call.number].add(own.accepted)
+        if left <= 1:
+            answered.setdefault(own.row, own.call.number)
+        if left <= 0 < left + own.accepted and own.row in by_eos:
+            drafted_eos.add(own.row)
+    accepted = set().union(*counts.values())
+    drafting = [call.number for call in (*run.rounds.drafting, *run.trace.heads)]
+    last = max(answered.values(), default=0)
+    early = {
+        row
+        for row, call in answered.items()
+        if call < last and (not drafting or any(call < number < last for number in drafting))
+    }
+    return {
+        "all_rejected": 0 in accepted,
+        "all_accepted": case.num_draft_tokens in accepted,
+        "ragged_round": any(len(of_call) > 1 for of_call in counts.values()),
+        "eos_before_others": bool(early & by_eos),
+        "limit_before_others": bool(early - by_eos),
+        "eos_inside_block": bool(drafted_eos),
+        "eos_not_drafted": bool(by_eos - drafted_eos),
+        "off_spine": True in off_spine,
+    }
 
 
 def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]:

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 from eqcheck.case.record import Case
-from eqcheck.decoding.harness import ranked, truth_of
+from eqcheck.decoding.harness import truth_of
 from eqcheck.decoding.run import Truth
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import apart, unused_id
-from eqcheck.lanes.transparent.features import steps_of
 
 _PERMUTATIONS = 200  # of which the first is taken that keeps all
 
@@ -206,14 +206,14 @@ def variants(case: Case) -> tuple[Case, ...]:
 
 def as_table(case: Case) -> dict[str, Any]:
     """The fields that say what is accepted by a table: of how many draft tokens, or of trees, along which ranks."""
-    truth = truth_of(case)
-    rows = steps_of(case, truth)
+    schedule = Schedule(case, truth_of(case))
     if not case.tree:
-        return {"agreement": None, "accepts": tuple(tuple(step.accepted for step in steps) for steps in rows)}
+        accepts = tuple(tuple(own.accepted for own in of_row) for of_row in schedule.rows)
+        return {"agreement": None, "accepts": accepts}
     paths = []
-    for steps, of_row in zip(rows, ranked(case, truth), strict=True):
-        starts = accumulate((step.emitted for step in steps), initial=0)
-        paths.append(tuple(tuple(of_row[at : at + step.accepted]) for at, step in zip(starts, steps, strict=False)))
+    for rounds, ranks in zip(schedule.rows, schedule.ranks, strict=True):
+        starts = accumulate((own.emitted for own in rounds), initial=0)
+        paths.append(tuple(tuple(ranks[at : at + own.accepted]) for at, own in zip(starts, rounds, strict=False)))
     return {"agreement": None, "paths": tuple(paths)}
 
 

@@ -23,9 +23,10 @@ from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.contract.requirements import checked, unmet
 from eqcheck.contract.sizes import BLOCKS, WIDE, Bounds
 from eqcheck.decoding.harness import truth_of
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import Claims, draw_case
 from eqcheck.drawing.choices import Chance
-from eqcheck.lanes.transparent.features import Feature, features, raggedness, script
+from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.ids import permuted
 from eqcheck.lanes.transparent.shrink import smallest
 
@@ -152,7 +153,7 @@ class _Candidate:
     @classmethod
     def of(cls, case: Case) -> _Candidate:
         truth = truth_of(case)
-        rounds = script(case, truth)
+        rounds = Schedule(case, truth).rounds
         calls = len(rounds) * (case.num_draft_tokens + 1)
         return cls(case, raggedness(rounds), calls, features(case, truth, rounds))
 

@@ -82,111 +82,103 @@ class SequenceSearch:
     proven: list[tuple[Case, ...]] = field(default_factory=list)
     in_vain: int = 0
     unlike: set[str] = field(default_factory=set)
+    _timeout: float | None = field(default=None, init=False)  # of one try
+    _end: float = field(default=0.0, init=False)  # of the search
 
     def examine(self, outcome: Outcome, timeout: float | None, seconds: float) -> Outcome | None:
         """A failing case that fails alone, or else the smallest sequence that ends with one like it; None for neither.
 
         What fails alone does so in each process; a sequence fails in each and its last request is right in each.
         """
-        case = outcome.case
+        case, self._timeout = outcome.case, timeout
         if case.before:
-            return self._proof(case, timeout)
+            return self._proof(case)
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
-            return first if same or self._alone(case, first, timeout) else None
-        if not self._right_alone(case, _QUICKLY, timeout):
+            return first if same or self._fails_alike(case, first) else None
+        if not self._right_alone(case, _QUICKLY):
             return None
         for before in self.proven:
             after = self.fresh.try_case(replace(case, before=before), timeout)
             if after.explanation is not None:
                 return replace(after, explanation=leaked(after.case, after.explanation))
-        end = time.monotonic() + min(seconds, SEARCH_S)
-        found = self._found(case, outcome.history.cases if outcome.history else (), timeout, end)
-        return self._smallest(replace(case, before=found), timeout, end) if found else None
+        self._end = time.monotonic() + min(seconds, SEARCH_S)
+        found = self._found(case, outcome.history.cases if outcome.history else ())
+        return self._smallest(replace(case, before=found)) if found else None
 
-    def _smallest(self, case: Case, timeout: float | None, end: float) -> Outcome | None:
-        def fails(before: tuple[Case, ...]) -> bool:
-            return time.monotonic() < end and self._fails(replace(case, before=before), timeout)
-
-        short = replace(case, before=shrunk(case.before, fails))
-        for candidate in dict.fromkeys((self._simplest(short, timeout, end), short, case)):
-            if proof := self._proof(candidate, timeout):
-                self.proven.append(candidate.before)
-                return proof
-        return None
-
-    def _found(
-        self, case: Case, history: tuple[Case, ...], timeout: float | None, end: float
-    ) -> tuple[Case, ...] | None:
-        """Earlier requests after which the case fails, several times in a row."""
-        for before in suspects(history):
-            if time.monotonic() > end or (self.in_vain > 1 and len(before) > 4):
-                break
-            after = replace(case, before=before)
-            if all(self._fails(after, timeout) for _ in range(_QUICKLY)):
-                return before
-        self.in_vain += 1
-        return None
-
-    def _fails(self, case: Case, timeout: float | None) -> bool:
+    def _tried(self, case: Case) -> Outcome:
         self.check()
-        return self.fresh.try_case(case, timeout).explanation is not None
+        return self.fresh.try_case(case, self._timeout)
 
-    def _right_alone(self, case: Case, times: int, timeout: float | None) -> bool:
-        return not any(self._fails(case.alone, timeout) for _ in range(times))
+    def _fails(self, case: Case) -> bool:
+        return self._tried(case).explanation is not None
 
-    def _agree(self, case: Case, first: Outcome, times: int, timeout: float | None) -> bool:
-        for _ in range(times):
-            self.check()
-            if not self.fresh.try_case(case, timeout).repeats(first):
-                return False
-        return True
+    def _right_alone(self, case: Case, times: int) -> bool:
+        return not any(self._fails(case.alone) for _ in range(times))
 
-    def _alone(self, case: Case, first: Outcome, timeout: float | None) -> bool:
+    def _fails_alike(self, case: Case, first: Outcome) -> bool:
         """Whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise, note it."""
         same = True
         for _ in range(RERUNS):
-            self.check()
-            again = self.fresh.try_case(case, timeout)
+            again = self._tried(case)
             if again.explanation is None:
                 return False
             same = same and again.repeats(first)
         self.unlike |= set() if same else {case.id}
         return same
 
-    def _simplest(self, case: Case, timeout: float | None, end: float) -> Case:
+    def _found(self, case: Case, history: tuple[Case, ...]) -> tuple[Case, ...] | None:
+        """Earlier requests after which the case fails, several times in a row."""
+        for before in suspects(history):
+            if time.monotonic() > self._end or (self.in_vain > 1 and len(before) > 4):
+                break
+            if all(self._fails(replace(case, before=before)) for _ in range(_QUICKLY)):
+                return before
+        self.in_vain += 1
+        return None
+
+    def _smallest(self, case: Case) -> Outcome | None:
+        def fails(before: tuple[Case, ...]) -> bool:
+            return time.monotonic() < self._end and self._fails(replace(case, before=before))
+
+        short = replace(case, before=shrunk(case.before, fails))
+        for candidate in dict.fromkeys((self._simplest(short), short, case)):
+            if proof := self._proof(candidate):
+                self.proven.append(candidate.before)
+                return proof
+        return None
+
+    def _simplest(self, case: Case) -> Case:
         """The case with requests as small as can be, as long as it fails after them and not alone.
 
         Twice, because how small one request can be may depend on another one.
         """
 
-        def small(one: Case, fails: Callable[[Case], bool]) -> Case:
-            tries, left = _SIMPLER // (len(case.before) + 1), max(0.0, end - time.monotonic())
-            return smallest(one, fails, self.claims, tries=tries, seconds=left)
+        def small(request: Case, fails: Callable[[Case], bool]) -> Case:
+            tries, left = _SIMPLER // (len(case.before) + 1), max(0.0, self._end - time.monotonic())
+            return smallest(request, fails, self.claims, tries=tries, seconds=left)
 
         def fails_as_last(last: Case) -> bool:
-            return self._fails(replace(last, before=case.before), timeout) and self._right_alone(last, 1, timeout)
+            return self._fails(replace(last, before=case.before)) and self._right_alone(last, 1)
 
-        def with_earlier(number: int, one: Case) -> Case:
-            return replace(case, before=(*case.before[:number], one, *case.before[number + 1 :]))
+        def with_earlier(number: int, request: Case) -> Case:
+            return replace(case, before=(*case.before[:number], request, *case.before[number + 1 :]))
 
         for _ in range(2):
             before = case
             case = replace(small(case.alone, fails_as_last), before=case.before)
             for number, earlier in enumerate(case.before):
-                smaller = small(earlier, lambda one, number=number: self._fails(with_earlier(number, one), timeout))  # type: ignore[misc]
-                case = with_earlier(number, smaller)
+                case = with_earlier(number, small(earlier, lambda one, n=number: self._fails(with_earlier(n, one))))  # type: ignore[misc]
             if case == before:
                 break
         return case
 
-    def _proof(self, case: Case, timeout: float | None) -> Outcome | None:
+    def _proof(self, case: Case) -> Outcome | None:
         """The outcome, if the case fails in the same way in `RERUNS` fresh processes and is right alone in as many."""
-        first = self.fresh.try_case(case, timeout)
-        if first.explanation is None or not self._agree(case, first, RERUNS - 1, timeout):
-            return None
-        if not self._right_alone(case, RERUNS, timeout):
+        first = self.fresh.try_case(case, self._timeout)
+        fails = first.explanation is not None and all(self._tried(case).repeats(first) for _ in range(RERUNS - 1))
+        if first.explanation is None or not fails or not self._right_alone(case, RERUNS):
             return None
         return replace(first, explanation=leaked(case, first.explanation, RERUNS))
 
