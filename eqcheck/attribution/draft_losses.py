@@ -226,9 +226,8 @@ def _of_trees(run: Run) -> Counter[str]:
     for row, of_row in rounds.items():
         # What fills up a prompt of one token beside longer ones may look like a tree; nobody had drafted it.
         filled = of_row[0].columns and not run.rounds.drafted_before(of_row[0].call.number)
-        contexts = run.truth.digests[row][-1, of_row[0].start - 1 :].tolist()
-        shared = any(len(run.rounds.places[digest]) > 1 for digest in contexts)
-        if filled or shared or not all(_as_named(run, own, number) for number, own in enumerate(of_row)):
+        named = all(_as_named(run, own, number) for number, own in enumerate(of_row))
+        if filled or run.rounds.shared(row, run.case.max_new_tokens) or not named:
             continue
         needed, ideal, why = schedule.needed[row], len(schedule.rows[row]), "policy"
         for number, own in enumerate(of_row):

@@ -6,10 +6,11 @@ others: of pads, of draft tokens that were rejected, or of what a row is fed beh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from eqcheck.attribution.context import Context, Entry, entries, read
 from eqcheck.attribution.labels import labels_of
@@ -288,17 +289,12 @@ def _shown(count: int, named: int | None) -> list[int]:
 
 def _draft_labels(run: Run) -> dict[Write, Label]:
     """The draft's queries that saw exactly a row up to some position, and pads that the mask hides."""
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for request, digests in enumerate(run.truth.digests):
-        for position, digest in enumerate(digests[-1].tolist()):
-            places[digest].append((request, position))
-    found = {}
+    labels: dict[Write, Label] = {}
     for call in run.trace.of(DRAFT):
-        for row, digests in enumerate(call.digests.tolist()):
-            pads = self_hidden(call, row)
-            for column, digest in enumerate(digests):
-                if pads[column] and call.tokens[row, column] == run.case.pad_token_id:
-                    found[call.number, row, column] = Label(-1, -1, "pad")
-                for request, position in sorted(places.get(digest, []), key=lambda place: place[0] != row)[:1]:
-                    found[call.number, row, column] = Label(request, position, "token", exact=True)
-    return found
+        for (row, column), digest in np.ndenumerate(call.digests):
+            if whose := run.rounds.places.get(int(digest)):
+                request = row if row in whose else next(iter(whose))
+                labels[call.number, row, column] = Label(request, whose[request], "token", exact=True)
+            elif call.tokens[row, column] == run.case.pad_token_id and self_hidden(call, row)[column]:
+                labels[call.number, row, column] = Label(-1, -1, "pad")
+    return labels

@@ -130,19 +130,12 @@ class Turns:
 
     def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
         """Whether these can be the rounds of a row: where rows are asked the same, some may be taken for another's."""
-        k = self.run.case.num_draft_tokens
-        if whole and ids_of(rounds) == self.run.truth.rows[row]:
-            return all(len(one.committed) <= one.accepted + 1 and len(one.drafted) <= k for one in rounds) and (
-                not self._shared(row) or all(one.committed for one in rounds)
-            )
-        return not (rounds and self._shared(row))
-
-    def _shared(self, row: int) -> bool:
-        """Whether another row may be asked the same as this one for a new token: then nobody sees whose a call is."""
-        start, needed = self._start(row), len(self.run.truth.rows[row])
-        mine = {int(digest) for digest in self.run.truth.digests[row][-1, start - 1 : start - 1 + needed]}
-        others = (digests[-1] for other, digests in enumerate(self.run.truth.digests) if other != row)
-        return any(int(digest) in mine for digests in others for digest in digests)
+        k, right = self.run.case.num_draft_tokens, self.run.truth.rows[row]
+        shared = self.run.rounds.shared(row, len(right))
+        if whole and ids_of(rounds) == right:
+            fits = all(len(one.committed) <= one.accepted + 1 and len(one.drafted) <= k for one in rounds)
+            return fits and (not shared or all(one.committed for one in rounds))
+        return not (rounds and shared)
 
     def _drafted(self, row: int, call: int, had: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What was fed behind the tokens that a row had, in that batch row of a call which goes furthest.

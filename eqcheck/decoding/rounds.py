@@ -85,6 +85,12 @@ class Rounds:
                 places[digest][row] = position
         self.places: Places = dict(places)
 
+    def shared(self, row: int, tokens: int) -> bool:
+        """Whether another row may be asked the same as this one for one of its first new tokens, so many of them."""
+        begin = self._starts[row] - 1
+        shared = (whose for whose in self.places.values() if row in whose and len(whose) > 1)
+        return any(begin <= whose[row] < begin + tokens for whose in shared)
+
     @cached_property
     def every(self) -> tuple[Round, ...]:
         """A round of each row in each of the decoder's target calls that served it.

@@ -158,7 +158,7 @@ def _of_rounds(run: Run) -> dict[str, bool]:
         if left <= 0 < left + own.accepted and own.row in by_eos:
             drafted_eos.add(own.row)
     accepted = set().union(*counts.values())
-    drafting = [call.number for call in (*run.rounds.drafting, *run.trace.heads)]
+    drafting = [call.number for call in run.rounds.drafting] + [call.number for call in run.trace.heads]
     last = max(answered.values(), default=0)
     early = {
         row
