@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqcheck.sampling.blackbox import Round, Seen, _match, _round, hypotheses, named, predicted, ranked
+from eqcheck.sampling.blackbox import RoundLaws, Seen, _match, _round, hypotheses, named, predicted, ranked
 from eqcheck.sampling.row import Floats
 
 V, N = 12, 20
@@ -63,7 +63,7 @@ def rows(decide: Callable[..., tuple[list[int], bool]], count: int = 150) -> lis
 
 def test_a_right_round_gives_every_token_the_law_of_the_target() -> None:
     (row,) = rows(rejection(), 1)
-    for laws in (_round(row, row.q, row.q), _match(row, row.q), Round(0 * row.p, row.p, row.p)):
+    for laws in (_round(row, row.q, row.q), _match(row, row.q), RoundLaws(0 * row.p, row.p, row.p)):
         np.testing.assert_allclose(predicted(row, laws), row.p, atol=1e-12)
 
 

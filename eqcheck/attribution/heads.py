@@ -97,10 +97,10 @@ def head_losses(run: Run) -> Counter[str]:
     """
     if not run.trace.heads or run.case.tree:  # which proposals of a head a tree is made of is not read
         return Counter()
-    return _Reader(run).losses()
+    return _HeadReader(run).losses()
 
 
-class _Reader:
+class _HeadReader:
     def __init__(self, run: Run) -> None:
         self.run, self.places = run, run.rounds.places
         self.texts = [prompt + row for prompt, row in zip(run.case.prompts, run.truth.uncut, strict=True)]

@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     looked_up: bool
 
 
-class Round(NamedTuple):
+class RoundLaws(NamedTuple):
     """The laws of a round at every prefix ``[n, V]``: a token accepted, corrected, and drawn without a draft token.
 
     ``unverified``: the first draft token of a round is accepted whatever it is.
@@ -100,7 +100,7 @@ def named(rows: Sequence[Seen], ranking: Sequence[tuple[float, Hypothesis]], bet
     return Named(kind, f"of what was tried, the tokens fit best: {words}", best)
 
 
-def predicted(row: Seen, laws: Round) -> Floats:
+def predicted(row: Seen, laws: RoundLaws) -> Floats:
     """The law of every token given those before it ``[n, V]``, the columns of rounds summed over."""
     either = laws.accepted + laws.corrected
     proposed = row.q.sum(-1) > 0
@@ -125,7 +125,7 @@ def predicted(row: Seen, laws: Round) -> Floats:
     return found
 
 
-def hypotheses(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
+def hypotheses(row: Seen) -> Iterator[tuple[Hypothesis, RoundLaws]]:
     """Every way to be wrong, as the laws of its round."""
     if row.looked_up:
         yield from _matching(row, row.q, "tokens looked up")
@@ -150,13 +150,13 @@ def hypotheses(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         **{f"are drawn at {1 / power:.2g} times the temperature": _power(row.p, power) for power in _POWERS},
     }
     for words, law in everywhere.items():
-        yield ("target-option", f"all tokens {words}"), Round(np.zeros_like(law), law, law)
+        yield ("target-option", f"all tokens {words}"), RoundLaws(np.zeros_like(law), law, law)
         first = row.p.copy()
         first[:1] = law[:1]
-        yield ("first-token", f"first tokens {words}"), Round(np.zeros_like(first), first, first)
+        yield ("first-token", f"first tokens {words}"), RoundLaws(np.zeros_like(first), first, first)
 
 
-def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
+def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, RoundLaws]]:
     """Rejection sampling with a draft that samples, got wrong."""
     p, q = row.p, row.q
     ratio = _ratio(p, q)
@@ -209,11 +209,11 @@ def _rejecting(row: Seen) -> Iterator[tuple[Hypothesis, Round]]:
         yield ("draft-law", words), _put(row, drawn, _ratio(p, compared), _residual(p, compared))
     if row.others:
         rounds = [_put(row, q, _ratio(p, other), _residual(p, other)) for other in row.others]
-        mean = Round(*(np.mean(parts, axis=0) for parts in zip(*rounds, strict=True)))
+        mean = RoundLaws(*(np.mean(parts, axis=0) for parts in zip(*rounds, strict=True)))
         yield ("wrong-draft-row", "acceptance and correction take the draft's law of another row"), mean
 
 
-def _matching(row: Seen, q: Floats, what: str) -> Iterator[tuple[Hypothesis, Round]]:
+def _matching(row: Seen, q: Floats, what: str) -> Iterator[tuple[Hypothesis, RoundLaws]]:
     """A draft token is accepted where the target draws the same, or with the probability that it has; got wrong."""
     p = row.p
     for words, chance in (
@@ -228,7 +228,7 @@ def _matching(row: Seen, q: Floats, what: str) -> Iterator[tuple[Hypothesis, Rou
     again = (q * (1 - p)).sum(-1, keepdims=True) * p
     yield (
         ("residual", f"{what}: corrections may be the refused draft token again"),
-        Round(q * p, again, p),
+        RoundLaws(q * p, again, p),
     )
     yield (
         ("residual", f"{what}: corrections are the target's likeliest"),
@@ -243,24 +243,24 @@ def _of(row: Seen) -> list[tuple[str, Floats]]:
     return list(row.misused_q.items())
 
 
-def _put(row: Seen, drawn: Floats, chance: Floats, correction: Floats) -> Round:
+def _put(row: Seen, drawn: Floats, chance: Floats, correction: Floats) -> RoundLaws:
     """A round whose draft tokens are accepted with this chance each, and else corrected from one law."""
     accepted = drawn * np.clip(chance, 0, 1)
     refused = np.maximum(drawn.sum(-1, keepdims=True) - accepted.sum(-1, keepdims=True), 0)
-    return Round(accepted, refused * correction, row.p)
+    return RoundLaws(accepted, refused * correction, row.p)
 
 
-def _round(row: Seen, drawn: Floats, compared: Floats) -> Round:
+def _round(row: Seen, drawn: Floats, compared: Floats) -> RoundLaws:
     return _put(row, drawn, _ratio(row.p, compared), _residual(row.p, compared))
 
 
-def _match(row: Seen, q: Floats, chance: Floats | None = None) -> Round:
+def _match(row: Seen, q: Floats, chance: Floats | None = None) -> RoundLaws:
     """A round whose corrections are drawn from the target's law without the refused draft token."""
     p = row.p
     chance = p if chance is None else chance
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = np.where(p < 1, q * (1 - chance) / (1 - p), 0.0)
-    return Round(q * chance, p * (weight.sum(-1, keepdims=True) - weight), p)
+    return RoundLaws(q * chance, p * (weight.sum(-1, keepdims=True) - weight), p)
 
 
 def _ratio(p: Floats, q: Floats) -> Floats:

@@ -35,6 +35,15 @@ _DRAWN, _KEPT = 20, 10
 _CALLS = 20  # of the models, that what does not depend on a case's rounds costs as much as
 _AGAIN = 2  # of so many batches, one ends with a case that is another again with other ids
 _DIVERGE = 4  # of so many batches, one ends with requests that differ at the ends of blocks
+_OF_DIVERGING = (
+    "max_new_tokens",
+    "num_draft_tokens",
+    "agreement",
+    "eos_token_ids",
+    "pad_token_id",
+    "padding_side",
+    "family",
+)
 _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats itself
 
 
@@ -105,18 +114,7 @@ class Source:
         for end in (size, 2 * size):
             other = (*text[: end - 1], ids[(number - 1) % len(ids)], *text[end:])
             prompts = (text, other) if "batch-1" not in self.requires else (other,)
-            made.append(
-                Case(
-                    prompts=prompts,
-                    max_new_tokens=case.max_new_tokens,
-                    num_draft_tokens=case.num_draft_tokens,
-                    agreement=case.agreement,
-                    eos_token_ids=case.eos_token_ids,
-                    pad_token_id=case.pad_token_id,
-                    padding_side=case.padding_side,
-                    family=case.family,
-                )
-            )
+            made.append(Case(prompts=prompts, **{name: getattr(case, name) for name in _OF_DIVERGING}))
         return [one for one in made if one not in self._drawn.known and not unmet(one, self.requires)]
 
     def _candidates(self) -> list[_Candidate]:
