@@ -13,7 +13,7 @@ import pytest
 from eqcheck.cli import main
 from eqcheck.contract.errors import UsageError
 from eqcheck.history import auditing
-from eqcheck.history.auditing import AUDITED, NOT_AUDITED, NOT_INSTALLED, PENDING, Asked, Column, columns, read
+from eqcheck.history.auditing import AUDITED, NOT_AUDITED, NOT_INSTALLED, PENDING, Trial, VersionColumn, columns, read
 from eqcheck.history.environments import Environment, NotInstalled, package, versions
 from eqcheck.history.table import changes, history, to_markdown, write
 
@@ -89,7 +89,7 @@ def base(wheels: Path) -> Iterator[str]:
         yield environment.python
 
 
-ASKED = Asked("mine.py", "mine", "fakeengine", cases=6, seed=0, by_tokens=False)
+ASKED = Trial("mine.py", "mine", "fakeengine", cases=6, seed=0, by_tokens=False)
 
 
 def test_the_table_says_where_a_bug_appeared(base: str, place: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_table_says_where_a_bug_appeared(base: str, place: Path) -> None:
     assert data["format"] == "eqcheck-history/1"
     assert [one["status"] for one in data["versions"]] == [one.status for one in found]
 
-    other = [Asked(**{**vars(ASKED), "seed": 1}), Asked(**{**vars(ASKED), "eqcheck": "0"})]
+    other = [Trial(**{**vars(ASKED), "seed": 1}), Trial(**{**vars(ASKED), "eqcheck": "0"})]
     assert not [asked for asked in other if read(asked, "1.0", place / "1.0")]  # that was asked something else
     (place / "1.0" / "audited.json").write_text('{"asked": {')
     assert read(ASKED, "1.0", place / "1.0") is None
@@ -157,8 +157,8 @@ def test_the_command_writes_after_each_version_and_keeps_what_is_there(
 ) -> None:
     (place / ".venv-fake").symlink_to(Path(base).parents[1])
 
-    def audited(asked: Asked, *_: object) -> Iterator[Column]:
-        yield Column("1.0", AUDITED, verdict="equivalent", run=6)
+    def audited(asked: Trial, *_: object) -> Iterator[VersionColumn]:
+        yield VersionColumn("1.0", AUDITED, verdict="equivalent", run=6)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(auditing, "columns", audited)
@@ -171,7 +171,7 @@ def test_the_command_writes_after_each_version_and_keeps_what_is_there(
 
 
 def test_a_package_that_is_not_there_is_not_fetched(base: str, place: Path) -> None:
-    asked = Asked(**{**vars(ASKED), "package": "fakeengin"})
+    asked = Trial(**{**vars(ASKED), "package": "fakeengin"})
     with pytest.raises(UsageError, match="so that nothing unknown is installed"):
         list(columns(asked, base, ["1.0"], place, print))
 
@@ -204,8 +204,10 @@ def test_hostile_packages_are_refused(text: str) -> None:
         package(text)
 
 
-def column(version: str, *causes: str, run: int = 100, status: str = AUDITED) -> Column:
-    return Column(version, status, run=run, causes=dict.fromkeys(causes, 1), verdict="violation" if causes else "tie")
+def column(version: str, *causes: str, run: int = 100, status: str = AUDITED) -> VersionColumn:
+    return VersionColumn(
+        version, status, run=run, causes=dict.fromkeys(causes, 1), verdict="violation" if causes else "tie"
+    )
 
 
 def test_a_change_says_what_else_it_could_be() -> None:
@@ -224,7 +226,7 @@ def test_a_change_says_what_else_it_could_be() -> None:
 
 def test_hostile_texts_stay_in_their_places() -> None:
     hostile = "crash/exception:<script>|x\n# y\x1b[31m"
-    found = history(ASKED, [column("1", hostile), Column("2", NOT_INSTALLED, "<b>\n# no\x1b")])
+    found = history(ASKED, [column("1", hostile), VersionColumn("2", NOT_INSTALLED, "<b>\n# no\x1b")])
     text = to_markdown(found)
     assert "\x1b" not in text
     assert "<b>" not in text

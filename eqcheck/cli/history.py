@@ -57,7 +57,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.contract import registry
-    from eqcheck.history.auditing import AUDITED, PENDING, Asked, Column, columns
+    from eqcheck.history.auditing import AUDITED, PENDING, Trial, VersionColumn, columns
     from eqcheck.history.environments import package, versions
     from eqcheck.history.table import history, to_markdown, write
     from eqcheck.workers.interpreter import environment
@@ -69,14 +69,14 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"adapter name {decoder.name!r} cannot name a folder; use letters, digits, '-' and '_'")
     by_tokens = options.by_tokens or decoder.checkpoints
     base = environment(decoder, None)
-    asked = Asked(options.adapter, decoder.name, named, options.cases, options.seed, by_tokens)
+    asked = Trial(options.adapter, decoder.name, named, options.cases, options.seed, by_tokens)
     writable(options.out, decoder.name)
     folder = options.out / decoder.name
-    audited: list[Column] = []
+    audited: list[VersionColumn] = []
 
     def keep() -> None:
         """Write what there is; versions still to come are in it."""
-        waiting = [Column(version, PENDING) for version in wanted[len(audited) :]]
+        waiting = [VersionColumn(version, PENDING) for version in wanted[len(audited) :]]
         write(history(asked, audited + waiting), folder)
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the environment is removed then, too

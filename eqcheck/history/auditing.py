@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Trial:
     """The question to every version: the same cases, drawn from one seed.
 
     ``by_tokens``: only the decoding is done under the version, and tokens alone are judged. Otherwise the whole audit
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Column:
+class VersionColumn:
     """One version: what was installed and what its audit found, or why there is no audit.
 
     ``causes`` counts the drawn cases by fingerprint; ``known`` has the links that the adapter declares.
@@ -68,11 +68,13 @@ class Column:
 
 @dataclass(frozen=True)
 class _Kept:
-    asked: Asked
+    asked: Trial
     installed: tuple[str, ...]
 
 
-def columns(asked: Asked, base: str, versions: list[str], folder: Path, say: Say) -> Generator[Column, None, None]:
+def columns(
+    asked: Trial, base: str, versions: list[str], folder: Path, say: Say
+) -> Generator[VersionColumn, None, None]:
     """Audit each version on top of the environment of the Python ``base``; a column each, as soon as it is there.
 
     Raises `UsageError` where ``base`` does not have the package, or the folder cannot be written.
@@ -89,7 +91,7 @@ def columns(asked: Asked, base: str, versions: list[str], folder: Path, say: Say
         yield _audited(asked, base, version, folder / version, left_out, say)
 
 
-def read(asked: Asked, version: str, folder: Path) -> Column | None:
+def read(asked: Trial, version: str, folder: Path) -> VersionColumn | None:
     """The column of a version whose audit is kept in its folder; None where there is none of what is asked."""
     try:
         kept = msgspec.json.decode((folder / _KEPT).read_bytes(), type=_Kept)
@@ -99,7 +101,7 @@ def read(asked: Asked, version: str, folder: Path) -> Column | None:
     return None if kept.asked != asked or found.interrupted else _column(version, kept.installed, found)
 
 
-def _left_out(asked: Asked, base: str) -> frozenset[str]:
+def _left_out(asked: Trial, base: str) -> frozenset[str]:
     """Requirements of the package that the environment below lacks (say, GPU packages)."""
     with Environment(base) as below:
         there = below.installed(asked.package)
@@ -114,7 +116,7 @@ def _left_out(asked: Asked, base: str) -> frozenset[str]:
             return frozenset()
 
 
-def _audited(asked: Asked, base: str, version: str, folder: Path, left_out: frozenset[str], say: Say) -> Column:
+def _audited(asked: Trial, base: str, version: str, folder: Path, left_out: frozenset[str], say: Say) -> VersionColumn:
     folders = () if asked.by_tokens else (str(_HERE),)
     installed: tuple[str, ...] = ()
     try:
@@ -128,12 +130,12 @@ def _audited(asked: Asked, base: str, version: str, folder: Path, left_out: froz
             reason = _audit(asked, environment, folder)
     except NotInstalled as error:
         say(f"{asked.package} {version}: {NOT_INSTALLED}: {error}")
-        return Column(version, NOT_INSTALLED, str(error))
+        return VersionColumn(version, NOT_INSTALLED, str(error))
     except OSError as error:
         raise UsageError(f"--out {folder}: cannot write there: {error}") from error
     if reason:
         say(f"{asked.package} {version}: {NOT_AUDITED}: {reason}")
-        return Column(version, NOT_AUDITED, reason, installed)
+        return VersionColumn(version, NOT_AUDITED, reason, installed)
     write_whole(folder / _KEPT, msgspec.json.encode(_Kept(asked, installed)).decode() + "\n")
     column = _column(version, installed, report.load(folder / asked.decoder))
     found = ", ".join(f"{name} {count}" for name, count in column.causes.items())
@@ -141,7 +143,7 @@ def _audited(asked: Asked, base: str, version: str, folder: Path, left_out: froz
     return column
 
 
-def _audit(asked: Asked, environment: Environment, folder: Path) -> str:
+def _audit(asked: Trial, environment: Environment, folder: Path) -> str:
     """Audit into the folder; the reason where that cannot be done, otherwise nothing."""
     python = sys.executable if asked.by_tokens else environment.python
     command = [python, "-m", "eqcheck.cli", "audit", "--json", "--no-corpus", f"--adapter={asked.spec}"]
@@ -173,9 +175,9 @@ def _last_words(said: str) -> str:
     return one_line(" ".join(lines[at:]).removeprefix("eqcheck: "), 400)
 
 
-def _column(version: str, installed: tuple[str, ...], audit: Report) -> Column:
+def _column(version: str, installed: tuple[str, ...], audit: Report) -> VersionColumn:
     violations = audit.violations
-    return Column(
+    return VersionColumn(
         version,
         AUDITED,
         "",

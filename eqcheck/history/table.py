@@ -12,7 +12,7 @@ import msgspec
 from tabulate import tabulate
 
 from eqcheck.contract.escaping import cleaned, code, inline
-from eqcheck.history.auditing import AUDITED, Asked, Column
+from eqcheck.history.auditing import AUDITED, Trial, VersionColumn
 from eqcheck.store.casefile import write_whole
 
 FORMAT: Final = "eqcheck-history/1"
@@ -21,7 +21,7 @@ _FEW = 0.8  # of the cases of the version beside it
 
 
 @dataclass(frozen=True)
-class Change:
+class CauseChange:
     """A cause that is there in one of two neighbours and not in the other; ``doubts`` are reasons to look again."""
 
     fingerprint: str
@@ -32,31 +32,31 @@ class Change:
 
 
 @dataclass(frozen=True)
-class History:
+class VersionTable:
     """The question, a column for each version, and the versions at which causes appeared or vanished."""
 
     format: Literal["eqcheck-history/1"]
-    asked: Asked
-    versions: tuple[Column, ...]
-    changes: tuple[Change, ...]
+    asked: Trial
+    versions: tuple[VersionColumn, ...]
+    changes: tuple[CauseChange, ...]
 
 
-def history(asked: Asked, columns: list[Column]) -> History:
+def history(asked: Trial, columns: list[VersionColumn]) -> VersionTable:
     """The history of columns in the order of their versions; its texts can be printed."""
     plain = cleaned(msgspec.to_builtins(columns))
-    whole = msgspec.convert(plain, tuple[Column, ...])
-    return History(FORMAT, asked, whole, tuple(changes(whole)))
+    whole = msgspec.convert(plain, tuple[VersionColumn, ...])
+    return VersionTable(FORMAT, asked, whole, tuple(changes(whole)))
 
 
-def fingerprints(columns: tuple[Column, ...]) -> list[str]:
+def fingerprints(columns: tuple[VersionColumn, ...]) -> list[str]:
     """The causes of all versions, in the order in which they are seen."""
     return list(dict.fromkeys(name for column in columns for name in column.causes))
 
 
-def changes(columns: tuple[Column, ...]) -> list[Change]:
+def changes(columns: tuple[VersionColumn, ...]) -> list[CauseChange]:
     """Where a cause is seen in one version and not in the one audited before it, or the other way round."""
     audited = [column for column in columns if column.status == AUDITED]
-    changes: list[Change] = []
+    changes: list[CauseChange] = []
     for name in fingerprints(columns):
         for before, after in pairwise(audited):
             if (name in before.causes) == (name in after.causes):
@@ -64,11 +64,17 @@ def changes(columns: tuple[Column, ...]) -> list[Change]:
             shows, lacks = (after, before) if name in after.causes else (before, after)
             change: Literal["appeared", "vanished"] = "appeared" if shows is after else "vanished"
             doubts = tuple(_doubts(columns, before, after, shows, lacks))
-            changes.append(Change(name, change, after.version, before.version, doubts))
+            changes.append(CauseChange(name, change, after.version, before.version, doubts))
     return changes
 
 
-def _doubts(columns: tuple[Column, ...], before: Column, after: Column, shows: Column, lacks: Column) -> list[str]:
+def _doubts(
+    columns: tuple[VersionColumn, ...],
+    before: VersionColumn,
+    after: VersionColumn,
+    shows: VersionColumn,
+    lacks: VersionColumn,
+) -> list[str]:
     """Other reasons why a cause shows in one version and not in its neighbour."""
     hiding = [name for name in lacks.causes if name not in shows.causes]
     doubts = [f"it may hide behind {', '.join(map(code, hiding))} in {lacks.version}"] if hiding else []
@@ -81,7 +87,7 @@ def _doubts(columns: tuple[Column, ...], before: Column, after: Column, shows: C
     return doubts
 
 
-def write(past: History, folder: Path) -> None:
+def write(past: VersionTable, folder: Path) -> None:
     """Write ``history.json`` and ``history.md`` into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     data: dict[str, Any] = msgspec.to_builtins(past)
@@ -89,7 +95,7 @@ def write(past: History, folder: Path) -> None:
     write_whole(folder / "history.md", to_markdown(past))
 
 
-def to_markdown(past: History) -> str:
+def to_markdown(past: VersionTable) -> str:
     """The history for a reader."""
     asked, audited = past.asked, [column for column in past.versions if column.status == AUDITED]
     where = (
@@ -111,7 +117,7 @@ def to_markdown(past: History) -> str:
     return "\n".join(lines)
 
 
-def _changes(past: History) -> list[str]:
+def _changes(past: VersionTable) -> list[str]:
     lines = ["## What changed", ""]
     for change in past.changes:
         doubts = f" But {'; and '.join(change.doubts)}." if change.doubts else ""
@@ -128,7 +134,7 @@ def _changes(past: History) -> list[str]:
     return [*lines, ""] if len(lines) > 2 else []
 
 
-def _table(past: History, audited: list[Column]) -> list[str]:
+def _table(past: VersionTable, audited: list[VersionColumn]) -> list[str]:
     if not past.versions:
         return []
     rows: list[list[str]] = [
@@ -162,7 +168,7 @@ def _table(past: History, audited: list[Column]) -> list[str]:
     ]
 
 
-def _count(column: Column, name: str) -> str:
+def _count(column: VersionColumn, name: str) -> str:
     return "-" if column.status != AUDITED else str(column.causes.get(name, NONE))
 
 
@@ -170,7 +176,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _without(found: History) -> list[str]:
+def _without(found: VersionTable) -> list[str]:
     missing = [column for column in found.versions if column.status != AUDITED]
     if not missing:
         return []
@@ -178,7 +184,7 @@ def _without(found: History) -> list[str]:
     return ["## Versions without an audit", "", *lines, ""]
 
 
-def _installed(audited: list[Column]) -> list[str]:
+def _installed(audited: list[VersionColumn]) -> list[str]:
     if not audited:
         return []
     lines = [f"- {c.version}: {inline(', '.join(c.installed)) or 'what was there already'}" for c in audited]
