@@ -13,7 +13,7 @@ import pytest
 from eqcheck.cli import main
 from eqcheck.contract.errors import UsageError
 from eqcheck.history import auditing
-from eqcheck.history.auditing import AUDITED, NOT_AUDITED, NOT_INSTALLED, PENDING, Trial, VersionColumn, columns, read
+from eqcheck.history.auditing import AUDITED, NOT_AUDITED, NOT_INSTALLED, PENDING, Release, Trial, columns, read
 from eqcheck.history.environments import Environment, NotInstalled, package, versions
 from eqcheck.history.table import changes, history, to_markdown, write
 
@@ -157,8 +157,8 @@ def test_the_command_writes_after_each_version_and_keeps_what_is_there(
 ) -> None:
     (place / ".venv-fake").symlink_to(Path(base).parents[1])
 
-    def audited(asked: Trial, *_: object) -> Iterator[VersionColumn]:
-        yield VersionColumn("1.0", AUDITED, verdict="equivalent", run=6)
+    def audited(asked: Trial, *_: object) -> Iterator[Release]:
+        yield Release("1.0", AUDITED, verdict="equivalent", run=6)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(auditing, "columns", audited)
@@ -204,10 +204,8 @@ def test_hostile_packages_are_refused(text: str) -> None:
         package(text)
 
 
-def column(version: str, *causes: str, run: int = 100, status: str = AUDITED) -> VersionColumn:
-    return VersionColumn(
-        version, status, run=run, causes=dict.fromkeys(causes, 1), verdict="violation" if causes else "tie"
-    )
+def column(version: str, *causes: str, run: int = 100, status: str = AUDITED) -> Release:
+    return Release(version, status, run=run, causes=dict.fromkeys(causes, 1), verdict="violation" if causes else "tie")
 
 
 def test_a_change_says_what_else_it_could_be() -> None:
@@ -226,7 +224,7 @@ def test_a_change_says_what_else_it_could_be() -> None:
 
 def test_hostile_texts_stay_in_their_places() -> None:
     hostile = "crash/exception:<script>|x\n# y\x1b[31m"
-    found = history(ASKED, [column("1", hostile), VersionColumn("2", NOT_INSTALLED, "<b>\n# no\x1b")])
+    found = history(ASKED, [column("1", hostile), Release("2", NOT_INSTALLED, "<b>\n# no\x1b")])
     text = to_markdown(found)
     assert "\x1b" not in text
     assert "<b>" not in text

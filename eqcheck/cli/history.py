@@ -57,7 +57,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.contract import registry
-    from eqcheck.history.auditing import AUDITED, PENDING, Trial, VersionColumn, columns
+    from eqcheck.history.auditing import AUDITED, PENDING, Release, Trial, columns
     from eqcheck.history.environments import package, versions
     from eqcheck.history.table import history, to_markdown, write
     from eqcheck.workers.interpreter import environment
@@ -72,11 +72,11 @@ def run(options: argparse.Namespace) -> int:
     asked = Trial(options.adapter, decoder.name, named, options.cases, options.seed, by_tokens)
     writable(options.out, decoder.name)
     folder = options.out / decoder.name
-    audited: list[VersionColumn] = []
+    audited: list[Release] = []
 
     def keep() -> None:
         """Write what there is; versions still to come are in it."""
-        waiting = [VersionColumn(version, PENDING) for version in wanted[len(audited) :]]
+        waiting = [Release(version, PENDING) for version in wanted[len(audited) :]]
         write(history(asked, audited + waiting), folder)
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the environment is removed then, too

@@ -46,7 +46,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class VersionColumn:
+class Release:
     """One version: what was installed and what its audit found, or why there is no audit.
 
     ``causes`` counts the drawn cases by fingerprint; ``known`` has the links that the adapter declares.
@@ -72,9 +72,7 @@ class _Kept:
     installed: tuple[str, ...]
 
 
-def columns(
-    asked: Trial, base: str, versions: list[str], folder: Path, say: Say
-) -> Generator[VersionColumn, None, None]:
+def columns(asked: Trial, base: str, versions: list[str], folder: Path, say: Say) -> Generator[Release, None, None]:
     """Audit each version on top of the environment of the Python ``base``; a column each, as soon as it is there.
 
     Raises `UsageError` where ``base`` does not have the package, or the folder cannot be written.
@@ -91,7 +89,7 @@ def columns(
         yield _audited(asked, base, version, folder / version, left_out, say)
 
 
-def read(asked: Trial, version: str, folder: Path) -> VersionColumn | None:
+def read(asked: Trial, version: str, folder: Path) -> Release | None:
     """The column of a version whose audit is kept in its folder; None where there is none of what is asked."""
     try:
         kept = msgspec.json.decode((folder / _KEPT).read_bytes(), type=_Kept)
@@ -116,7 +114,7 @@ def _left_out(asked: Trial, base: str) -> frozenset[str]:
             return frozenset()
 
 
-def _audited(asked: Trial, base: str, version: str, folder: Path, left_out: frozenset[str], say: Say) -> VersionColumn:
+def _audited(asked: Trial, base: str, version: str, folder: Path, left_out: frozenset[str], say: Say) -> Release:
     folders = () if asked.by_tokens else (str(_HERE),)
     installed: tuple[str, ...] = ()
     try:
@@ -130,12 +128,12 @@ def _audited(asked: Trial, base: str, version: str, folder: Path, left_out: froz
             reason = _audit(asked, environment, folder)
     except NotInstalled as error:
         say(f"{asked.package} {version}: {NOT_INSTALLED}: {error}")
-        return VersionColumn(version, NOT_INSTALLED, str(error))
+        return Release(version, NOT_INSTALLED, str(error))
     except OSError as error:
         raise UsageError(f"--out {folder}: cannot write there: {error}") from error
     if reason:
         say(f"{asked.package} {version}: {NOT_AUDITED}: {reason}")
-        return VersionColumn(version, NOT_AUDITED, reason, installed)
+        return Release(version, NOT_AUDITED, reason, installed)
     write_whole(folder / _KEPT, msgspec.json.encode(_Kept(asked, installed)).decode() + "\n")
     column = _column(version, installed, report.load(folder / asked.decoder))
     found = ", ".join(f"{name} {count}" for name, count in column.causes.items())
@@ -175,9 +173,9 @@ def _last_words(said: str) -> str:
     return one_line(" ".join(lines[at:]).removeprefix("eqcheck: "), 400)
 
 
-def _column(version: str, installed: tuple[str, ...], audit: Report) -> VersionColumn:
+def _column(version: str, installed: tuple[str, ...], audit: Report) -> Release:
     violations = audit.violations
-    return VersionColumn(
+    return Release(
         version,
         AUDITED,
         "",

@@ -12,7 +12,7 @@ import msgspec
 from tabulate import tabulate
 
 from eqcheck.contract.escaping import cleaned, code, inline
-from eqcheck.history.auditing import AUDITED, Trial, VersionColumn
+from eqcheck.history.auditing import AUDITED, Release, Trial
 from eqcheck.store.casefile import write_whole
 
 FORMAT: Final = "eqcheck-history/1"
@@ -37,23 +37,23 @@ class VersionTable:
 
     format: Literal["eqcheck-history/1"]
     asked: Trial
-    versions: tuple[VersionColumn, ...]
+    versions: tuple[Release, ...]
     changes: tuple[CauseChange, ...]
 
 
-def history(asked: Trial, columns: list[VersionColumn]) -> VersionTable:
+def history(asked: Trial, columns: list[Release]) -> VersionTable:
     """The history of columns in the order of their versions; its texts can be printed."""
     plain = cleaned(msgspec.to_builtins(columns))
-    whole = msgspec.convert(plain, tuple[VersionColumn, ...])
+    whole = msgspec.convert(plain, tuple[Release, ...])
     return VersionTable(FORMAT, asked, whole, tuple(changes(whole)))
 
 
-def fingerprints(columns: tuple[VersionColumn, ...]) -> list[str]:
+def fingerprints(columns: tuple[Release, ...]) -> list[str]:
     """The causes of all versions, in the order in which they are seen."""
     return list(dict.fromkeys(name for column in columns for name in column.causes))
 
 
-def changes(columns: tuple[VersionColumn, ...]) -> list[CauseChange]:
+def changes(columns: tuple[Release, ...]) -> list[CauseChange]:
     """Where a cause is seen in one version and not in the one audited before it, or the other way round."""
     audited = [column for column in columns if column.status == AUDITED]
     changes: list[CauseChange] = []
@@ -69,11 +69,11 @@ def changes(columns: tuple[VersionColumn, ...]) -> list[CauseChange]:
 
 
 def _doubts(
-    columns: tuple[VersionColumn, ...],
-    before: VersionColumn,
-    after: VersionColumn,
-    shows: VersionColumn,
-    lacks: VersionColumn,
+    columns: tuple[Release, ...],
+    before: Release,
+    after: Release,
+    shows: Release,
+    lacks: Release,
 ) -> list[str]:
     """Other reasons why a cause shows in one version and not in its neighbour."""
     hiding = [name for name in lacks.causes if name not in shows.causes]
@@ -134,7 +134,7 @@ def _changes(past: VersionTable) -> list[str]:
     return [*lines, ""] if len(lines) > 2 else []
 
 
-def _table(past: VersionTable, audited: list[VersionColumn]) -> list[str]:
+def _table(past: VersionTable, audited: list[Release]) -> list[str]:
     if not past.versions:
         return []
     rows: list[list[str]] = [
@@ -168,7 +168,7 @@ def _table(past: VersionTable, audited: list[VersionColumn]) -> list[str]:
     ]
 
 
-def _count(column: VersionColumn, name: str) -> str:
+def _count(column: Release, name: str) -> str:
     return "-" if column.status != AUDITED else str(column.causes.get(name, NONE))
 
 
@@ -184,7 +184,7 @@ def _without(found: VersionTable) -> list[str]:
     return ["## Versions without an audit", "", *lines, ""]
 
 
-def _installed(audited: list[VersionColumn]) -> list[str]:
+def _installed(audited: list[Release]) -> list[str]:
     if not audited:
         return []
     lines = [f"- {c.version}: {inline(', '.join(c.installed)) or 'what was there already'}" for c in audited]
