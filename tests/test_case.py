@@ -22,7 +22,7 @@ from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.decoding.harness import models, run, truth_of
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.about_transparent import COUNTERS
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.oracle.check import judge
 from eqcheck.strategies import cases
@@ -247,7 +247,7 @@ def test_drawn_cases_cover_everything() -> None:
     explore()
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
     trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
-    assert set(raised) | seldom | trees == set(COUNTERS)
+    assert set(raised) | seldom | trees == set(TRANSPARENT.counters)
 
 
 ROUNDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)

@@ -22,7 +22,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoder import RowOptions, decoder
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about_checkpoint import COUNTERS
+from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint import drawing
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
@@ -117,7 +117,7 @@ def test_every_pattern_that_is_asked_for_is_seen_to_be_played(tmp_path: Path) ->
     assert all(asked == played for asked, played in rounds.values())
     names = ("dictated", "dictated_played", "ragged_round", "all_rejected", "all_accepted")
     for name in (*names, "eos_inside_block", "eos_rejected", "limit_inside_block"):
-        assert name in COUNTERS
+        assert name in CHECKPOINT.counters
         assert found.coverage.get(name, 0) > 0, name
     assert not [warning for warning in found.warnings if "round" in warning]
     text = to_markdown(report_of(found, tmp_path))

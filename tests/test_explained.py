@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import eqcheck.explanation.handbook
 from eqcheck.contract.errors import EqcheckError
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.explanation.handbook import Cause, Explained, about, reading
+from eqcheck.explanation import handbook
+from eqcheck.explanation.handbook import Chapter, RootCause, about, parsed
 
-FOLDER = Path(eqcheck.explanation.handbook.__file__).parent
+FOLDER = Path(handbook.__file__).parent
 LINK = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+#[1-9]\d*|https://[\w./-]+")
 FILE = """+++
 kind = "mask/window"
@@ -40,7 +40,7 @@ Keep it.
 """
 
 
-def flaws(explained: Explained) -> list[str]:
+def flaws(explained: Chapter) -> list[str]:
     """What is amiss with an explanation."""
     texts = [explained.example, explained.fix, *(cause.what for cause in explained.causes)]
     found = [f"no sentence: {text!r}" for text in texts if not re.fullmatch(r"[A-Z`].*\.", text)]
@@ -60,11 +60,11 @@ def test_explanations_are_sentences_and_links(fingerprint: str) -> None:
 
 
 def test_a_flaw_is_seen() -> None:
-    right = Explained("Id 7 is lost.", (Cause("A slot is cleared.", ("vllm-project/vllm#1",)),), "Keep it.")
+    right = Chapter("Id 7 is lost.", (RootCause("A slot is cleared.", ("vllm-project/vllm#1",)),), "Keep it.")
     assert not flaws(right)
-    assert flaws(Explained("", (), "Keep it.")) == ["no sentence: ''", "no cause"]
-    assert flaws(Explained("Lost", right.causes, "Keep\x1bit."))
-    assert flaws(Explained("Lost.", (Cause("Why.", ("vllm#1",)),), "Keep it."))
+    assert flaws(Chapter("", (), "Keep it.")) == ["no sentence: ''", "no cause"]
+    assert flaws(Chapter("Lost", right.causes, "Keep\x1bit."))
+    assert flaws(Chapter("Lost.", (RootCause("Why.", ("vllm#1",)),), "Keep it."))
 
 
 def test_causes_that_were_reported_come_first() -> None:
@@ -74,8 +74,8 @@ def test_causes_that_were_reported_come_first() -> None:
 
 
 def test_a_file_is_read_into_its_record() -> None:
-    causes = (Cause("A slot is cleared.", ("vllm-project/vllm#1",)), Cause("A `b` is lost."))
-    assert reading.parsed("mask/window", FILE) == Explained("Id 7 is lost.", causes, "Keep it.")
+    causes = (RootCause("A slot is cleared.", ("vllm-project/vllm#1",)), RootCause("A `b` is lost."))
+    assert parsed("mask/window", FILE) == Chapter("Id 7 is lost.", causes, "Keep it.")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_malformed_file_is_one_clear_error(
     right: str, wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert FILE.count(right) == 1
-    monkeypatch.setattr(reading, "_HERE", tmp_path)
+    monkeypatch.setattr(handbook, "_HERE", tmp_path)
     (tmp_path / "mask").mkdir()
     (tmp_path / "mask" / "window.md").write_text(FILE.replace(right, wrong))
     with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/explanation/handbook/mask/window.md: {said}")):

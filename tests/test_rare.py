@@ -16,7 +16,7 @@ from eqcheck.catalogue.faults.rare import RARE
 from eqcheck.contract import registry
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.drawing.cases import USUAL
-from eqcheck.lanes.about_transparent import COUNTERS
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.result.findings import Options
 from eqcheck.selfcheck import faults as module
@@ -48,7 +48,7 @@ def test_an_audit_meets_large_cases_and_special_ids() -> None:
     result = audit(replace(registry.load("eqspec"), capabilities=()), Options(cases=300))
     assert result.verdict == "equivalent"
     for name in (*SPECIAL, "equal_prompts", "prompt_begins_another", "row_past_64", "row_past_128"):
-        assert name in COUNTERS
+        assert name in TRANSPARENT.counters
         assert result.coverage[name] >= 3, name
     largest = result.tally.reached
     assert largest["rows"] == WIDE.rows

@@ -19,7 +19,8 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Deviation, Explanation, Given, Query, Search, Slot
-from eqcheck.explanation.text import render, say, searched
+from eqcheck.explanation.statements import say, searched
+from eqcheck.explanation.text import render
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge

@@ -18,7 +18,7 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
-    `eqcheck.explanation.text.say` fills in. Among the deviations of one call the least ``rank`` is the cause. An
+    `eqcheck.explanation.statements.say` fills in. Among the deviations of one call the least ``rank`` is the cause. An
     ``inherited`` deviation is no cause where an earlier query explains it. ``mended_by`` is a component whose repair
     also speaks for this kind.
     """

@@ -22,6 +22,11 @@ class Notice(str):
         self.kind = kind
         return self
 
+    @property
+    def words(self) -> str:
+        """The warning without its kind."""
+        return self.removeprefix(f"{self.kind}:").lstrip() if self.kind else str(self)
+
 
 def kind_of(warning: str) -> str:
     """The kind of a warning; empty for one in words alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eqcheck.contract.escaping import one_line
@@ -152,7 +152,7 @@ class Explanation:
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
     ``subject`` says what is concerned, where a kind has several: what was raised, which option, which edit of a search.
-    ``detail`` adds what the kind alone does not say, and ``facts`` are what it is made of
+    ``detail`` adds to the kind, ``clauses`` are its parts where several are told apart, and ``facts`` the data in it
     (`eqcheck.explanation.statements`); ``basis`` says what a cause without a query rests on; ``repair`` is the second
     opinion, None where none was sought. ``tied``: what was seen ties the wrong token to the cause
     (`eqcheck.attribution.witnesses`). ``search`` says how the cause was found where nothing could be read. ``permuted``
@@ -168,6 +168,7 @@ class Explanation:
     expected: int | None = None
     observed: int | None = None
     detail: str = ""
+    clauses: tuple[str, ...] = ()
     facts: dict[str, int | str] = field(default_factory=dict, hash=False)
     query: Query | None = None
     deviations: tuple[Deviation, ...] = ()
@@ -191,6 +192,19 @@ class Explanation:
         """``component/kind``, and the subject where there is one: two violations with one fingerprint are one bug."""
         base = f"{self.component}/{self.kind}"
         return f"{base}:{self.subject}" if self.subject else base
+
+    @property
+    def said(self) -> list[str]:
+        """The detail as clauses."""
+        return list(self.clauses) or [self.detail] * bool(self.detail)
+
+    def saying(self, *clauses: str) -> Explanation:
+        """The explanation with other clauses as its detail.
+
+        >>> Explanation("sampling", "residual").saying("one", "two").detail
+        'one; two'
+        """
+        return replace(self, detail="; ".join(clauses), clauses=clauses if len(clauses) > 1 else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

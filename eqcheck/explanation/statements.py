@@ -1,11 +1,12 @@
-"""What is said of a cause beside its kind: statements by name, the facts in them as data, and their words."""
+"""Facts as clauses and sentences: statements by name, deviations, a search, the condition of a cause."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from eqcheck.explanation.records import Explanation, many
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.records import Deviation, Explanation, Search, many
 
 # Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
 STATEMENTS = {
@@ -165,7 +166,7 @@ def held(kind: str, row: int | None, position: int | None, last: int | None = No
     return f"{'' if own == kind else f'row {row}, '}{_AT[own]}{at}"
 
 
-def held_within(kind: str, row: int | None, position: int | None) -> str:
+def held_within(kind: str, row: int | None, position: int | None, article: str = "the ") -> str:
     """The same within a sentence.
 
     >>> held_within("other-draft", 1, 3), held_within("pad", None, None)
@@ -174,7 +175,7 @@ def held_within(kind: str, row: int | None, position: int | None) -> str:
     own = kind.removeprefix("other-")
     if own not in _AT:
         return {"pad": "a pad", "draft model": "an entry of the draft model"}.get(kind, kind)
-    draft = f"the {_AT[own]}" if _AT[own] else ""
+    draft = f"{article}{_AT[own]}" if _AT[own] else ""
     return f"{draft}position {position}{'' if own == kind else f' of row {row}'}"
 
 
@@ -208,3 +209,84 @@ def nothing_expected(e: Explanation) -> bool:
     True
     """
     return not e.expected_row and e.expected is None
+
+
+def sentence(clause: str) -> str:
+    """A clause as a sentence.
+
+    >>> sentence("the row ends too early")
+    'The row ends too early.'
+    """
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def searched(search: Search) -> list[str]:
+    """What a search found, as clauses.
+
+    >>> for clause in searched(Search("pads-seen", "pads are seen", 3, 4, 2e-6, tried=390)):
+    ...     print(clause)
+    the reference emits 3 of 4 wrong tokens if pads are seen
+    390 edits were tried, and any of them does so by chance with probability 2e-06
+    """
+    if not search.surprising:
+        return [search.words]
+    cases = f"{many(search.cases, 'case')} like this one, of which {search.wrong_cases} are wrong"
+    where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
+    found = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
+    if search.chance:
+        sure = f"any of them does so by chance with probability {search.chance:.1g}"
+        found.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
+    else:
+        found.append("the options forbid a token that was emitted, so this is no chance")
+    return found + [f"as much is explained by {rival}" for rival in search.rivals]
+
+
+def about_condition(needs: Sequence[str], plain: str) -> str:
+    """What a case needs in order to fail, and whether the fault is the speculation's.
+
+    >>> about_condition(("token-budget",), "right")
+    'Needs token-budget. Without speculation the engine is right on this case.'
+    """
+    options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
+    needed = f"Needs {', '.join(options)}" if options else "Needs no option: it fails at the defaults"
+    needed += ", with many rows." if many_rows else "."
+    if plain == "right":
+        return f"{needed} Without speculation the engine is right on this case."
+    if not plain:
+        return needed
+    return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
+
+
+def reason(e: Explanation) -> str:
+    """What is said of the cause beside its kind, in one line."""
+    return e.detail or " ".join(map(sentence, searched(e.search))) if e.search else e.detail
+
+
+def say(d: Deviation) -> str:
+    """One deviation as a clause.
+
+    >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
+    'the query carries position 7 where position 5 is right'
+    """
+    if d.origin == "blank":
+        return f"slot {d.slot} was never written and is seen"
+    slot = f"slot {d.slot}"
+    return KINDS[d.kind].clause.format(
+        slot=slot,
+        at=f"position {d.token_position}",
+        held=_held(d),
+        bare=_held(d, ""),
+        origin=d.origin,
+        reason=f" ({d.origin})" if d.origin else "",
+        seen="" if d.slot is None else f"{slot} is seen, and ",
+        token=d.token,
+        expected=d.expected,
+        observed=d.observed,
+    )
+
+
+def _held(d: Deviation, article: str = "the ") -> str:
+    """The content of a slot, within a sentence."""
+    if d.source == "filler":
+        return f"{d.origin} (id {d.token})"
+    return held_within(d.source, d.of_row, d.of_position, article) or d.origin or "an unknown entry"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Search, Slot, many
-from eqcheck.explanation.statements import held_within, nothing_expected, said
+from eqcheck.explanation.records import BY_TOKENS, Explanation, Given, Slot, many
+from eqcheck.explanation.statements import about_condition, nothing_expected, said, say, searched, sentence
 from eqcheck.explanation.terminal import WHOLE, table, wrapped
 
 
@@ -18,7 +18,7 @@ def render(explanation: Explanation, width: int = WHOLE) -> str:
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'
     """
-    head = f"{explanation.fingerprint} - {KINDS[explanation.kind].meaning}"
+    head = headline(explanation)
     if explanation.row is None or explanation.token_index is None:
         return wrapped(f"{head}\n  {explanation.detail}", width)
     if explanation.component == "sampling":
@@ -36,6 +36,11 @@ def render(explanation: Explanation, width: int = WHOLE) -> str:
     return wrapped("\n".join(lines), width)
 
 
+def headline(e: Explanation) -> str:
+    """The fingerprint and its meaning."""
+    return f"{e.fingerprint} - {KINDS[e.kind].meaning}"
+
+
 def argument(e: Explanation) -> list[tuple[str, list[str]]]:
     """The sentences of `render` by the word that they begin with; without rows, witnesses and picture.
 
@@ -51,6 +56,16 @@ def argument(e: Explanation) -> list[tuple[str, list[str]]]:
     return [let, *([("Then", then)] if (then := _then(e)) else []), ("However", _however(e))]
 
 
+def kinds_known(e: Explanation) -> bool:
+    """Whether it is of kinds that this eqcheck has, so that it can be told anew."""
+    return {e.kind, *(deviation.kind for deviation in e.deviations)} <= KINDS.keys()
+
+
+def explained(e: Explanation, needs: Sequence[str], plain: str, width: int = WHOLE) -> str:
+    """The text of an explanation, and where it is known how the engine does without speculation, `about_condition`."""
+    return render(e, width) + (wrapped(f"\n  {about_condition(needs, plain)}", width) if plain else "")
+
+
 def _laid_out(begin: str, sentences: Sequence[str]) -> list[str]:
     """Sentences below one another, behind the word that the first begins with."""
     head = f"  {begin + ',' if begin == 'However' else begin:<5} "
@@ -58,7 +73,7 @@ def _laid_out(begin: str, sentences: Sequence[str]) -> list[str]:
 
 
 def _clauses(e: Explanation) -> list[str]:
-    return [sentence(clause) for clause in e.detail.split("; ") if clause]
+    return [sentence(clause) for clause in e.said]
 
 
 def _witnesses(e: Explanation) -> list[str]:
@@ -173,57 +188,6 @@ def _however(e: Explanation) -> list[str]:
     return [f"{clauses[0]}.", *map(sentence, clauses[1:])]
 
 
-def sentence(clause: str) -> str:
-    """A clause as a sentence.
-
-    >>> sentence("the row ends too early")
-    'The row ends too early.'
-    """
-    return f"{clause[:1].upper()}{clause[1:]}."
-
-
-def searched(search: Search) -> list[str]:
-    """What a search found, as clauses.
-
-    >>> for clause in searched(Search("pads-seen", "pads are seen", 3, 4, 2e-6, tried=390)):
-    ...     print(clause)
-    the reference emits 3 of 4 wrong tokens if pads are seen
-    390 edits were tried, and any of them does so by chance with probability 2e-06
-    """
-    if not search.surprising:
-        return [search.words]
-    cases = f"{many(search.cases, 'case')} like this one, of which {search.wrong_cases} are wrong"
-    where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
-    found = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
-    if search.chance:
-        sure = f"any of them does so by chance with probability {search.chance:.1g}"
-        found.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
-    else:
-        found.append("the options forbid a token that was emitted, so this is no chance")
-    return found + [f"as much is explained by {rival}" for rival in search.rivals]
-
-
-def about_condition(needs: Sequence[str], plain: str) -> str:
-    """What a case needs in order to fail, and whether the fault is the speculation's.
-
-    >>> about_condition(("token-budget",), "right")
-    'Needs token-budget. Without speculation the engine is right on this case.'
-    """
-    options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
-    needed = f"Needs {', '.join(options)}" if options else "Needs no option: it fails at the defaults"
-    needed += ", with many rows." if many_rows else "."
-    if plain == "right":
-        return f"{needed} Without speculation the engine is right on this case."
-    if not plain:
-        return needed
-    return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
-
-
-def reason(e: Explanation) -> str:
-    """What is said of the cause beside its kind, in one line."""
-    return e.detail or " ".join(map(sentence, searched(e.search))) if e.search else e.detail
-
-
 def _difference(e: Explanation) -> str:
     """The first difference of the row as a clause."""
     right = _id(e.expected, e)
@@ -234,36 +198,6 @@ def _difference(e: Explanation) -> str:
     if nothing_expected(e) and e.kind not in _ENDS:
         return f"{wrong}, which was drawn"
     return f"{wrong} where {right} is right" if e.expected is not None else f"{wrong} where the row should have ended"
-
-
-def say(d: Deviation) -> str:
-    """One deviation as a clause.
-
-    >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
-    'the query carries position 7 where position 5 is right'
-    """
-    if d.origin == "blank":
-        return f"slot {d.slot} was never written and is seen"
-    slot, held = f"slot {d.slot}", _held(d)
-    return KINDS[d.kind].clause.format(
-        slot=slot,
-        at=f"position {d.token_position}",
-        held=held,
-        bare=held.removeprefix("the "),
-        origin=d.origin,
-        reason=f" ({d.origin})" if d.origin else "",
-        seen="" if d.slot is None else f"{slot} is seen, and ",
-        token=d.token,
-        expected=d.expected,
-        observed=d.observed,
-    )
-
-
-def _held(d: Deviation) -> str:
-    """What a slot holds, within a sentence."""
-    if d.source == "filler":
-        return f"{d.origin} (id {d.token})"
-    return held_within(d.source, d.of_row, d.of_position) or d.origin or "an unknown entry"
 
 
 def consequences(e: Explanation) -> list[str]:
@@ -288,7 +222,7 @@ def _picture(e: Explanation, width: int) -> list[str]:
         index = "none" if slot.index is None else slot.index
         blank = slot.holds == "blank"
         held = "-" if slot.position is None or blank else slot.position
-        shown = "-" if blank else _id(slot.token, e).removeprefix("id ")
+        shown = "-" if blank else _marked(slot.token, e)
         rows.append([index, slot.holds, shown, held, position, seen, right, "<--" if wrong else ""])
     headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
     short = ["slot", "holds", "id", "at", "right", "seen", "right", ""]
@@ -336,9 +270,14 @@ _ENDS = ("past-eos", "over-length", "pad-in-output")  # what stands behind the e
 
 
 def _id(token: int | None, e: Explanation, observed: bool = False) -> str:
-    """An id in words, with what it is besides: the pad id, an EOS, or what the draft proposed there."""
+    """An id in words."""
+    return f"id {_marked(token, e, observed)}"
+
+
+def _marked(token: int | None, e: Explanation, observed: bool = False) -> str:
+    """An id with what it is besides: the pad id, an EOS, or what the draft proposed there."""
     given = e.given
     marks = ["pad id"] if given and token == given.pad_token_id else []
     marks += ["EOS"] if given and token in (given.eos_token_ids or ()) else []
     marks += ["draft token"] if observed and token in e.drafted else []
-    return f"id {token}" + (f" ({', '.join(marks)})" if marks else "")
+    return f"{token} ({', '.join(marks)})" if marks else str(token)

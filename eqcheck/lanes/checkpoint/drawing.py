@@ -1,7 +1,7 @@
 """Cases as an engine meets them in service, drawn within what it can do.
 
 An engine takes seconds to start under new settings, so cases come in blocks: settings are drawn for a block, rows for
-each case. `eqcheck.lanes.about_checkpoint` names what a case exercises; where the engine counts, whether it happened.
+each case. `eqcheck.lanes.about` names what a case exercises; where the engine counts, whether it happened.
 """
 
 from __future__ import annotations

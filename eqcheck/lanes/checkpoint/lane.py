@@ -22,7 +22,7 @@ from eqcheck.contract.decoder import CAPABILITIES, Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.lanes.about_checkpoint import COUNTERS
+from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
@@ -264,7 +264,7 @@ def _warnings(result: Audit) -> list[str]:
         found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
-        said = f"no case was seen to exercise: {'; '.join(f'{n} ({COUNTERS[n]})' for n in missing)}"
+        said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
         found.append(Notice(said, VACUOUS))
     found += [*_about_rounds(result), *_about_contexts(result)]
     found += declining.of_requirements(result.decoder)

@@ -26,7 +26,7 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.text import reason
+from eqcheck.explanation.statements import reason
 from eqcheck.result.findings import Finding
 
 _RUN_S = 300.0

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about_sampling import COUNTERS
+from eqcheck.lanes.about import SAMPLING
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
@@ -94,11 +94,11 @@ def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible:
             f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
         )
     if not found and crossed:
-        clauses.append("; ".join(["no part of a round leads clearly", *_hints(wealth)]))
+        clauses += ["no part of a round leads clearly", *_hints(wealth)]
     kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0]}
     facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
-    explanation = replace(first or Explanation("sampling", kind), kind=kind, detail="; ".join(clauses), facts=facts)
+    explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
 
 
@@ -107,8 +107,13 @@ def _hints(wealth: Wealth) -> list[str]:
     best = wealth.best()[0][0]
     hints = [] if best.startswith(SAYS_NOTHING) else [f"the bet that earns most is on {in_words(best)}"]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
-    if others and most >= math.log(DOUBT) and others[0][0] < math.log(NOTHING_SEEN) and f"regime_{name}" in COUNTERS:
-        hints.append(f"it shows only where {COUNTERS[f'regime_{name}']}")
+    if (
+        others
+        and most >= math.log(DOUBT)
+        and others[0][0] < math.log(NOTHING_SEEN)
+        and f"regime_{name}" in SAMPLING.counters
+    ):
+        hints.append(f"it shows only where {SAMPLING.counters[f'regime_{name}']}")
     return hints
 
 

@@ -127,7 +127,7 @@ def _explanation(
 
 
 def exercised(done: SampledRun) -> list[str]:
-    """What a case exercised, by `eqcheck.lanes.about_sampling.COUNTERS`."""
+    """What a case exercised, by `eqcheck.lanes.about.SAMPLING`."""
     case, outputs = done.case, done.run.outputs
     if outputs is None:
         return []

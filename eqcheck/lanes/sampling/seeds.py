@@ -90,15 +90,13 @@ def broken_promise(
     same = zip(first, other, strict=False)
     seed = getattr(case.rows[row], "options", case.rows[row]).seed
     index = next((i for i, (a, b) in enumerate(same) if a != b), min(len(first), len(other)))
-    return Explanation(
+    read = Explanation(
         "sampling",
         "seed-ignored" if level == "repeatable" else "batch-dependent",
         row=row,
         token_index=index,
         observed=other[index] if index < len(other) else None,
         expected=first[index] if index < len(first) else None,
-        detail=f"row {row} has the seed {seed}, and with {what} it emits other tokens from new token "
-        f"{index} on; the decoder promises seeds={case.promise!r}",
         facts={"seed": str(seed), "changed": what, "promise": case.promise},
         expected_row=first,
         observed_row=other,
@@ -107,3 +105,5 @@ def broken_promise(
         subject=level if level != "repeatable" else "",
         tied=True,
     )
+    emits = f"row {row} has the seed {seed}, and with {what} it emits other tokens from new token {index} on"
+    return read.saying(emits, f"the decoder promises seeds={case.promise!r}")

@@ -11,7 +11,7 @@ from eqcheck.attribution.losses import all_warnings, settled
 from eqcheck.contract.decoder import CACHE_STATES
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
-from eqcheck.lanes.about_transparent import AXES, REACHED
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
@@ -34,7 +34,7 @@ def conclusions(result: Audit) -> None:
     result.findings = with_axes(result)
     result.vacuous = bool(tally.run) and not result.coverage.get("target_called")
     result.facts |= {
-        "reached": {**dict.fromkeys(REACHED, 0), **tally.reached},
+        "reached": {**dict.fromkeys(TRANSPARENT.reached, 0), **tally.reached},
         "matrix": _matrix(result),
         "cache_states": _cache_states(result),
         "draft_losses": dict(sorted(settled(tally.losses).items())),
@@ -73,7 +73,7 @@ def _cases(places: Places) -> int:
 
 def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
     """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
-    counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in AXES}
+    counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
         counts[axis][value] = [failing[axis, value], run[axis, value]]
     return counts

@@ -17,7 +17,7 @@ from eqcheck.decoding.run import Run, Truth
 from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.hashlm.trace import TARGET
-from eqcheck.lanes.about_transparent import COUNTERS
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.result.declining import unseen
 
 ESSENTIAL = (
@@ -182,11 +182,10 @@ def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]
 
     The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
     """
-    missing = [f"{name} ({COUNTERS[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
+    missing = [f"{name} ({TRANSPARENT.counters[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
     found = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
-        said = (
-            f"no case was seen to exercise: off_spine ({COUNTERS['off_spine']}); where only first choices are accepted"
-        )
+        said = f"no case was seen to exercise: off_spine ({TRANSPARENT.counters['off_spine']}); "
+        said += "where only first choices are accepted"
         found.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
     return list(found)

@@ -136,7 +136,7 @@ def _explanation(
 def _exercised(
     case: SampledEngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]
 ) -> Sequence[str]:
-    """What a case exercised, by `eqcheck.lanes.about_checkpoint.SAMPLED`."""
+    """What a case exercised, by `eqcheck.lanes.about.CHECKPOINT`."""
     options = [case.rows[number].options for number in case.sampled]
     rows = range(len(case.rows))
     seen = {

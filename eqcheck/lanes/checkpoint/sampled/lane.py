@@ -164,14 +164,17 @@ class CheckpointSamplingLane(SamplingLane):
             shown = found.gathered.explained(self.cause(self.gathered))
             assert shown.explanation is not None
             explanation = self._weighed(shown.explanation, wrong)
-            words = (
-                f"{explanation.detail}. That is of the request below, drawn again and again; in the audit the evidence "
-                f"reached {audit.supremum:.2g} within {audit.tokens} tokens{self._where()}"
-            )
+            *clauses, last = explanation.said
+            clauses += [
+                f"{last}. That is of the request below, drawn again and again",
+                f"in the audit the evidence reached {audit.supremum:.2g} within {audit.tokens} tokens{self._where()}",
+            ]
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
-                words += f"; in {cases} of it a token was emitted that has no probability under the options of its row"
-            explanation = replace(explanation, detail=words)
+                clauses.append(
+                    f"in {cases} of it a token was emitted that has no probability under the options of its row"
+                )
+            explanation = explanation.saying(*clauses)
         return replace(
             finding,
             outcome=replace(shown, case=case, explanation=explanation),
@@ -193,9 +196,9 @@ class CheckpointSamplingLane(SamplingLane):
         if wrong is None:
             return explanation
         if explanation.kind in OF_GREEDY_TOO:
-            return replace(explanation, detail=f"{explanation.detail}; greedy rows are wrong as well")
-        detail = f"{explanation.detail}; greedy rows are wrong as well, so the cause is not in the sampling alone"
-        return replace(explanation, component="unattributed", kind="unattributed", detail=detail)
+            return explanation.saying(*explanation.said, "greedy rows are wrong as well")
+        alone = "greedy rows are wrong as well, so the cause is not in the sampling alone"
+        return replace(explanation.saying(*explanation.said, alone), component="unattributed", kind="unattributed")
 
     def _with_script(self, finding: Finding) -> Finding:
         """The finding with its script, if it was seen to show it."""

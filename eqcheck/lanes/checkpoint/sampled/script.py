@@ -15,7 +15,7 @@ from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
-from eqcheck.explanation.text import reason
+from eqcheck.explanation.statements import reason
 from eqcheck.lanes.checkpoint.sampled import shown
 from eqcheck.lanes.checkpoint.script import SETTINGS, SHARED, in_docstring, row_text, run, shared
 from eqcheck.result.findings import Finding
