@@ -12,12 +12,11 @@ from jinja2 import Environment
 from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about_transparent import COUNTERS
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.report import templates
-from eqcheck.report.finding import readable, timeline, tokens
-from eqcheck.report.page import to_html
-from eqcheck.report.page_of_decode import trace_page
-from eqcheck.report.picture import Column, cell, columns, committed, drafts
+from eqcheck.report.finding import readable, tokens
+from eqcheck.report.page import to_html, trace_page
+from eqcheck.report.picture import SlotColumn, cell, columns, committed, drafts, timeline
 from eqcheck.report.templates import page
 from eqcheck.result.findings import Evidence, OtherCase
 from eqcheck.result.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
@@ -44,7 +43,7 @@ def test_neighbours_that_are_alike_are_gathered_and_wrong_ones_never() -> None:
     ("held", "kind"), [("other-token", "other"), ("pad", "pad"), ("draft model", "other"), ("?", "unknown")]
 )
 def test_what_a_slot_holds_has_a_class_of_a_fixed_list(held: str, kind: str) -> None:
-    assert Column("0", DrawnSlot("words", 1, 1, True, "", held), (), False).kind == kind
+    assert SlotColumn("0", DrawnSlot("words", 1, 1, True, "", held), (), False).kind == kind
 
 
 def test_rounds_say_which_drafts_were_accepted_and_where_tokens_lie_in_the_output() -> None:
@@ -101,7 +100,7 @@ def test_twenty_causes_with_stories_are_less_than_3_mb() -> None:
 
 def test_a_page_is_made_of_the_json_alone_and_imports_no_model() -> None:
     code = (
-        "import sys; from eqcheck.report import load; from eqcheck.report.page import to_html\n"
+        "import sys; from eqcheck.report import load; from eqcheck.report.page import to_html, trace_page\n"
         f"assert to_html(load({str(ROOT / 'reports' / 'vllm')!r})).startswith('<!doctype html>')\n"
         "sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
     )
@@ -143,7 +142,7 @@ def test_what_was_never_exercised_and_what_is_vacuous_is_said_loudly() -> None:
     text = to_html(loud)
     assert "<b>VACUOUS</b> no case was seen" in " ".join(text.split())
     assert text.count('class="never"') > 20
-    full = replace(report, coverage={**dict.fromkeys(COUNTERS, 1), **report.coverage})
+    full = replace(report, coverage={**dict.fromkeys(TRANSPARENT.counters, 1), **report.coverage})
     assert 'class="never"' not in to_html(full)
     assert "<b>VACUOUS</b>" not in to_html(full)
 

@@ -19,11 +19,9 @@ from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about_transparent import REACHED
+from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.report import load
-from eqcheck.report.checks import checks, failing
-from eqcheck.report.github import commands_of, step_summary, untrusted
-from eqcheck.report.junit import junit
+from eqcheck.report.checks import checks, commands_of, failing, junit, step_summary, untrusted
 from eqcheck.report.ndjson import EventLog, told
 from eqcheck.report.schema import Report
 from eqcheck.result.findings import Audit, Finding, Options
@@ -212,7 +210,7 @@ def fake_audit(decoder: Decoder, options: Options, listen: Listener) -> Audit:
     outcome = Outcome(Case(prompts=((3, 1),)), "violation", explanation=explanation)
     result = Audit(decoder, options, outcomes=[outcome], claimed_families=("rotary",))
     result.findings.append(Finding(outcome, explanation))
-    result.facts["reached"] = dict.fromkeys(REACHED, 1)
+    result.facts["reached"] = dict.fromkeys(TRANSPARENT.reached, 1)
     listen(Started(decoder.name, "transparent", 1))
     listen(Finished(decoder.name, result))
     return result

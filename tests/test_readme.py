@@ -15,7 +15,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
-from eqcheck.report.markdown import percent
+from eqcheck.report.content import percent
 from eqcheck.store.casefile import read_case
 
 ROOT = Path(__file__).parent.parent

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from eqcheck.contract.escaping import inline
-from eqcheck.explanation.text import reason
-from eqcheck.lanes.about_checkpoint import COUNTERS, SAMPLED
+from eqcheck.explanation.statements import reason
+from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report import load
-from eqcheck.report.markdown import percent
+from eqcheck.report.content import percent
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.store.casefile import read_case
 
@@ -63,8 +63,8 @@ def test_the_tables_are_those_of_the_reports(engine: str) -> None:
 def test_what_was_exercised_is_that_of_the_reports() -> None:
     inner = (ROOT / "reports" / "README.md").read_text()
     reports = {engine: _report(engine) for engine in ENGINES}
-    sampled = {name: what for name, what in SAMPLED.items() if name not in COUNTERS}
-    for counters, engines in ((COUNTERS, ENGINES), (sampled, ENGINES[:2])):
+    sampled = {name: what for name, what in CHECKPOINT.sampled.items() if name not in CHECKPOINT.counters}
+    for counters, engines in ((CHECKPOINT.counters, ENGINES), (sampled, ENGINES[:2])):
         for name, what in counters.items():
             counts = " | ".join(str(reports[engine].coverage.get(name) or "-") for engine in engines)
             assert f"| {what} | {counts} |\n" in inner

@@ -27,7 +27,8 @@ from eqcheck.lanes.sampling.judge import try_case
 from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import trials
 from eqcheck.report.build import report_of
-from eqcheck.report.markdown import sampled, to_markdown
+from eqcheck.report.content import Content
+from eqcheck.report.markdown import to_markdown
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
@@ -472,4 +473,4 @@ def test_an_audit_has_both_lanes_in_one_report(tmp_path: Any) -> None:
     assert report.sampling.verdict == "equivalent"
     assert report.cases.run == 30
     assert "once in a million" in to_markdown(report)
-    assert sampled(report)[0] in to_markdown(report)
+    assert Content(report).sampled[0] in to_markdown(report)

@@ -24,7 +24,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
 from eqcheck.report.calls import view
-from eqcheck.report.page_of_decode import trace_page
+from eqcheck.report.page import trace_page
 from eqcheck.result.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
 
 CASE = Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
@@ -25,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.contract.family import LLAMA
 
     rows, shipped = [], registry.shipped()
+    known: dict[str, list[str]] = {}
     for name in registry.names():
         try:
             decoder = registry.declared(name) if name in shipped else registry.load(name)
@@ -32,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
             rows.append([name, "broken", "-", "-", str(error)])
             continue
         families = (LLAMA,) if decoder.checkpoints else decoder.families
+        known[name] = list(decoder.known)
         claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
         rows.append([name, *claims, decoder.origin])
     heads = ["decoder", "families", "padding", "known violations", "origin"]
@@ -41,17 +44,16 @@ def run(options: argparse.Namespace) -> int:
         text = table([row[:-1] for row in rows], heads[:-1], width)
         if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
             more = f"all known violations, and {more}"
-            text = table([[*row[:-2], _short(row[-2])] for row in rows], heads[:-1], width)
+            text = table([[*row[:-2], _short(known.get(row[0], []))] for row in rows], heads[:-1], width)
         text += "\n\n" + wrapped(f"In a pipe (`eqcheck list | cat`) the list also says {more}.", width)
     say(printable(text))
     return EQUIVALENT
 
 
-def _short(known: str) -> str:
+def _short(known: Sequence[str]) -> str:
     """The first of several known violations, and how many more there are.
 
-    >>> _short("mask/window, cache/wrong-row, cache/torn-entry"), _short("-")
+    >>> _short(["mask/window", "cache/wrong-row", "cache/torn-entry"]), _short([])
     ('mask/window +2', '-')
     """
-    first, *others = known.split(", ")
-    return f"{first} +{len(others)}" if others else first
+    return f"{known[0]} +{len(known) - 1}" if len(known) > 1 else "".join(known) or "-"

@@ -69,7 +69,7 @@ def _stream(path: Path) -> Iterator[TextIO]:
 
 def tell(reports: Sequence[Report], text: str, options: Plan) -> None:
     """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
-    from eqcheck.report.github import commands_of, step_summary, untrusted
+    from eqcheck.report.checks import commands_of, junit, step_summary, untrusted
 
     mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program
     on_github = os.environ.get("GITHUB_ACTIONS") == "true"
@@ -84,8 +84,6 @@ def tell(reports: Sequence[Report], text: str, options: Plan) -> None:
         if page := os.environ.get("GITHUB_STEP_SUMMARY"):
             _appended(Path(page), step_summary(reports, options.allow_known))
     if options.junit:
-        from eqcheck.report.junit import junit
-
         _written(options.junit, junit(reports, options.allow_known))
 
 

@@ -7,9 +7,7 @@ import os
 import re
 import shlex
 import sys
-from contextlib import redirect_stdout
 from dataclasses import fields
-from io import StringIO
 from pathlib import Path
 from pprint import pformat
 
@@ -22,10 +20,9 @@ from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
 from eqcheck.explanation.terminal import WHOLE, columns
-from eqcheck.explanation.text import render
+from eqcheck.explanation.text import headline, render
 from eqcheck.lanes.lane import lane_named
-from eqcheck.report import calls as callview
-from eqcheck.report.page_of_decode import trace_page
+from eqcheck.report.page import trace_page
 from eqcheck.result.findings import Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
@@ -69,14 +66,13 @@ def replay(
         print(printable(f"DECLINED: {decoder.name}: {declined}; nothing was tested"))
         return NOTHING
     name = f"{decoder.name} {lane.result.version}".strip()
-    said = StringIO()
-    with redirect_stdout(said):
-        code = _tell(name, stored, outcome, WHOLE)  # for the page
+    code, line, words = _told(name, stored, outcome, WHOLE)
     if html is not None and isinstance(shown, DrawnDecode):  # first: whoever reads the rest may have seen enough
-        _write(html, trace_page(name, stored.case.id, said.getvalue(), shown))
+        head = f"{line}: {headline(outcome.explanation)}" if words and outcome.explanation else line
+        _write(html, trace_page(name, stored.case.id, head, shown, words))
     try:
         _show(shown, calls, html)
-        _tell(name, stored, outcome, columns())
+        print(line, *_told(name, stored, outcome, columns())[2:], sep="\n", end="")
         if code == VIOLATION and not lane.result.claims(stored.case):
             print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
         sys.stdout.flush()
@@ -203,7 +199,9 @@ def _show(shown: DrawnDecode | str, calls: bool, html: Path | None) -> None:
         print(f"{shown}\n" if shown else "", end="")
         return
     if calls:
-        callview.show(shown)
+        from eqcheck.report.calls import show  # rich, which these alone need
+
+        show(shown)
         print()
     if html is not None:
         print(printable(f"Every call is shown in {html}\n"))
@@ -217,26 +215,25 @@ def _limits(stored: StoredViolation) -> tuple[float, int | None]:
     return timeout, memory
 
 
-def _tell(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> int:
+def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> tuple[int, str, str]:
+    """The exit code, a line on what came of the case, and further lines on what is wrong."""
     explanation, before = outcome.explanation, stored.fingerprint
     was = f" (was {before})" if before else ""
     seen = outcome.observed
     drawn = f": {seen['tokens']} tokens, evidence {seen['evidence']} at most" if "evidence" in seen else ""
     if outcome.status == "inconclusive":
-        print(f"INCONCLUSIVE: {name} may have the right law or not{was}{drawn}; 1e6 is a violation")
-        return INCONCLUSIVE
+        line = f"INCONCLUSIVE: {name} may have the right law or not{was}{drawn}; 1e6 is a violation"
+        return INCONCLUSIVE, line, ""
     if explanation is None:
-        print(f"FIXED: {name} is equivalent on this case{was}{drawn}")
-        return EQUIVALENT
-    print(printable(f"FAILS: {name}\n{render(explanation, width)}\n{outcome.traceback}"), end="")
+        return EQUIVALENT, f"FIXED: {name} is equivalent on this case{was}{drawn}", ""
+    words = printable(f"{render(explanation, width)}\n{outcome.traceback}")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
-        print(f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.")
+        words += f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.\n"
     now = explanation.fingerprint
-    if not before or before == now or before.startswith(f"{now}:"):  # what an engine's case needs follows
-        return VIOLATION
-    unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
-    if stored.case.lane != "transparent" and now.startswith(unnamed):
-        print(f"The stored cause is {before}; it was found in other cases, this one alone does not show it.")
-    else:
-        print(f"The stored violation was {before}; it fails differently now.")
-    return VIOLATION
+    if before and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
+        unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
+        if stored.case.lane != "transparent" and now.startswith(unnamed):
+            words += f"The stored cause is {before}; it was found in other cases, this one alone does not show it.\n"
+        else:
+            words += f"The stored violation was {before}; it fails differently now.\n"
+    return VIOLATION, printable(f"FAILS: {name}"), words

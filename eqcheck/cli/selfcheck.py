@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.arguments import positive
@@ -13,6 +14,7 @@ from eqcheck.contract.errors import EQUIVALENT
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
+    from eqcheck.selfcheck.faults import SelfCheck
 
 
 def add(commands: Commands) -> None:
@@ -25,10 +27,70 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.report.terminal import progress, selfcheck_table
+    from eqcheck.report.progress import progress
     from eqcheck.selfcheck.faults import selfcheck
 
     with progress(quiet=options.json) as listen:
         check = selfcheck(options.jobs, options.cases, listen)
-    print(json.dumps(check.to_dict()) if options.json else selfcheck_table(check))
+    print(json.dumps(check.to_dict()) if options.json else _table(check))
     return broken(check.failures) if check.failures else EQUIVALENT
+
+
+def _rare_table(check: SelfCheck) -> list[str]:
+    from tabulate import tabulate
+
+    rows = [
+        [one.id, one.when, "-" if one.cases is None else one.cases, "held back" if one.held_back else ""]
+        for one in sorted(check.rare, key=lambda one: one.cases or sys.maxsize)
+    ]
+    headers = ["right but under one rare conjunction", "that is", "cases to catch", ""]
+    return [tabulate(rows, headers=headers, colalign=("left", "left", "right", "left")), ""] if rows else []
+
+
+def _table(check: SelfCheck) -> str:
+    """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
+    from tabulate import tabulate
+
+    from eqcheck.report.content import percent
+    from eqcheck.selfcheck.memory import table as memory_table
+
+    rows = []
+    for fault in check.faults:
+        caught = [fault.cases_to_catch, f"{fault.seconds:.2f}"] if fault.seconds is not None else ["-", "-"]
+        share = f"{fault.kind_right}/{fault.judged}" if fault.judged else "-"
+        attributed = "yes" if fault.attributed else f"no: {fault.named or 'not caught'}"
+        held = "held back" if fault.held_back else ""
+        rows.append([fault.id, f"{fault.component}/{fault.kind}", *caught, attributed, share, held])
+    headers = ["fault", "declared", "cases", "seconds", "as declared", "of all", ""]
+    right = ("left", "left", "right", "right", "left", "right", "left")
+    good = [[one.name, one.cases, one.violations, one.first or "-"] for one in check.known_good]
+    median, longest = check.seconds()
+    lines = [
+        tabulate(rows, headers=headers, disable_numparse=True, colalign=right),
+        "",
+        tabulate(good, headers=["known good", "cases", "violations", ""]),
+        "",
+        *_rare_table(check),
+        f"{sum(f.caught for f in check.faults)} of {len(check.faults)} faults caught; first catch after "
+        f"{median:.2f} s in the median, {longest:.1f} s at most, on one core",
+        f"left out as yet: {', '.join(check.left_out)}",
+    ]
+    for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
+        component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))
+        lines.append(f"named as declared, {what}: component {percent(component)}, kind {percent(kind)}")
+    lines += ["", memory_table(check.memory)] if check.memory else []
+    return "\n".join([*lines, *_sampled_table(check)])
+
+
+def _sampled_table(check: SelfCheck) -> list[str]:
+    """The faults of sampling: after how many tokens each was seen, and what it was named."""
+    if not check.sampled:
+        return []
+    from eqcheck.selfcheck.samplers import named_as_planted
+    from eqcheck.selfcheck.samplers import table as sampled_table
+
+    lines = ["", sampled_table(check.sampled), ""]
+    for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
+        right, wrong, seen = named_as_planted(check.sampled, held_back)
+        lines.append(f"sampling, {what}: {seen} seen, {right} named as planted, {wrong} by another kind")
+    return lines

@@ -12,7 +12,7 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.notice import kind_of
-from eqcheck.explanation.text import about_condition, render
+from eqcheck.explanation.text import explained
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -155,7 +155,6 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
     listed = audit.listed.get(e.fingerprint)
     known = listed.link if listed else audit.decoder.known.get(e.fingerprint)
     conditions = tuple(_condition(audit, finding, folder) for finding in findings)
-    about = f"\n  {about_condition(shown.needs, shown.plain)}" if shown.plain and shown.minimised else ""
     return ReportedViolation(
         fingerprint=e.fingerprint,
         component=e.component,
@@ -165,7 +164,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
         conditions=conditions,
         evidence=e,
-        explanation=render(e) + about,
+        explanation=explained(e, shown.needs, shown.plain if shown.minimised else ""),
         case=conditions[0].case,
         minimised=shown.minimised,
         from_corpus=shown.stored,

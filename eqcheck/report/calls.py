@@ -5,72 +5,66 @@ Signs say what colours say, so that nothing is lost where there are none.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import held
 from eqcheck.explanation.text import ids
-from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
+from eqcheck.report.picture import cell, committed
+from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnRow, DrawnSlot
 
 _ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
 _WIDE = 118  # characters, where nothing says how wide the terminal is
-_SEEN = {  # whether a slot is seen, and should be
-    "11": ("#", "blue"),
-    "00": (".", "bright_black"),
-    "10": ("X", "bold red"),
-    "01": ("O", "bold red"),
-    "1": ("+", "yellow"),
-    "0": ("-", "bright_black"),
+_FOLDED = ("stands for", "holds", "ids", "drafted", "committed")  # columns that may have several lines
+_SIGNS = {  # how a query stands to a slot
+    "seen": ("#", "blue"),
+    "unseen": (".", "bright_black"),
+    "wrongly-seen": ("X", "bold red"),
+    "wrongly-hidden": ("O", "bold red"),
+    "seen-unjudged": ("+", "yellow"),
+    "unseen-unjudged": ("-", "bright_black"),
 }
-_ABOUT = """Every call of the decoder, step by step. A row of a call has its queries first, then its slots as they see
-them, their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O is
-hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or answer
-has the right one behind it; a query is right if it saw exactly its row, - where that is not known. `position 3` in a
-slot is the token of the row there; the column `position` is what it carries; a cut draft in a slot lies behind the
-end of its row. A draft is cut where the target agreed with it and the row does not have it, as behind an EOS or the
-limit; over-accepted where the row has it and the target answered another id. What a row has after a call is read from
-what it is fed later; the first wrong id is in brackets."""
+_ABOUT = (
+    "Every call of the decoder, step by step. A row of a call has its queries first, then its slots as they see them, "
+    "their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O "
+    "is hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or "
+    "answer has the right one behind it; a query is right if it saw exactly its row, - where that is not known. "
+    "`position 3` in a slot is the token of the row there; the column `position` is what it carries; a cut draft in a "
+    "slot lies behind the end of its row. A draft is cut where the target agreed with it and the row does not have it, "
+    "as behind an EOS or the limit; over-accepted where the row has it and the target answered another id. What a row "
+    "has after a call is read from what it is fed later; the first wrong id is in brackets."
+)
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
 def show(decode: DrawnDecode) -> None:
     """Print a decode, in colours on a terminal that has them, unless the variable NO_COLOR is set."""
-    import sys
-
-    from rich.console import Console
-
-    console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False, markup=False, emoji=False
-    )
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, **_PLAIN)
     for part in parts(decode):
         console.print(part)
 
 
 def view(decode: DrawnDecode, width: int = _WIDE) -> str:
     """A decode as plain text of so many characters a line."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False, color_system=None)
+    text = StringIO()
+    console = Console(file=text, width=width, color_system=None, **_PLAIN)
     for part in parts(decode):
         console.print(part)
-    assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
-    """What is shown of a decode, in order: its calls, the rounds of its rows, and what was returned."""
-    from rich.text import Text
-
-    yield Text(" ".join(_ABOUT.split()), style="bright_black")
+    """The parts of a decode in order: its calls, the rounds of its rows, and what was returned."""
+    yield Text(_ABOUT, style="bright_black")
     had: dict[int, int] = defaultdict(int)
     before = 0
     for call in decode.calls:
@@ -78,25 +72,31 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
         if call.number > before + 1:
             yield Text(f"... {many(call.number - before - 1, 'call')} left out ...\n", style="bright_black")
         yield from _call(decode, call)
-        for row, committed in sorted((int(name), tokens) for name, tokens in call.committed.items()):
-            had[row] += len(committed)
-            yield _output(decode, row, had[row])
+        for row, tokens in sorted((int(name), tokens) for name, tokens in call.committed.items()):
+            had[row] += len(tokens)
+            count, wrong = had[row], decode.wrongly_committed(row)
+            shown = ids(decode.committed(row)[:count], wrong if wrong is not None and wrong < count else None)
+            yield Text(f"  after it row {row} has {many(count, 'new token')}: ids {shown}")
         before = call.number
     yield Text()
-    at_fault = {decode.story.row} if decode.story else set()
+    at_fault = decode.story.row if decode.story else None
     for row, rounds in enumerate(decode.rounds):
-        if rounds and (row < _ROWS or row in at_fault):
+        if rounds and (row < _ROWS or row == at_fault):
             yield Text(f"row {row}, round by round", style="bold")
             yield _rounds(decode, row)
             yield Text()
-    yield from _returned(decode)
+    if decode.returned is None:
+        yield Text("The decoder returned no rows.")
+    for row, output in enumerate(decode.returned or ()):
+        wrong = decode.first_wrong(row)
+        yield Text(f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, wrong)}")
+        if wrong is not None:
+            yield Text(f"  right for row {row} are ids {ids(decode.expected[row], wrong)}", style="bold red")
     if decode.note:
         yield Text(f"\n{decode.note}")
 
 
 def _call(decode: DrawnDecode, call: DrawnCall) -> Iterator[RenderableType]:
-    from rich.text import Text
-
     story = decode.story
     told = story if story and story.call and story.call.number == call.number else None
     rows, slots = len(call.rows) + call.left_out, len(call.rows[0].slots) if call.rows else 0
@@ -104,32 +104,25 @@ def _call(decode: DrawnDecode, call: DrawnCall) -> Iterator[RenderableType]:
     head = Text(f"call {call.number}, {call.model}: {many(rows, 'row')}, {many(slots, 'slot')}{given}", style="bold")
     yield head.append("   <-- here it goes wrong", style="bold red") if told else head
     for row in call.rows:
-        marked = told.column if told and told.at == row.batch_row else None
         round_ = f", round {row.round}" if row.round else ""
         name = "no row is recognised" if row.row is None else f"row {row.row}{round_}"
         yield Text(f"  batch row {row.batch_row} ({name})")
-        yield _queries(row, marked)
+        yield _queries(row, told.column if told and told.at == row.batch_row else None)
         yield _slots(row)
     if call.left_out:
         yield Text(f"  and {call.left_out} more batch rows")
 
 
 def _table(*headers: str) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     table.add_column("", width=2)
     for name in headers:
-        table.add_column(
-            name, overflow="fold", no_wrap=name not in ("stands for", "holds", "ids", "drafted", "committed")
-        )
+        table.add_column(name, overflow="fold", no_wrap=name not in _FOLDED)
     return table
 
 
 def _queries(row: DrawnRow, marked: int | None) -> Table:
     """A line for each column: what it stands for, and whether what it saw is right."""
-    from rich.text import Text
-
     table = _table("column", "stands for", "id", "position", "answers", "right")
     before = -1
     for query in row.queries:
@@ -151,80 +144,52 @@ def _queries(row: DrawnRow, marked: int | None) -> Table:
 
 def _beside(number: int, right: int | None) -> Text:
     """A number, and the right one if that is another."""
-    from rich.text import Text
-
     return Text(str(number)) if right in (None, number) else Text(f"{number} (not {right})", "bold red")
 
 
 def _slots(row: DrawnRow) -> Table:
     """A line for each slot, or for neighbours that are alike and in order; of very many the first and last."""
-    from rich.text import Text
-
     table = _table("slot", "holds", "ids", "position", f"seen by {_ranges([query.column for query in row.queries])}")
     lines = [list(group) for _, group in groupby(enumerate(row.slots), key=lambda one: _alike(row, *one))]
-    for number, some in enumerate(lines):
+    for number, line in enumerate(lines):
         if len(lines) > _GROUPS and _GROUPS // 2 <= number < len(lines) - _GROUPS // 2:
             if number == _GROUPS // 2:
                 table.add_row("", "...", f"{len(lines) - _GROUPS} more lines")
             continue
-        (first, slot), (last, end) = some[0], some[-1]
-        wrong = slot.position_right is False
+        (first, slot), (last, end) = line[0], line[-1]
+        several = slot.of_position is not None and len(line) > 1
         carried = "-" if slot.position is None else _span(slot.position, end.position)
-        shown = " ".join("-" if one.id is None else str(one.id) for _, one in some[:4])
+        shown = " ".join("-" if one.id is None else str(one.id) for _, one in line[:4])
         table.add_row(
             "",
             _span(first, last),
-            _holds(slot, end) if len(some) > 1 else slot.holds,
-            shown if len(some) <= 4 else f"{shown} ..",
-            Text(f"{carried} (wrong)", "bold red") if wrong else carried,
-            _marks(row.queries, first),
+            held(slot.kind, slot.of_row, slot.of_position, end.of_position) if several else slot.holds,
+            shown if len(line) <= 4 else f"{shown} ..",
+            Text(f"{carried} (wrong)", "bold red") if slot.position_right is False else carried,
+            Text.assemble(*(_SIGNS[cell(query, first)] for query in row.queries)),
         )
     return table
 
 
 def _alike(row: DrawnRow, number: int, slot: DrawnSlot) -> tuple[object, ...]:
-    """What neighbouring slots have in common that are shown in one line."""
+    """The traits that neighbouring slots share which are shown in one line."""
     at = slot.of_position
-    what = slot.holds if at is None else (slot.kind, slot.of_row)
-    seen = tuple(_mark(query, number) for query in row.queries)
+    held_there = slot.holds if at is None else (slot.kind, slot.of_row)
+    seen = tuple(cell(query, number) for query in row.queries)
     ordered = None if at is None else at - number, None if slot.position is None else slot.position - number
-    return what, ordered, seen, slot.position_right, at is None and slot.id
-
-
-def _holds(first: DrawnSlot, last: DrawnSlot) -> str:
-    """What neighbouring slots hold that are shown in one line."""
-    return (
-        first.holds
-        if first.of_position is None
-        else held(first.kind, first.of_row, first.of_position, last.of_position)
-    )
+    return held_there, ordered, seen, slot.position_right, at is None and slot.id
 
 
 def _span(first: int, last: int | None) -> str:
     return str(first) if last in (None, first) else f"{first}..{last}"
 
 
-def _mark(query: DrawnQuery, slot: int) -> str:
-    return query.sees[slot : slot + 1] + query.should[slot : slot + 1]
-
-
-def _marks(queries: Sequence[DrawnQuery], slot: int) -> Text:
-    """A sign for each query: how it stands to a slot."""
-    from rich.text import Text
-
-    text = Text()
-    for query in queries:
-        text.append(*_SEEN.get(_mark(query, slot), ("-", "")))
-    return text
-
-
 def _rounds(decode: DrawnDecode, row: int) -> Table:
     """The timeline of a row."""
     table = _table("round", "call", "drafted", "accepted", "then", "committed")
-    at = 0
     wrong = decode.wrongly_committed(row)
-    for one in decode.rounds[row]:
-        mark = None if wrong is None or not at <= wrong < at + len(one.committed) else wrong - at
+    for one, tokens in committed(decode.rounds[row]):
+        mark = next((number for number, (at, _) in enumerate(tokens) if at == wrong), None)
         table.add_row(
             "",
             str(one.number),
@@ -234,36 +199,7 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
             f"{one.last} {one.last_id}" if one.last else "-",
             ids(one.committed, mark) or ("-" if one.known else "not known"),
         )
-        at += len(one.committed)
     return table
-
-
-def _output(decode: DrawnDecode, row: int, count: int) -> Text:
-    """What a row has after so many new tokens."""
-    from rich.text import Text
-
-    committed = tuple(token for one in decode.rounds[row] for token in one.committed)[:count]
-    return Text(
-        f"  after it row {row} has {many(count, 'new token')}: ids {ids(committed, _within(decode, row, count))}"
-    )
-
-
-def _within(decode: DrawnDecode, row: int, count: int) -> int | None:
-    """The index of the first wrong new token of a row, if it is among so many."""
-    wrong = decode.wrongly_committed(row)
-    return wrong if wrong is not None and wrong < count else None
-
-
-def _returned(decode: DrawnDecode) -> Iterator[Text]:
-    from rich.text import Text
-
-    if decode.returned is None:
-        yield Text("The decoder returned no rows.")
-    for row, output in enumerate(decode.returned or ()):
-        wrong = decode.first_wrong(row)
-        yield Text(f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, wrong)}")
-        if wrong is not None:
-            yield Text(f"  right for row {row} are ids {ids(decode.expected[row], wrong)}", style="bold red")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -273,4 +209,4 @@ def _ranges(numbers: Sequence[int]) -> str:
     '0..2 5'
     """
     runs = [list(group) for _, group in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
-    return " ".join(f"{g[0][1]}" if len(g) == 1 else f"{g[0][1]}..{g[-1][1]}" for g in runs) or "none"
+    return " ".join(_span(run[0][1], run[-1][1]) for run in runs) or "none"

@@ -13,7 +13,7 @@ _APART = 15  # pixels between two labels
 
 
 @dataclass(frozen=True)
-class Mark:
+class ThresholdLine:
     """A horizontal line at a height, with its label beside it (at ``text``, so that labels do not touch)."""
 
     y: float
@@ -27,7 +27,7 @@ class Chart:
     """The line's points in the picture, the marks at its thresholds, the labels of the axes."""
 
     points: str
-    marks: tuple[Mark, ...]
+    marks: tuple[ThresholdLine, ...]
     x_ticks: tuple[tuple[float, int], ...]
     end: tuple[float, float]
     said: str
@@ -74,7 +74,7 @@ def _crossing(evidence: Evidence) -> float:
     return math.log10(evidence.threshold) if 0 < evidence.threshold < math.inf else 6.0
 
 
-def _marks(heights: dict[float, float]) -> tuple[Mark, ...]:
+def _marks(heights: dict[float, float]) -> tuple[ThresholdLine, ...]:
     """The marks at these heights, from top to bottom; labels are moved so that none touches another, or the axis."""
     words = {3.0: ("in doubt", "warn"), 0.0: ("at the start", "soft")}
     lines = sorted(heights.items(), reverse=True)
@@ -84,7 +84,7 @@ def _marks(heights: dict[float, float]) -> tuple[Mark, ...]:
     over = max(0.0, texts[-1] - (HEIGHT - BOTTOM + 4))
     named = [words.get(log, ("violation", "bad")) for log, _ in lines]
     return tuple(
-        Mark(y, text - over, f"{ten(log)} {what}", kind)
+        ThresholdLine(y, text - over, f"{ten(log)} {what}", kind)
         for (log, y), text, (what, kind) in zip(lines, texts, named, strict=True)
     )
 

@@ -1,15 +1,28 @@
-"""An audit as a list of checks, for what shows lists of tests: the verdict first, then a check for each cause."""
+"""An audit as a list of checks, the verdict first and then each cause; and the lists that a CI server shows of them.
+
+JUnit's XML has a test suite for each decoder and a test case for each check. GitHub has annotations in the log and the
+step's summary page.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from xml.etree import ElementTree
 
+from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
 from eqcheck.explanation.records import many
+from eqcheck.report.content import Content, cases
 from eqcheck.report.schema import Report, ReportedViolation
 
 Status = Literal["passed", "failed", "known", "inconclusive"]
+_MOST = 10  # annotations of a level that GitHub shows of one step
+_MOST_BYTES = 900_000  # of a step's summary GitHub takes one MiB, or nothing
+_SHOWN = {"passed": "passed", "failed": "**failed**", "known": "known", "inconclusive": "**inconclusive**"}
+# What XML 1.0 cannot hold, not even escaped.
+_UNSPEAKABLE = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
 
 def _of_violation(violation: ReportedViolation, allow_declared: bool) -> Check:
     known = violation.known_until is not None or (allow_declared and violation.known is not None)
-    message = f"{many(violation.count, 'case')}: {violation.cause.meaning}"
+    message = f"{cases(violation)}: {violation.cause.meaning}"
     if violation.known is not None:
         message += f" ({violation.in_known_words})"
     return Check(violation.fingerprint, "known" if known else "failed", message, _text(violation))
@@ -72,3 +85,88 @@ def _of_violation(violation: ReportedViolation, allow_declared: bool) -> Check:
 def _text(violation: ReportedViolation) -> str:
     parts = (violation.explanation, violation.traceback.rstrip(), f"Reproduce: {violation.reproduce}")
     return "\n".join(part for part in parts if part)
+
+
+def junit(reports: Sequence[Report], allow_declared: bool) -> str:
+    """The XML of audits. A known violation is a skipped test, one that is inconclusive an error."""
+    root = ElementTree.Element("testsuites", name="eqcheck")
+    for report in reports:
+        found = checks(report, allow_declared)
+        suite = ElementTree.SubElement(root, "testsuite", name=_clean(report.decoder.name))
+        suite.set("tests", str(len(found)))
+        for attribute, status in (("failures", "failed"), ("errors", "inconclusive"), ("skipped", "known")):
+            suite.set(attribute, str(sum(check.status == status for check in found)))
+        suite.set("time", f"{report.elapsed_s:.1f}")
+        for number, check in enumerate(found):
+            _case(suite, check, report, report.elapsed_s if number == 0 else 0.0)
+    ElementTree.indent(root)
+    return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
+
+
+def _case(suite: ElementTree.Element, check: Check, report: Report, seconds: float) -> None:
+    classname = f"eqcheck.{_clean(report.decoder.name)}"
+    case = ElementTree.SubElement(suite, "testcase", classname=classname, name=_clean(check.name))
+    case.set("time", f"{seconds:.1f}")
+    tag = {"failed": "failure", "inconclusive": "error", "known": "skipped"}.get(check.status)
+    if tag is None:
+        ElementTree.SubElement(case, "system-out").text = _clean(check.message)
+        return
+    told = ElementTree.SubElement(case, tag, message=_clean(check.message))
+    if tag != "skipped":
+        told.set("type", _clean(check.name))
+    told.text = _clean(check.text) or None
+
+
+def _clean(text: str) -> str:
+    return _UNSPEAKABLE.sub("?", printable(text))
+
+
+def commands_of(reports: Sequence[Report], allow_declared: bool) -> list[str]:
+    """A workflow command for each failing check, one line each, whatever a decoder is called or says."""
+    found = []
+    for report in reports:
+        for check in failing(checks(report, allow_declared)):
+            level = "error" if check.status == "failed" else "warning"
+            title = f"eqcheck: {report.decoder.name}: {check.name}"
+            text = "\n".join(filter(None, (check.message, check.text)))
+            found.append(f"::{level} title={_property(one_line(title, 200))}::{_message(printable(text)[:4000])}")
+    left = len(found) - _MOST
+    if left > 0:
+        found[_MOST - 1 :] = [f"::error title=eqcheck::{left + 1} more are in the report"]
+    return found
+
+
+def untrusted(text: str, token: str) -> str:
+    """Text in which GitHub looks for no commands: ``token`` is one that nobody can guess."""
+    return f"::stop-commands::{token}\n{text}\n::{token}::"
+
+
+def step_summary(reports: Sequence[Report], allow_declared: bool) -> str:
+    """Markdown for the summary page of a step: a table, then what each failing or known check has to say."""
+    rows = ["| decoder | check | | |", "|---|---|---|---|"]
+    details = []
+    for report in reports:
+        exact = Content(report).exact
+        for number, check in enumerate(checks(report, allow_declared)):
+            about = f"{check.message}, exact match {exact}" if number == 0 else check.message
+            cells = [code(report.decoder.name), code(check.name), _SHOWN[check.status], inline(about)]
+            rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            if check.text:
+                head = inline(f"{report.decoder.name}: {check.name}")
+                details.append("\n".join(["", f"### {head}", "", *fenced(check.text)]))
+    text = "\n".join(["## eqcheck", "", *rows])
+    for number, detail in enumerate(details):
+        if len(f"{text}\n{detail}".encode()) > _MOST_BYTES:
+            return f"{text}\n\n{len(details) - number} more are in the report.\n"
+        text = f"{text}\n{detail}"
+    return f"{text}\n"
+
+
+def _message(text: str) -> str:
+    """Text as the message of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Text as a property of a workflow command."""
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS
 from eqcheck.explanation.records import many
 from eqcheck.explanation.terminal import columns, table, wrapped
-from eqcheck.report.markdown import percent
+from eqcheck.report.content import Content
 from eqcheck.report.schema import Report
 
 STATES = ("new", "still there", "in doubt", "not seen", "gone", "no violation")
 _RARE = 0.01
-_GROUPS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive"}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What an audit says of a cause: its standing, in how many cases, and of how many; where it is known, the link."""
+class Sighting:
+    """A cause in an audit: its standing, in how many cases, and of how many; where it is known, the link."""
 
     standing: str
     count: int
@@ -30,7 +29,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Change:
+class CauseChange:
     """A cause in two audits; ``state`` is one of `STATES`.
 
     ``new``: a violation that was none. ``in doubt``: it was a violation and is a discovery or inconclusive now.
@@ -41,8 +40,8 @@ class Change:
     state: str
     fingerprint: str
     meaning: str
-    before: Seen | None
-    now: Seen | None
+    before: Sighting | None
+    now: Sighting | None
     missed: float | None = None
 
 
@@ -52,7 +51,7 @@ class Comparison:
 
     before: Report
     now: Report
-    changes: tuple[Change, ...]
+    changes: tuple[CauseChange, ...]
     notes: tuple[str, ...]
 
     @property
@@ -78,69 +77,66 @@ def _figures(report: Report) -> dict[str, str]:
         "verdict": report.verdict,
         "cases": str(report.cases.run),
         "in violation": str(report.cases.violation),
-        "exact match": percent(report.equivalence.exact_match),
-        "prefix match": percent(report.equivalence.prefix_match),
+        "exact match": Content(report).exact,
+        "prefix match": Content(report).prefix,
         "drafts accepted": "-" if report.acceptance is None else f"{report.acceptance:.0%}",
     }
 
 
 def compare(before: Report, now: Report) -> Comparison:
     """What became of each cause from one audit to the next."""
-    old, new = _seen(before), _seen(now)
-    meanings = _meanings(now) | _meanings(before)
-    names, ran = dict.fromkeys([*new, *old]), now.cases.run
-    changes = [_change(name, meanings[name], old.get(name), new.get(name), ran) for name in names]
+    (old, meant), (new, means) = _sightings(before), _sightings(now)
+    meanings, ran = means | meant, now.cases.run
+    changes = [_change(name, meanings[name], old.get(name), new.get(name), ran) for name in new | old]
     changes.sort(key=lambda change: STATES.index(change.state))
     return Comparison(before, now, tuple(changes), tuple(_notes(before, now)))
 
 
-def _seen(report: Report) -> dict[str, Seen]:
-    """Each fingerprint with its gravest standing."""
-    found: dict[str, Seen] = {}
-    for group, standing in _GROUPS.items():
-        for one in getattr(report, group):
-            found.setdefault(one.fingerprint, Seen(standing, one.count, report.cases.run, one.known))
-    return found
+def _sightings(report: Report) -> tuple[dict[str, Sighting], dict[str, str]]:
+    """Each fingerprint with its gravest standing, and with its meaning."""
+    sightings, meanings = {}, {}
+    for standing, one in Content(report).findings:
+        sightings.setdefault(one.fingerprint, Sighting(standing, one.count, report.cases.run, one.known))
+        meanings[one.fingerprint] = one.cause.meaning
+    return sightings, meanings
 
 
-def _meanings(report: Report) -> dict[str, str]:
-    return {one.fingerprint: one.cause.meaning for group in _GROUPS for one in getattr(report, group)}
-
-
-def _change(fingerprint: str, meaning: str, before: Seen | None, now: Seen | None, ran: int) -> Change:
+def _change(fingerprint: str, meaning: str, before: Sighting | None, now: Sighting | None, ran: int) -> CauseChange:
     was, is_now = (bool(one and one.standing == "violation") for one in (before, now))
-    if not was:
-        return Change("new" if is_now else "no violation", fingerprint, meaning, before, now)
-    if now:
-        return Change("still there" if is_now else "in doubt", fingerprint, meaning, before, now)
     missed = None
-    if before and 0 < before.count <= before.of:
-        missed = (1 - before.count / before.of) ** ran
-    state = "gone" if missed is not None and missed <= _RARE else "not seen"
-    return Change(state, fingerprint, meaning, before, now, missed)
+    if not was:
+        state = "new" if is_now else "no violation"
+    elif now:
+        state = "still there" if is_now else "in doubt"
+    else:
+        if before and 0 < before.count <= before.of:
+            missed = (1 - before.count / before.of) ** ran
+        state = "gone" if missed is not None and missed <= _RARE else "not seen"
+    return CauseChange(state, fingerprint, meaning, before, now, missed)
 
 
 def _notes(before: Report, now: Report) -> list[str]:
-    """What is not alike, so that a difference between the two may be no change of the decoder."""
-    found = []
-    for what, first, second in (
-        ("decoder", before.decoder.name, now.decoder.name),
-        ("lane", before.lane, now.lane),
-        ("families", ", ".join(before.families), ", ".join(now.families)),
-        ("seed", str(before.seed), str(now.seed)),
-        ("required of requests", ", ".join(before.requires) or "nothing", ", ".join(now.requires) or "nothing"),
-        ("eqcheck", before.versions.get("eqcheck", "-"), now.versions.get("eqcheck", "-")),
-    ):
-        if first != second:
-            found.append(f"{what}: {first} before, {second} now")
-    found += [
+    """All that is not alike, so that a difference between the two may be no change of the decoder."""
+    pairs = zip(_conditions(before).items(), _conditions(now).values(), strict=True)
+    notes = [f"{name}: {was} before, {is_now} now" for (name, was), is_now in pairs if was != is_now]
+    notes += [
         f"the audit {when} was interrupted" for when, one in (("before", before), ("now", now)) if one.interrupted
     ]
-    loud = [warning for warning, kind in now.noticed if kind in (VACUOUS, INCONCLUSIVE)]
-    return found + [f"now: {warning}" for warning in loud]
+    return notes + [f"now: {warning}" for warning in now.noticed if warning.kind in (VACUOUS, INCONCLUSIVE)]
 
 
-def chance(change: Change) -> str:
+def _conditions(report: Report) -> dict[str, str]:
+    return {
+        "decoder": report.decoder.name,
+        "lane": report.lane,
+        "families": ", ".join(report.families),
+        "seed": str(report.seed),
+        "required of requests": ", ".join(report.requires) or "nothing",
+        "eqcheck": report.versions.get("eqcheck", "-"),
+    }
+
+
+def chance(change: CauseChange) -> str:
     """How likely a cause that is gone was only missed, as a sentence; empty where that is not known."""
     if change.missed is None:
         return ""

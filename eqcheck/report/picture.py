@@ -1,19 +1,29 @@
-"""What the macros of ``drawing.jinja`` draw: the columns of a cache, and rounds with what became of each draft."""
+"""The pictures of a page as data: the columns of a cache, rows over calls, and rounds with the fate of each draft."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
+from eqcheck.explanation.records import Explanation, Slot
 from eqcheck.result.story import DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
+_CALLS = 40
 _FEWEST_ALIKE = 8
 """So many neighbours that are alike are drawn as the first, a gap, and the last."""
+_CLASSES = {
+    **{kind: kind for kind in ("token", "pad", "draft", "blank")},
+    "filler": "pad",
+    "cut-draft": "draft",
+    **dict.fromkeys(
+        ("other-token", "other-draft", "other-cut-draft", "draft model", "target model", "no-model"), "other"
+    ),
+}
 
 
 @dataclass(frozen=True)
-class Column:
+class SlotColumn:
     """A slot with how each query stands to it; ``alike`` is 0, or how many slots this one stands for.
 
     ``cells`` are ``seen``, ``unseen``, ``wrongly-seen``, ``wrongly-hidden``, or ``seen-unjudged``, ``unseen-unjudged``
@@ -31,18 +41,12 @@ class Column:
         """What is held, as the name of a class: ``token``, ``pad``, ``draft``, ``other``, ``blank`` or ``unknown``."""
         return _CLASSES.get(self.slot.kind, "unknown")
 
-
-_CLASSES = {
-    "token": "token",
-    "pad": "pad",
-    "filler": "pad",
-    "draft": "draft",
-    "cut-draft": "draft",
-    **dict.fromkeys(
-        ("other-token", "other-draft", "other-cut-draft", "draft model", "target model", "no-model"), "other"
-    ),
-    "blank": "blank",
-}
+    @property
+    def likeness(self) -> tuple[object, ...] | None:
+        """What neighbours have in common that are alike; None for a column that is to be looked at by itself."""
+        if self.wrong or any("wrongly" in cell for cell in self.cells):
+            return None
+        return (self.slot.kind, self.slot.of_row, self.cells, self.slot.position_right)
 
 
 def cell(query: DrawnQuery, number: int) -> str:
@@ -55,7 +59,7 @@ def cell(query: DrawnQuery, number: int) -> str:
     return "wrongly-seen" if seen else "wrongly-hidden"
 
 
-def columns(row: DrawnRow, labels: Sequence[str] = ()) -> list[Column]:
+def columns(row: DrawnRow, labels: Sequence[str] = ()) -> list[SlotColumn]:
     """The slots of a row as columns; of many neighbours that are alike, and right, the first and the last.
 
     >>> slots = tuple(DrawnSlot(f"position {n}", 7, n, True, "") for n in range(20))
@@ -63,32 +67,85 @@ def columns(row: DrawnRow, labels: Sequence[str] = ()) -> list[Column]:
     >>> [(column.label, column.alike) for column in columns(row)]
     [('0', 0), ('1..18', 18), ('19', 0)]
     """
-    found = []
+    every = []
     for number, slot in enumerate(row.slots):
         cells = tuple(cell(query, number) for query in row.queries)
-        wrong = slot.position_right is False and any("seen" in one.split("-") for one in cells)
-        found.append(Column(labels[number] if number < len(labels) else str(number), slot, cells, wrong))
-    return list(_gathered(found))
+        wrong = slot.position_right is False and not {"seen", "wrongly-seen", "seen-unjudged"}.isdisjoint(cells)
+        every.append(SlotColumn(labels[number] if number < len(labels) else str(number), slot, cells, wrong))
+    return list(_gathered(every))
 
 
-def _gathered(found: Sequence[Column]) -> Iterator[Column]:
-    for right, group in groupby(found, key=_likeness):
+def _gathered(every: Sequence[SlotColumn]) -> Iterator[SlotColumn]:
+    for likeness, group in groupby(every, key=lambda column: column.likeness):
         same = list(group)
-        if right is None or len(same) < _FEWEST_ALIKE:
+        if likeness is None or len(same) < _FEWEST_ALIKE:
             yield from same
-            continue
-        inner = same[1:-1]
-        label = f"{inner[0].label}..{inner[-1].label}"
-        yield same[0]
-        yield Column(label, inner[0].slot, inner[0].cells, False, len(inner))
-        yield same[-1]
+        else:
+            second, before_last = same[1], same[-2]
+            label = f"{second.label}..{before_last.label}"
+            yield from (same[0], replace(second, label=label, alike=len(same) - 2), same[-1])
 
 
-def _likeness(column: Column) -> tuple[object, ...] | None:
-    """What neighbours have in common that are alike; None for a column that is to be looked at by itself."""
-    if column.wrong or any("wrongly" in one for one in column.cells):
+def of_evidence(e: Explanation) -> tuple[DrawnRow, tuple[str, ...]] | None:
+    """The row's cache as the query at fault saw it, with the numbers of its slots; None where nothing was read."""
+    q = e.query
+    if q is None or not e.slots:
         return None
-    return (column.slot.kind, column.slot.of_row, column.cells, column.slot.position_right)
+    slots = tuple(
+        DrawnSlot(
+            one.holds + ", torn: K and V disagree" * one.torn + ", not cached" * (one.index is None),
+            None if one.holds == "blank" else one.token,
+            one.position,
+            None if one.expected_position is None else one.expected_position == one.position,
+            "",
+            one.kind,
+            one.of_row,
+            one.of_position,
+        )
+        for one in e.slots
+    )
+    sees, should = ("".join("01"[seen] for seen in seens) for seens in zip(*map(_seen, e.slots), strict=True))
+    right = next((d.expected for d in e.deviations if d.kind == "query-position"), None)  # where another is carried
+    stands_for = f"position {q.logical_position}"
+    query = DrawnQuery(q.column, stands_for, q.token, q.position, right, sees, should, q.predicted, None)
+    labels = tuple("none" if one.index is None else str(one.index) for one in e.slots)
+    return DrawnRow(q.call_row, e.row, e.round or 0, slots, (query,)), labels
+
+
+def _seen(slot: Slot) -> tuple[bool, bool]:
+    return slot.visible, slot.expected_visible
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Rows over calls of the target: ``rows`` have for each of ``calls`` a round, or ``waits``, ``no round``, ``left``.
+
+    ``left_out`` counts calls that are not shown.
+    """
+
+    calls: tuple[int, ...]
+    rows: tuple[tuple[DrawnRound | str, ...], ...]
+    left_out: int = 0
+
+
+def timeline(batch: Sequence[Sequence[DrawnRound]]) -> Timeline | None:
+    """The picture of a ragged batch; None where no rounds are known, or there is one row.
+
+    >>> one, two, three = (DrawnRound(n, n + 1, (5,), 1, "bonus", 6, (5, 6)) for n in (1, 2, 3))
+    >>> [[getattr(cell, "number", cell) for cell in row] for row in timeline([[one], [two, three]]).rows]
+    [[1, 'left', 'left'], ['waits', 2, 3]]
+    """
+    every = sorted({one.call for rounds in batch for one in rounds})
+    if len(batch) < 2 or not every:
+        return None
+    calls = every[:_CALLS]
+    rows = []
+    for rounds in batch:
+        at = {one.call: one for one in rounds}
+        first, last = min(at, default=every[-1]), max(at, default=0)
+        away = {call: "waits" if call < first else "left" if call > last else "no round" for call in calls}
+        rows.append(tuple(at.get(call, away[call]) for call in calls))
+    return Timeline(tuple(calls), tuple(rows), len(every) - len(calls))
 
 
 def drafts(one: DrawnRound) -> list[tuple[int, str]]:
@@ -98,11 +155,5 @@ def drafts(one: DrawnRound) -> list[tuple[int, str]]:
 
 def committed(rounds: Sequence[DrawnRound]) -> list[tuple[DrawnRound, list[tuple[int, int]]]]:
     """Each round with what it committed: the index of each new token in the output, and its id."""
-    found, at = [], 0
-    for one in rounds:
-        found.append((one, list(enumerate(one.committed, at))))
-        at += len(one.committed)
-    return found
-
-
-FILTERS = {"columns": columns, "drafts": drafts, "committed": committed}
+    begins = accumulate((len(one.committed) for one in rounds), initial=0)
+    return [(one, list(enumerate(one.committed, at))) for one, at in zip(rounds, begins, strict=False)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from eqcheck.contract.escaping import cleaned
-from eqcheck.explanation.notice import with_kinds
+from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.findings import Evidence, OtherCase, RealPair
 from eqcheck.result.story import Story
@@ -221,9 +221,9 @@ class Report:
     warning_kinds: tuple[str, ...] = ()
 
     @property
-    def noticed(self) -> list[tuple[str, str]]:
-        """Each warning with its kind, as of `eqcheck.explanation.notice.Notice`."""
-        return [(str(notice), notice.kind) for notice in with_kinds(self.warnings, self.warning_kinds)]
+    def noticed(self) -> list[Notice]:
+        """The warnings with their kinds."""
+        return with_kinds(self.warnings, self.warning_kinds)
 
 
 def to_builtins(report: Report) -> dict[str, Any]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from eqcheck.sampling.exclusion import Exclusion
     from eqcheck.sampling.wealth import Wealth
 
-STANDINGS = ("violation", "discovery", "inconclusive")
+STANDINGS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive"}
+"""The groups of a report's findings, and what each finding of them is; the gravest first."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,10 @@ class Audit:
             number = mine.get((finding.fingerprint, finding.standing))
             if number is None:
                 self.findings.append(finding)
-            else:
-                known = self.findings[number]
-                seen = (*known.seen, *finding.seen)
-                self.findings[number] = replace(known, count=known.count + finding.count, seen=seen)
+                continue
+            counted = self.findings[number]
+            seen = (*counted.seen, *finding.seen)
+            self.findings[number] = replace(counted, count=counted.count + finding.count, seen=seen)
         self.findings.sort(key=lambda finding: -finding.count)
         self.unsettled += other.unsettled
         self.drawing_s += other.drawing_s
@@ -216,10 +217,9 @@ class Audit:
     def explained_by(self, outcome: Outcome) -> int | None:
         """The number of the finding that has this symptom, of claimed cases or of others as this one is."""
         claimed = self.claims(outcome.case)
-        for number, finding in enumerate(self.findings):
-            if outcome.symptom in finding.seen and self.claims(finding.case) == claimed:
-                return number
-        return None
+        numbered = enumerate(self.findings)
+        alike = (n for n, one in numbered if outcome.symptom in one.seen and self.claims(one.case) == claimed)
+        return next(alike, None)
 
     def of(self, standing: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.standing == standing]
@@ -244,13 +244,6 @@ class Audit:
     def claims(self, case: Any) -> bool:
         """Whether the decoder claims to be right on the case."""
         return case.family in self.claimed_families
-
-    def in_doubt(self, outcome: Outcome) -> bool:
-        """Whether a failing case is no violation, because its answers do not repeat."""
-        claimed = self.claims(outcome.case)
-        return outcome.failed and any(
-            outcome.symptom in finding.seen and self.claims(finding.case) == claimed for finding in self.doubtful
-        )
 
     @property
     def inconclusive(self) -> int:

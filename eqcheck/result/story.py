@@ -135,17 +135,19 @@ class DrawnRound:
         return "cut" if agreed else "rejected"
 
     @property
-    def fates(self) -> str:
-        """How many drafts were accepted, and how many fared otherwise than drafts do as a rule.
+    def odd(self) -> list[str]:
+        """How many drafts fared otherwise than drafts do as a rule.
 
-        >>> DrawnRound(1, 2, (5, 6, 7), 1, "", None, (5,), agreed=2).fates
-        '1, 1 cut'
+        >>> DrawnRound(1, 2, (5, 6, 7), 1, "", None, (5,), agreed=2).odd
+        ['1 cut']
         """
-        if not self.known:
-            return "not known"
         every = [self.fate(number) for number in range(len(self.drafted))]
-        odd = [f"{every.count(fate)} {fate}" for fate in ("over-accepted", "cut") if fate in every]
-        return ", ".join([str(self.accepted), *odd])
+        return [f"{every.count(fate)} {fate}" for fate in ("over-accepted", "cut") if fate in every]
+
+    @property
+    def fates(self) -> str:
+        """How many drafts were accepted, and the `odd` ones."""
+        return ", ".join([str(self.accepted), *self.odd]) if self.known else "not known"
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,10 @@ class DrawnDecode:
         pairs = [a == b for a, b in zip(self.returned[row], self.expected[row], strict=False)]
         return pairs.index(False) if False in pairs else len(pairs)
 
+    def committed(self, row: int) -> tuple[int, ...]:
+        """The new tokens that the rounds of a row committed."""
+        return tuple(token for one in self.rounds[row] for token in one.committed)
+
     def wrongly_committed(self, row: int) -> int | None:
         """The same, where the rounds committed there what was returned: else it went wrong after them.
 
@@ -202,7 +208,6 @@ class DrawnDecode:
         [None]
         """
         wrong = self.first_wrong(row)
-        committed = [token for one in self.rounds[row] for token in one.committed]
         if wrong is None or self.returned is None or wrong >= len(self.returned[row]):
             return None
-        return wrong if committed[wrong : wrong + 1] == [self.returned[row][wrong]] else None
+        return wrong if self.committed(row)[wrong : wrong + 1] == (self.returned[row][wrong],) else None

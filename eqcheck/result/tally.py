@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from eqcheck.case.record import Case
@@ -98,21 +98,10 @@ class Tally:
             self.reached = _largest(self.reached, case.sizes)
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            alike=self.alike + other.alike,
-            exact=self.exact + other.exact,
-            prefix=self.prefix + other.prefix,
-            coverage=self.coverage + other.coverage,
-            losses=self.losses + other.losses,
-            observed=self.observed + other.observed,
-            lucky=self.lucky + other.lucky,
-            slots=self.slots + other.slots,
-            ties=self.ties + other.ties,
-            reached=_largest(self.reached, other.reached),
-            fingerprints=self.fingerprints | other.fingerprints,
-            replayed=self.replayed + other.replayed,
-            failing=self.failing + other.failing,
-        )
+        names = [one.name for one in fields(self) if one.name not in ("reached", "fingerprints")]
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
+        reached, seen = _largest(self.reached, other.reached), self.fingerprints | other.fingerprints
+        return Tally(**sums, reached=reached, fingerprints=seen)
 
     @property
     def drawn(self) -> int:

@@ -15,7 +15,7 @@ from eqcheck.attribution.story import decode_of
 from eqcheck.case.record import Case
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge
-from eqcheck.report.page_of_decode import trace_page
+from eqcheck.report.page import trace_page
 from eqcheck.result.story import DrawnDecode
 
 CASE = Case(

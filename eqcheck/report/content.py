@@ -1,0 +1,170 @@
+"""The content of a report beside its findings: counts, sentences and tables that every medium lays out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eqcheck.contract.decoder import FAMILIES
+from eqcheck.explanation.notice import VACUOUS, Notice
+from eqcheck.explanation.records import many
+from eqcheck.explanation.terminal import WHOLE, table
+from eqcheck.lanes.about import About, about
+from eqcheck.report.schema import Report, ReportedViolation
+from eqcheck.result.declining import summary
+from eqcheck.result.findings import STANDINGS
+
+UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
+_OF_TREES = ("tree", "different_trees", "off_spine")
+_SPLIT = {
+    "rejected": "rejected drafts and fillers",
+    "pads": "pads",
+    "finished": "rows that ended",
+    "copies": "second copies",
+    "spare": "spare capacity",
+    "unread": "not read",
+}
+
+
+@dataclass(frozen=True)
+class Content:
+    """A report, and what is to be told of it."""
+
+    r: Report
+
+    @property
+    def lane(self) -> About:
+        return about(self.r.lane)
+
+    @property
+    def findings(self) -> list[tuple[str, ReportedViolation]]:
+        """Every finding behind its standing, in the order of the report."""
+        return [(standing, one) for group, standing in STANDINGS.items() for one in getattr(self.r, group)]
+
+    @property
+    def exact(self) -> str:
+        return percent(self.r.equivalence.exact_match)
+
+    @property
+    def prefix(self) -> str:
+        return percent(self.r.equivalence.prefix_match)
+
+    @property
+    def loud(self) -> list[Notice]:
+        """The warnings that the audit did not exercise what it is for."""
+        return [warning for warning in self.r.noticed if warning.kind == VACUOUS]
+
+    @property
+    def declined(self) -> str:
+        """One line on the cases that the decoder declined, and why; empty when it declined none."""
+        return summary(self.r.declined, self.r.cases.run + self.r.cases.skipped)
+
+    @property
+    def not_taken(self) -> str:
+        """One line that names the cache states which the decoder does not take; empty when it takes all."""
+        states = [state for state, cases in self.r.cache_states.items() if cases == "not taken"]
+        return f"cache states not taken: {', '.join(states)}" if states else ""
+
+    @property
+    def sampled(self) -> list[str]:
+        """What the sampled tokens say together, and what they exclude, a sentence each; nothing where none were."""
+        if (evidence := self.r.sampling) is None or not evidence.tokens:
+            return []
+        tokens, crossed = f"{evidence.tokens} sampled tokens; ", evidence.greatest >= evidence.threshold
+        reached = f"reached {evidence.greatest:.2g}" if crossed else f"never exceeded {max(evidence.greatest, 1):.2g}"
+        if not crossed and any(one.component == "sampling" for one in self.r.violations):
+            said = "single cases show for certain that something is wrong. The evidence of all tokens together "
+            said += f"{reached}; at {evidence.threshold:g} it alone would be a violation."
+        else:
+            said = f"the evidence against the target's law {reached}. At {evidence.threshold:g} it is a violation; "
+            said += "a right decoder gets there once in a million audits."
+        return [tokens + said, *evidence.excludes]
+
+    @property
+    def slots(self) -> list[str]:
+        """How much of what the target is handed is of use, in a sentence."""
+        share = self.r.slots_seen
+        return [] if share is None else [f"Queries saw {percent(share)} of the cache slots that the target was handed."]
+
+    @property
+    def memory(self) -> list[str]:
+        """What keys and values take, in a sentence, where that was measured."""
+        taken = self.r.memory
+        if taken is None:
+            return []
+        said = f"Keys and values take {taken.peak_bytes:,} bytes at most"
+        if taken.waste is None or taken.waste_at_peak is None:
+            return [f"{said}; nothing of them could be read."]
+        split = [f"{name} {percent(taken.split[kind])}" for kind, name in _SPLIT.items() if taken.split.get(kind)]
+        said += f": {taken.waste:.2f} times the least that is needed in the median of the rounds, "
+        said += f"{taken.waste_at_peak:.2f} times where they take most"
+        return [f"{said} (of all of it {', '.join(split)})." if split else f"{said}."]
+
+    @property
+    def exercised(self) -> list[tuple[str, list[tuple[str, str, int]]]]:
+        """What the lane exercises: its name, what it is, and in how many cases; the least first. Sampled rows apart."""
+        plain, of_sampled = self.lane.counters, self.lane.sampled if self.r.sampling else {}
+        of_sampled = {name: what for name, what in of_sampled.items() if name not in plain}
+        counted = {name: name for name in self.r.coverage if name not in of_sampled}  # some by another eqcheck alone
+        groups = [
+            (title, [(name, what, self.r.coverage.get(name, 0)) for name, what in words.items() if self.asked(name)])
+            for title, words in (("", {**counted, **plain}), ("Of cases with sampled rows", of_sampled))
+        ]
+        return [(title, sorted(rows, key=lambda row: row[2])) for title, rows in groups if rows]
+
+    def asked(self, counter: str) -> bool:
+        """Whether cases could exercise what is counted: trees are for decoders alone that take them."""
+        return counter not in _OF_TREES or isinstance(self.r.cache_states.get("tree"), int)
+
+    @property
+    def reached(self) -> list[tuple[int, str]]:
+        """The largest of what cases held, and what that is."""
+        return [(self.r.reached.get(name, 0), what) for name, what in self.lane.reached.items()]
+
+    @property
+    def unclaimed(self) -> str:
+        """The note on families that the decoder does not claim, where the audit looked at such."""
+        return "" if all(entry.claimed for entry in self.r.matrix.values()) else UNCLAIMED_NOTE
+
+    def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
+        """By the name of each axis that has more than one value: the values, how many cases fail, and of how many."""
+        return [
+            (self.lane.axes.get(axis, axis), [(value, failed, of) for value, (failed, of) in values.items()])
+            for axis, values in finding.axes.items()
+            if len(values) > 1 and finding.count
+        ]
+
+
+def matrix_table(reports: Sequence[Report], tablefmt: str = "simple", width: int = WHOLE) -> str:
+    """Decoders by families: ``ok 50`` or ``violation 12/50``, in brackets where a family is not claimed."""
+    known = [*FAMILIES, *(family for report in reports for family in report.matrix)]
+    families = [family for family in dict.fromkeys(known) if any(family in report.matrix for report in reports)]
+    rows = [[report.decoder.name, *(_cell(report, family) for family in families)] for report in reports]
+    heads = [family.partition("@")[2] or family for family in families]  # of those on real models the model
+    return table(rows, ["decoder", *heads], width, tablefmt=tablefmt)
+
+
+def _cell(report: Report, family: str) -> str:
+    entry = report.matrix.get(family)
+    if entry is None:
+        return "-"
+    cell = f"ok {entry.cases}" if entry.cases else f"declined {entry.declined}" if entry.declined else "no case"
+    for kind, count in (("violation", entry.violations), ("inconclusive", entry.inconclusive)):
+        cell = f"{kind} {count}/{entry.cases}" if count else cell
+    return cell if entry.claimed else f"[{cell}]"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage, ``-`` for none; never rounded up to 100.
+
+    >>> percent(0.99999), percent(1), percent(None)
+    ('99.9 %', '100 %', '-')
+    """
+    if share is None:
+        return "-"
+    return "100 %" if share == 1 else f"{min(share * 100, 99.9):.1f} %"
+
+
+def cases(finding: ReportedViolation) -> str:
+    """In how many cases a finding shows."""
+    return many(finding.count, "case")
