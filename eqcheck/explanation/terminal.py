@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import textwrap
@@ -13,7 +12,6 @@ from tabulate import tabulate
 
 WHOLE = 10_000  # characters a line, where nothing says how wide the terminal is
 _NARROWEST = 30
-_BEGINS = re.compile(r" *((?:Let|Then|However,|-) +)?")  # what later lines of a sentence stand below
 _WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -24,20 +22,25 @@ def columns() -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Text in which no line is longer than ``width``, but for words that are; what goes on is further in.
+    """Text in which no line is longer than ``width``, but for words that are.
 
-    >>> print(wrapped("  Let   row 0 have the prompt ids 10, pad id 127, K = 1.", 34))
+    The rest of a line is further in than its beginning, and as far as the line below.
+
+    >>> print(wrapped("  Let   row 0 have the prompt ids 10, pad id 127, K = 1.\\n        It emits id 3.", 34))
       Let   row 0 have the prompt ids
             10, pad id 127, K = 1.
+            It emits id 3.
     """
-    return "\n".join(_filled(line, width) if len(line) > width else line for line in text.split("\n"))
+    lines = text.split("\n")
+    begins = [len(line) - len(line.lstrip()) for line in [*lines, ""]]
+    return "\n".join(filled(line, width, max(begins[n] + 2, begins[n + 1])) for n, line in enumerate(lines))
 
 
-def _filled(line: str, width: int) -> str:
-    begin = _BEGINS.match(line)
-    assert begin
-    further = begin.end() if begin[1] else begin.end() + 2
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * further, **_WORDS))
+def filled(line: str, width: int, further: int) -> str:
+    """A line in lines of at most ``width`` characters, all but the first so far in."""
+    return (
+        "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * further, **_WORDS)) if len(line) > width else line
+    )
 
 
 def table(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import BY_TOKENS, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import about_condition, nothing_expected, said, say, searched, sentence
-from eqcheck.explanation.terminal import WHOLE, table, wrapped
+from eqcheck.explanation.terminal import WHOLE, filled, table, wrapped
 
 
-def render(explanation: Explanation, width: int = WHOLE) -> str:
+def render(e: Explanation, width: int = WHOLE) -> str:
     """The text of an explanation, in lines of at most ``width`` characters.
 
     >>> from eqcheck.explanation.records import crash
@@ -18,21 +18,19 @@ def render(explanation: Explanation, width: int = WHOLE) -> str:
     crash/exception:KeyError - the decoder raised
       KeyError: 'x'
     """
-    head = headline(explanation)
-    if explanation.row is None or explanation.token_index is None:
-        return wrapped(f"{head}\n  {explanation.detail}", width)
-    if explanation.component == "sampling":
-        return wrapped("\n".join([head, *_sampled(explanation)]), width)
-    lines = [head, *_let(explanation)]
-    if explanation.component == "unattributed" and explanation.query and explanation.repair:
-        lines += [f"  Two opinions: {explanation.detail}.", "  What was read, which the others do not bear out:"]
-    lines += [*_laid_out("Then", _then(explanation)), *_laid_out("However", _however(explanation))]
-    lines += _witnesses(explanation)
-    if explanation.slots:
-        lines += ["", *_picture(explanation, width)]
-    if explanation.consequences:
+    if e.row is None or e.token_index is None:
+        return wrapped(f"{headline(e)}\n  {e.detail}", width)
+    lines = [headline(e), *_laid_out("Let", [_row(e), *_emits(e), *_beside(e), *_others(e)], width)]
+    if e.component == "sampling":  # chance draws the tokens: nothing is expected but what is said of the law
+        return wrapped("\n".join([*lines, *(f"  {sentence(clause)}" for clause in e.said)]), width)
+    if e.component == "unattributed" and e.query and e.repair:
+        lines += [f"  Two opinions: {e.detail}.", "  What was read, which the others do not bear out:"]
+    lines += _laid_out("Then", _then(e), width) + _laid_out("However", _however(e), width) + _witnesses(e)
+    if e.slots:
+        lines += ["", *_picture(e, width)]
+    if e.consequences:
         lines += ["", "  Also wrong, there or later (not counted):"]
-        lines += [f"    {line}" for line in consequences(explanation)]
+        lines += [f"    {line}" for line in consequences(e)]
     return wrapped("\n".join(lines), width)
 
 
@@ -49,10 +47,10 @@ def argument(e: Explanation) -> list[tuple[str, list[str]]]:
     ('However', ['new token 1 is id 7 where the row should have ended.'])
     """
     if e.row is None or e.token_index is None:
-        return [("", _clauses(e))]
+        return [("", [sentence(clause) for clause in e.said])]
     let = ("Let", [_row(e), *_beside(e)])
     if e.component == "sampling":
-        return [let, ("However", _clauses(e))]
+        return [let, ("However", [sentence(clause) for clause in e.said])]
     return [let, *([("Then", then)] if (then := _then(e)) else []), ("However", _however(e))]
 
 
@@ -66,14 +64,11 @@ def explained(e: Explanation, needs: Sequence[str], plain: str, width: int = WHO
     return render(e, width) + (wrapped(f"\n  {about_condition(needs, plain)}", width) if plain else "")
 
 
-def _laid_out(begin: str, sentences: Sequence[str]) -> list[str]:
+def _laid_out(begin: str, sentences: Sequence[str], width: int) -> list[str]:
     """Sentences below one another, behind the word that the first begins with."""
     head = f"  {begin + ',' if begin == 'However' else begin:<5} "
-    return [f"{head}{sentences[0]}", *(f"{'':{len(head)}}{more}" for more in sentences[1:])] if sentences else []
-
-
-def _clauses(e: Explanation) -> list[str]:
-    return [sentence(clause) for clause in e.said]
+    first, *others = sentences or [""]
+    return [filled(head + first, width, len(head)), *(" " * len(head) + more for more in others)] * bool(sentences)
 
 
 def _witnesses(e: Explanation) -> list[str]:
@@ -88,26 +83,19 @@ def _witnesses(e: Explanation) -> list[str]:
     return lines
 
 
-def _sampled(e: Explanation) -> list[str]:
-    """Many rows are right where chance draws them: nothing is expected but what is said of the law."""
-    emitted = f"It emits ids {ids(e.observed_row, e.token_index)}."
-    if e.expected_row:
-        emitted = (
-            f"It emits ids {ids(e.expected_row, e.token_index)}, and then ids {ids(e.observed_row, e.token_index)}."
-        )
-    return [*_laid_out("Let", [_row(e), emitted, *_beside(e)]), *(f"  {sentence}" for sentence in _clauses(e))]
-
-
-def _let(e: Explanation) -> list[str]:
-    expected, emitted = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
-    lines = [f"It is expected to emit ids {expected}.", f"It is observed to emit ids {emitted}."]
-    lines = [f"It emits ids {emitted}."] if nothing_expected(e) else lines
-    return _laid_out("Let", [_row(e), *lines, *_beside(e), *_others(e)])
+def _emits(e: Explanation) -> list[str]:
+    """The ids that the row emits, and those that it is expected to emit, where any are."""
+    expected, observed = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
+    if e.component == "sampling":
+        return [f"It emits ids {expected}, and then ids {observed}." if e.expected_row else f"It emits ids {observed}."]
+    if nothing_expected(e):
+        return [f"It emits ids {observed}."]
+    return [f"It is expected to emit ids {expected}.", f"It is observed to emit ids {observed}."]
 
 
 def _others(e: Explanation) -> list[str]:
-    """Which other rows of the case are wrong."""
-    rows = [str(row) for row in e.wrong_rows if row != e.row]
+    """The other rows of the case that are wrong."""
+    rows = [str(row) for row in e.wrong_rows if row != e.row and e.component != "sampling"]
     if len(rows) < 2:
         return [f"Row {row} is wrong, too." for row in rows]
     *begin, last = rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"{len(rows) - _ROWS} more"]
