@@ -27,6 +27,9 @@ CLEAN = (
     "eqcheck/history",
     "eqcheck/campaign",
     "eqcheck/workers",
+    "eqcheck/report",
+    "eqcheck/explanation",
+    "eqcheck/result",
 )
 CODE = sorted(path for folder in CLEAN for path in (ROOT / folder).rglob("*.py"))
 TEXTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "eqcheck").rglob("*.md")])

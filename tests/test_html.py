@@ -243,6 +243,7 @@ def test_the_page_of_a_replay_has_them_too() -> None:
 def test_a_row_that_comes_late_waits_and_many_calls_are_cut() -> None:
     rounds = [DrawnRound(n, n, (5,), 1, "bonus", 6, (5, 6)) for n in range(1, 61)]
     found = timeline([rounds, rounds[2:4]])
+    assert found is not None
     assert found.rows[1][:5] == ("waits", "waits", rounds[2], rounds[3], "left")
     assert (len(found.calls), found.left_out) == (40, 20)
 

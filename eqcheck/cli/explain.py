@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
-from eqcheck.explanation.terminal import columns
+from eqcheck.explanation.terminal import columns, filled
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -51,24 +50,12 @@ def kind_named(text: str) -> Kind:
 
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
-    """The handbook's entry for a kind, in lines of at most ``width`` characters; links are not broken."""
+    """All that is known of a kind, in lines of at most ``width`` characters; links are not broken."""
     from eqcheck.explanation.handbook import about
 
-    said = about(kind.fingerprint)
-    lines = [*_wrapped(f"{kind.fingerprint}: {kind.meaning}", width, "", "  "), "", "Example"]
-    lines += [*_wrapped(said.example, width, "  "), "", "Usual root causes"]
-    for cause in said.causes:
-        lines += _wrapped(cause.what, width, "  - ", "    ")
-        lines += [f"    {url}" for url in cause.urls]
-    return "\n".join([*lines, "", "How to fix it", *_wrapped(said.fix, width, "  ")])
-
-
-def _wrapped(text: str, width: int, first: str, later: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, 30),
-        initial_indent=first,
-        subsequent_indent=first if later is None else later,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    chapter, width = about(kind.fingerprint), max(width, 30)
+    lines = [filled(f"{kind.fingerprint}: {kind.meaning}", width, 2), "", "Example"]
+    lines += [filled(f"  {chapter.example}", width, 2), "", "Usual root causes"]
+    for cause in chapter.causes:
+        lines += [filled(f"  - {cause.what}", width, 4), *(f"    {url}" for url in cause.urls)]
+    return "\n".join([*lines, "", "How to fix it", filled(f"  {chapter.fix}", width, 2)])

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT
-from eqcheck.contract.kinds import FINGERPRINTS, KINDS
-from eqcheck.explanation.terminal import columns
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.terminal import columns, table
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
-
-_NARROWEST = 20
 
 
 def add(commands: Commands) -> None:
@@ -25,9 +23,5 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tabulate import tabulate
-
-    left = max(columns() - max(map(len, FINGERPRINTS)) - 2, _NARROWEST)
-    rows = [[kind.fingerprint, kind.meaning] for kind in KINDS.values()]
-    say(tabulate(rows, headers=["kind", "what was seen"], maxcolwidths=[None, left], disable_numparse=True))
+    say(table([[kind.fingerprint, kind.meaning] for kind in KINDS.values()], ["kind", "what was seen"], columns()))
     return EQUIVALENT

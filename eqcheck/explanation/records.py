@@ -103,13 +103,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search for the cause found: the edit of what a reference saw or did that yields an engine's wrong tokens.
+    """The result of a search for the cause: the edit of a reference's run that yields an engine's wrong tokens.
 
     ``edit`` is its id, ``words`` says what is wrong if it is the cause. ``surprising`` counts the wrong tokens,
     ``explained`` those of them that the reference emits under the edit, both 0 where rows only end wrongly. ``chance``
     is the probability that any of the ``tried`` edits does so by accident; 0 where options forbid a token that was
-    emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; that many ``cases``, of which
-    ``wrong_cases`` are wrong. ``rivals`` are fingerprints of which another edit explains as much.
+    emitted. It was found ``of``: "this case", "cases like this one" or "a larger case"; in that many ``cases``, and
+    ``wrong_cases`` of them are wrong. ``rivals`` are fingerprints whose edits explain as much.
     """
 
     edit: str

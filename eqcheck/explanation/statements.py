@@ -154,7 +154,7 @@ _AT = {"token": "", "draft": "rejected draft at ", "cut-draft": "cut draft at "}
 
 
 def held(kind: str, row: int | None, position: int | None, last: int | None = None) -> str:
-    """What a slot holds, by its kind, its row and its logical position, or neighbours up to the ``last`` position.
+    """The content of a slot, by its kind, its row and its logical position, or neighbours up to the ``last`` position.
 
     >>> held("token", 0, 3, 5), held("other-draft", 1, 3), held("pad", None, None)
     ('positions 3..5', 'row 1, rejected draft at position 3', 'pad')
@@ -221,7 +221,7 @@ def sentence(clause: str) -> str:
 
 
 def searched(search: Search) -> list[str]:
-    """What a search found, as clauses.
+    """The result of a search, as clauses.
 
     >>> for clause in searched(Search("pads-seen", "pads are seen", 3, 4, 2e-6, tried=390)):
     ...     print(clause)
@@ -232,17 +232,17 @@ def searched(search: Search) -> list[str]:
         return [search.words]
     cases = f"{many(search.cases, 'case')} like this one, of which {search.wrong_cases} are wrong"
     where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
-    found = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
+    clauses = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
     if search.chance:
         sure = f"any of them does so by chance with probability {search.chance:.1g}"
-        found.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
+        clauses.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
     else:
-        found.append("the options forbid a token that was emitted, so this is no chance")
-    return found + [f"as much is explained by {rival}" for rival in search.rivals]
+        clauses.append("the options forbid a token that was emitted, so this is no chance")
+    return clauses + [f"as much is explained by {rival}" for rival in search.rivals]
 
 
 def about_condition(needs: Sequence[str], plain: str) -> str:
-    """What a case needs in order to fail, and whether the fault is the speculation's.
+    """The needs of a case that fails, and whether the fault is the speculation's.
 
     >>> about_condition(("token-budget",), "right")
     'Needs token-budget. Without speculation the engine is right on this case.'
@@ -258,7 +258,7 @@ def about_condition(needs: Sequence[str], plain: str) -> str:
 
 
 def reason(e: Explanation) -> str:
-    """What is said of the cause beside its kind, in one line."""
+    """All that is said of the cause beside its kind, in one line."""
     return e.detail or " ".join(map(sentence, searched(e.search))) if e.search else e.detail
 
 

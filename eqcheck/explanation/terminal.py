@@ -64,20 +64,20 @@ def table(
     whole = tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=colalign or None)
     if _widest(whole) <= width:
         return whole
-    found = [[*map(str, column)] for column in zip(short or headers, *rows, strict=True)]
-    room = width - 2 * (len(found) - 1)
+    cells = [[*map(str, column)] for column in zip(short or headers, *rows, strict=True)]
+    room = width - 2 * (len(cells) - 1)
     for at_hyphens in (False, True):
         wrap: dict[str, Any] = {**_WORDS, "break_on_hyphens": at_hyphens}
-        widths = [max(map(_widest, column)) for column in found]
+        widths = [max(map(_widest, column)) for column in cells]
         right = [at for at, where in enumerate(colalign) if where == "right"]
-        least = [max(len(word) for cell in column for word in _wrap(cell, 1, **wrap)) for column in found]
+        least = [max(len(word) for cell in column for word in _wrap(cell, 1, **wrap)) for column in cells]
         least = [widths[at] if at in right else size for at, size in enumerate(least)]
         if sum(least) <= room:
-            while sum(widths) > room:  # from the widest of those that can be narrower
+            while sum(widths) > room:  # from the widest that can be narrower
                 widths[max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))] -= 1
             for at, size in enumerate(widths):
-                found[at] = ["\n".join(_wrap(cell, size, **wrap)) for cell in found[at]]
-            heads, *lines = map(list, zip(*found, strict=True))
+                cells[at] = ["\n".join(_wrap(cell, size, **wrap)) for cell in cells[at]]
+            heads, *lines = map(list, zip(*cells, strict=True))
             rule = [["-" * size for size in widths]] if tablefmt == "simple" else []
             return tabulate([heads, *rule, *lines], tablefmt="plain", disable_numparse=True, colalign=colalign or None)
     return _blocks(rows, headers, width)

@@ -72,7 +72,7 @@ def _laid_out(begin: str, sentences: Sequence[str], width: int) -> list[str]:
 
 
 def _witnesses(e: Explanation) -> list[str]:
-    """What speaks for an asserted cause beside what was read."""
+    """The witnesses of an asserted cause beside the reading."""
     if e.component == "unattributed":
         return []
     lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}."] if e.repair else []
@@ -84,7 +84,7 @@ def _witnesses(e: Explanation) -> list[str]:
 
 
 def _emits(e: Explanation) -> list[str]:
-    """The ids that the row emits, and those that it is expected to emit, where any are."""
+    """The ids that the row emits, and the ids that it is expected to emit, where any are."""
     expected, observed = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
     if e.component == "sampling":
         return [f"It emits ids {expected}, and then ids {observed}." if e.expected_row else f"It emits ids {observed}."]
@@ -115,7 +115,7 @@ def _row(e: Explanation) -> str:
 
 
 def _beside(e: Explanation) -> list[str]:
-    """What the other rows of the case were asked with."""
+    """The prompts and options of the other rows of the case."""
     if e.given is None:
         return []
     lines, beside = [], [(number, one) for number, one in enumerate(e.given.rows) if number != e.row]
@@ -189,7 +189,7 @@ def _difference(e: Explanation) -> str:
 
 
 def consequences(e: Explanation) -> list[str]:
-    """What is wrong beside the cause, there or later: a line for each call and kind, and how often."""
+    """The deviations beside the cause, there or later: a line for each call and kind, and how often."""
     groups: dict[tuple[int, str], int] = {}
     for deviation in e.consequences:
         key = (deviation.call, deviation.fingerprint)
@@ -254,7 +254,7 @@ def ids(row: tuple[int, ...], mark: int | None = None) -> str:
 
 
 _LONG, _END, _ROWS, _BESIDE = 24, 6, 12, 5
-_ENDS = ("past-eos", "over-length", "pad-in-output")  # what stands behind the end of a row
+_ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens that stand behind the end of a row
 
 
 def _id(token: int | None, e: Explanation, observed: bool = False) -> str:

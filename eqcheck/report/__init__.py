@@ -1,8 +1,9 @@
-"""What is told of an audit: data for programs, and text for readers.
+"""The reports of audits: data for programs, and text for readers.
 
     eqcheck.report.load(path).verdict
 
-schema: the data; build: from an audit to the data; markdown, terminal: a report in words
+schema: the data; build: from an audit to the data; content: its words and counts
+markdown, terminal, page: its layouts
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def load(path: str | Path) -> Report:
     again, collecting = "audit the decoder again with this eqcheck", gc.isenabled()
     file = Path(path)
     file = file / "report.json" if file.is_dir() else file
-    gc.disable()  # it would look for garbage again and again among millions of objects, none of which is any
+    gc.disable()  # it would look for garbage again and again among millions of objects that all live
     try:
         data = read_json(file, REPORT_BYTES, REPORT_LEVELS)
         got = data.get("format") if isinstance(data, dict) else None

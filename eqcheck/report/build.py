@@ -131,23 +131,23 @@ def report_of(audit: Audit, folder: Path) -> Report:
 
 
 def _versions(audit: Audit) -> dict[str, str]:
-    found = {"eqcheck": __version__, "python": platform.python_version()}
+    versions = {"eqcheck": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
     engine = audit.version or audit.decoder.version
-    return found | ({audit.decoder.name: engine} if engine else {})
+    return versions | ({audit.decoder.name: engine} if engine else {})
 
 
 def _violations(audit: Audit, standing: str, folder: Path) -> tuple[ReportedViolation, ...]:
     """The findings of one standing by cause; of each the condition with the fewest needs first."""
-    found = []
+    violations = []
     for findings in by_cause(audit.of(standing)).values():
         ordered = sorted(findings, key=lambda finding: (len(finding.needs), -finding.count))
-        found.append(_violation(audit, ordered, folder))
-    return tuple(found)
+        violations.append(_violation(audit, ordered, folder))
+    return tuple(violations)
 
 
 def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedViolation:

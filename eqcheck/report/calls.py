@@ -188,16 +188,16 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
     """The timeline of a row."""
     table = _table("round", "call", "drafted", "accepted", "then", "committed")
     wrong = decode.wrongly_committed(row)
-    for one, tokens in committed(decode.rounds[row]):
+    for drawn, tokens in committed(decode.rounds[row]):
         mark = next((number for number, (at, _) in enumerate(tokens) if at == wrong), None)
         table.add_row(
             "",
-            str(one.number),
-            str(one.call),
-            ids(one.drafted) or "-",
-            one.fates if one.drafted else "-",
-            f"{one.last} {one.last_id}" if one.last else "-",
-            ids(one.committed, mark) or ("-" if one.known else "not known"),
+            str(drawn.number),
+            str(drawn.call),
+            ids(drawn.drafted) or "-",
+            drawn.fates if drawn.drafted else "-",
+            f"{drawn.last} {drawn.last_id}" if drawn.last else "-",
+            ids(drawn.committed, mark) or ("-" if drawn.known else "not known"),
         )
     return table
 

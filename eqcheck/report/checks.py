@@ -21,7 +21,7 @@ Status = Literal["passed", "failed", "known", "inconclusive"]
 _MOST = 10  # annotations of a level that GitHub shows of one step
 _MOST_BYTES = 900_000  # of a step's summary GitHub takes one MiB, or nothing
 _SHOWN = {"passed": "passed", "failed": "**failed**", "known": "known", "inconclusive": "**inconclusive**"}
-# What XML 1.0 cannot hold, not even escaped.
+# Characters that XML 1.0 cannot hold, not even escaped.
 _UNSPEAKABLE = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -49,7 +49,7 @@ def checks(report: Report, allow_declared: bool) -> list[Check]:
 
 
 def failing(found: Sequence[Check]) -> list[Check]:
-    """Those that need somebody's eye; a verdict whose causes are among them adds nothing to them."""
+    """The checks that need somebody's eye; a verdict whose causes are among them adds nothing to them."""
     bad = [check for check in found if check.status in ("failed", "inconclusive")]
     return bad[1:] if len(bad) > 1 and bad[0] is found[0] else bad
 
@@ -91,13 +91,13 @@ def junit(reports: Sequence[Report], allow_declared: bool) -> str:
     """The XML of audits. A known violation is a skipped test, one that is inconclusive an error."""
     root = ElementTree.Element("testsuites", name="eqcheck")
     for report in reports:
-        found = checks(report, allow_declared)
+        listed = checks(report, allow_declared)
         suite = ElementTree.SubElement(root, "testsuite", name=_clean(report.decoder.name))
-        suite.set("tests", str(len(found)))
+        suite.set("tests", str(len(listed)))
         for attribute, status in (("failures", "failed"), ("errors", "inconclusive"), ("skipped", "known")):
-            suite.set(attribute, str(sum(check.status == status for check in found)))
+            suite.set(attribute, str(sum(check.status == status for check in listed)))
         suite.set("time", f"{report.elapsed_s:.1f}")
-        for number, check in enumerate(found):
+        for number, check in enumerate(listed):
             _case(suite, check, report, report.elapsed_s if number == 0 else 0.0)
     ElementTree.indent(root)
     return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
@@ -123,17 +123,17 @@ def _clean(text: str) -> str:
 
 def commands_of(reports: Sequence[Report], allow_declared: bool) -> list[str]:
     """A workflow command for each failing check, one line each, whatever a decoder is called or says."""
-    found = []
+    commands = []
     for report in reports:
         for check in failing(checks(report, allow_declared)):
             level = "error" if check.status == "failed" else "warning"
             title = f"eqcheck: {report.decoder.name}: {check.name}"
             text = "\n".join(filter(None, (check.message, check.text)))
-            found.append(f"::{level} title={_property(one_line(title, 200))}::{_message(printable(text)[:4000])}")
-    left = len(found) - _MOST
+            commands.append(f"::{level} title={_property(one_line(title, 200))}::{_message(printable(text)[:4000])}")
+    left = len(commands) - _MOST
     if left > 0:
-        found[_MOST - 1 :] = [f"::error title=eqcheck::{left + 1} more are in the report"]
-    return found
+        commands[_MOST - 1 :] = [f"::error title=eqcheck::{left + 1} more are in the report"]
+    return commands
 
 
 def untrusted(text: str, token: str) -> str:

@@ -84,7 +84,7 @@ def _figures(report: Report) -> dict[str, str]:
 
 
 def compare(before: Report, now: Report) -> Comparison:
-    """What became of each cause from one audit to the next."""
+    """The change of each cause from one audit to the next."""
     (old, meant), (new, means) = _sightings(before), _sightings(now)
     meanings, ran = means | meant, now.cases.run
     changes = [_change(name, meanings[name], old.get(name), new.get(name), ran) for name in new | old]
@@ -94,7 +94,8 @@ def compare(before: Report, now: Report) -> Comparison:
 
 def _sightings(report: Report) -> tuple[dict[str, Sighting], dict[str, str]]:
     """Each fingerprint with its gravest standing, and with its meaning."""
-    sightings, meanings = {}, {}
+    sightings: dict[str, Sighting] = {}
+    meanings: dict[str, str] = {}
     for standing, one in Content(report).findings:
         sightings.setdefault(one.fingerprint, Sighting(standing, one.count, report.cases.run, one.known))
         meanings[one.fingerprint] = one.cause.meaning
@@ -147,21 +148,21 @@ def to_text(comparisons: Sequence[Comparison]) -> str:
     """The comparisons for a terminal."""
     lines: list[str] = []
     width = columns()
-    for one in comparisons:
-        name = one.now.decoder.name
-        lines += ["", *[wrapped(f"{name}: NOTE {note}", width) for note in one.notes]]
-        rows = [*one.figures, *(row for row in one.versions if row[1] != row[2])]
+    for comparison in comparisons:
+        name = comparison.now.decoder.name
+        lines += ["", *[wrapped(f"{name}: NOTE {note}", width) for note in comparison.notes]]
+        rows = [*comparison.figures, *(row for row in comparison.versions if row[1] != row[2])]
         lines += [table(rows, [name, "before", "now"], width), ""]
-        causes = [[c.state, c.fingerprint, str(c.before or "-"), str(c.now or "-")] for c in one.changes]
+        causes = [[c.state, c.fingerprint, str(c.before or "-"), str(c.now or "-")] for c in comparison.changes]
         if causes:
             lines += [table(causes, ["", "cause", "before", "now"], width)]
-            said = [f"{c.fingerprint}: {c.state}; {chance(c)}" for c in one.changes if chance(c)]
+            said = [f"{c.fingerprint}: {c.state}; {chance(c)}" for c in comparison.changes if chance(c)]
             lines += [wrapped(line, width) for line in said]
-        lines.append(wrapped(f"{name}: {in_words(one)}", width))
+        lines.append(wrapped(f"{name}: {in_words(comparison)}", width))
     return "\n".join(lines).lstrip("\n")
 
 
-def in_words(one: Comparison) -> str:
+def in_words(comparison: Comparison) -> str:
     """How many causes are in each state.
 
     >>> from types import SimpleNamespace as Given
@@ -170,6 +171,6 @@ def in_words(one: Comparison) -> str:
     >>> in_words(Given(changes=[]))
     'No cause before, and none now.'
     """
-    counts = {state: sum(change.state == state for change in one.changes) for state in STATES[:-1]}
+    counts = {state: sum(change.state == state for change in comparison.changes) for state in STATES[:-1]}
     said = [f"{many(n, 'cause')} {'is' if n == 1 else 'are'} {state}" for state, n in counts.items() if n]
     return f"{', '.join(said)}." if said else "No cause before, and none now."

@@ -67,7 +67,7 @@ class Content:
 
     @property
     def sampled(self) -> list[str]:
-        """What the sampled tokens say together, and what they exclude, a sentence each; nothing where none were."""
+        """The evidence of the sampled tokens, and all that they exclude, a sentence each; empty where none were."""
         if (evidence := self.r.sampling) is None or not evidence.tokens:
             return []
         tokens, crossed = f"{evidence.tokens} sampled tokens; ", evidence.greatest >= evidence.threshold
@@ -88,7 +88,7 @@ class Content:
 
     @property
     def memory(self) -> list[str]:
-        """What keys and values take, in a sentence, where that was measured."""
+        """The memory of keys and values, in a sentence, where that was measured."""
         taken = self.r.memory
         if taken is None:
             return []
@@ -102,7 +102,7 @@ class Content:
 
     @property
     def exercised(self) -> list[tuple[str, list[tuple[str, str, int]]]]:
-        """What the lane exercises: its name, what it is, and in how many cases; the least first. Sampled rows apart."""
+        """All that the lane exercises: a name, its words, and the cases, the least first. Sampled rows stand apart."""
         plain, of_sampled = self.lane.counters, self.lane.sampled if self.r.sampling else {}
         of_sampled = {name: what for name, what in of_sampled.items() if name not in plain}
         counted = {name: name for name in self.r.coverage if name not in of_sampled}  # some by another eqcheck alone

@@ -37,7 +37,7 @@ class Article:
 
     @property
     def told(self) -> str:
-        """What stands in place of the `argument`: what a decoder said that failed, or the explanation as written."""
+        """The text in place of the `argument`: the words of a decoder that failed, or the explanation as written."""
         return self.v.evidence.detail if self.v.component == "crash" else self.v.explanation
 
     @property

@@ -105,24 +105,26 @@ def _shortened(report: Report) -> Report:
 
 def compared_to_html(comparisons: Sequence[Comparison]) -> str:
     """The page of two audits beside each other, of one decoder or of several."""
-    clean = [_printable(one) for one in comparisons]
-    names = ", ".join(one.now.decoder.name for one in clean)
+    clean = [_printable(comparison) for comparison in comparisons]
+    names = ", ".join(comparison.now.decoder.name for comparison in clean)
     shown = [
-        (drawn, printable(in_words(one)), len(one.changes) - len(drawn.changes))
-        for one, drawn in zip(comparisons, clean, strict=True)
+        (drawn, printable(in_words(comparison)), len(comparison.changes) - len(drawn.changes))
+        for comparison, drawn in zip(comparisons, clean, strict=True)
     ]
     return page(f"{names}: two audits - eqcheck", "compare.jinja", comparisons=shown, chance=chance)
 
 
-def _printable(one: Comparison) -> Comparison:
+def _printable(comparison: Comparison) -> Comparison:
     """The comparison as a page draws it: its first changes, and of the reports all but the findings."""
     none: dict[str, Any] = dict.fromkeys(STANDINGS, ())
-    before, now = (printable_report(replace(report, **none)) for report in (one.before, one.now))
+    before, now = (printable_report(replace(report, **none)) for report in (comparison.before, comparison.now))
     changes = [
         replace(change, fingerprint=printable(change.fingerprint), meaning=printable(change.meaning))
-        for change in one.changes[:_MOST_CHANGES]
+        for change in comparison.changes[:_MOST_CHANGES]
     ]
-    return replace(one, before=before, now=now, changes=tuple(changes), notes=tuple(map(printable, one.notes)))
+    return replace(
+        comparison, before=before, now=now, changes=tuple(changes), notes=tuple(map(printable, comparison.notes))
+    )
 
 
 @dataclass(frozen=True)

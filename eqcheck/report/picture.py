@@ -38,12 +38,12 @@ class SlotColumn:
 
     @property
     def kind(self) -> str:
-        """What is held, as the name of a class: ``token``, ``pad``, ``draft``, ``other``, ``blank`` or ``unknown``."""
+        """The content, as the name of a class: ``token``, ``pad``, ``draft``, ``other``, ``blank`` or ``unknown``."""
         return _CLASSES.get(self.slot.kind, "unknown")
 
     @property
     def likeness(self) -> tuple[object, ...] | None:
-        """What neighbours have in common that are alike; None for a column that is to be looked at by itself."""
+        """The traits that neighbours share which are alike; None for a column that is to be looked at by itself."""
         if self.wrong or any("wrongly" in cell for cell in self.cells):
             return None
         return (self.slot.kind, self.slot.of_row, self.cells, self.slot.position_right)
@@ -93,22 +93,22 @@ def of_evidence(e: Explanation) -> tuple[DrawnRow, tuple[str, ...]] | None:
         return None
     slots = tuple(
         DrawnSlot(
-            one.holds + ", torn: K and V disagree" * one.torn + ", not cached" * (one.index is None),
-            None if one.holds == "blank" else one.token,
-            one.position,
-            None if one.expected_position is None else one.expected_position == one.position,
+            slot.holds + ", torn: K and V disagree" * slot.torn + ", not cached" * (slot.index is None),
+            None if slot.holds == "blank" else slot.token,
+            slot.position,
+            None if slot.expected_position is None else slot.expected_position == slot.position,
             "",
-            one.kind,
-            one.of_row,
-            one.of_position,
+            slot.kind,
+            slot.of_row,
+            slot.of_position,
         )
-        for one in e.slots
+        for slot in e.slots
     )
     sees, should = ("".join("01"[seen] for seen in seens) for seens in zip(*map(_seen, e.slots), strict=True))
     right = next((d.expected for d in e.deviations if d.kind == "query-position"), None)  # where another is carried
     stands_for = f"position {q.logical_position}"
     query = DrawnQuery(q.column, stands_for, q.token, q.position, right, sees, should, q.predicted, None)
-    labels = tuple("none" if one.index is None else str(one.index) for one in e.slots)
+    labels = tuple("none" if slot.index is None else str(slot.index) for slot in e.slots)
     return DrawnRow(q.call_row, e.row, e.round or 0, slots, (query,)), labels
 
 
@@ -135,13 +135,13 @@ def timeline(batch: Sequence[Sequence[DrawnRound]]) -> Timeline | None:
     >>> [[getattr(cell, "number", cell) for cell in row] for row in timeline([[one], [two, three]]).rows]
     [[1, 'left', 'left'], ['waits', 2, 3]]
     """
-    every = sorted({one.call for rounds in batch for one in rounds})
+    every = sorted({drawn.call for rounds in batch for drawn in rounds})
     if len(batch) < 2 or not every:
         return None
     calls = every[:_CALLS]
     rows = []
     for rounds in batch:
-        at = {one.call: one for one in rounds}
+        at = {drawn.call: drawn for drawn in rounds}
         first, last = min(at, default=every[-1]), max(at, default=0)
         away = {call: "waits" if call < first else "left" if call > last else "no round" for call in calls}
         rows.append(tuple(at.get(call, away[call]) for call in calls))

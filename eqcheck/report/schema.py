@@ -35,7 +35,7 @@ class DecoderInfo:
 
 @dataclass(frozen=True)
 class Cases:
-    """How many drawn cases ran, by verdict; ``skipped`` were declined and are not among those that ran."""
+    """How many drawn cases ran, by verdict; ``skipped`` were declined and did not run."""
 
     run: Count
     equivalent: Count
@@ -66,7 +66,7 @@ class First:
 
 @dataclass(frozen=True)
 class Cause:
-    """What is wrong, by its declared fields; violations of one cause are one bug."""
+    """The cause of violations by its declared fields; violations of one cause are one bug."""
 
     component: str
     kind: str
@@ -96,9 +96,9 @@ class Condition:
 class ReportedViolation:
     """A cause, with the condition under which it shows first; ``conditions`` are all, this one the first of them.
 
-    ``evidence`` is all that was seen and tried. ``axes`` are ``[failing, run]`` cases by the values of each axis, and
-    ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it,
-    or that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
+    ``evidence`` has all the facts that were seen. ``axes`` are ``[failing, run]`` cases by the values of each axis,
+    and ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it, or
+    that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
     befell the row, where the calls were seen. ``others`` are some of the other cases that show it.
     """
 
@@ -134,7 +134,7 @@ class ReportedViolation:
 
 @dataclass(frozen=True)
 class FamilyCases:
-    """What the drawn cases of one family showed."""
+    """The results of the drawn cases of one family."""
 
     claimed: bool
     cases: Count
@@ -154,7 +154,7 @@ class CorpusCases:
 
 @dataclass(frozen=True)
 class Memory:
-    """What keys and values took, in bytes, on the case that this is measured on, and how often the least needed.
+    """The memory of keys and values in bytes, on the case that this is measured on, and how often the least needed.
 
     ``waste`` is the median over rounds of what is held over the least, ``waste_at_peak`` the same where most is held,
     ``split`` the shares of what is held there. Null where no storage could be read.
@@ -170,15 +170,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """One audit. What a lane does not have is empty or null there.
+    """One audit. A field that a lane does not have is empty or null.
 
     ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
-    what each family showed, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
-    ``sampling`` is what sampled tokens say together. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
+    the results by family, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
+    ``sampling`` is the evidence of all sampled tokens. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
     dictated drafts that were asked for, and those of them that were seen to be played.
-    ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` what
-    was measured where that was asked. ``outdated`` says which entries of known violations fail because they are past or
-    gone, ``written`` is the date in UTC, ``command`` what was typed.
+    ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
+    measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
+    they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed.
     """
 
     format: Literal["eqcheck-report/2"]

@@ -1,4 +1,4 @@
-"""What a decoder declined, in words, and when an audit is left without meaning by it.
+"""The cases that a decoder declined, in words, and when an audit is left without meaning by it.
 
 An audit is VACUOUS when more than half of its cases were declined, or every case of a family, a padding side or a cache
 state that the decoder claims. Cases that a precondition (``requires=``) keeps from being drawn do not count: they are
@@ -51,7 +51,7 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
 
 
 def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iterable[str]) -> list[str]:
-    """The essential counters that stayed at zero, without those that the preconditions keep there.
+    """The essential counters that stayed at zero, without the ones that preconditions keep there.
 
     >>> unseen(("ragged_prompts", "eos_inside_block"), {}, ("no-eos",))
     ['ragged_prompts']
@@ -61,18 +61,18 @@ def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iter
 
 
 def of_requirements(decoder: Decoder) -> list[str]:
-    """What the decoder's preconditions keep away; nothing where it has none."""
+    """A warning of the cases that the decoder's preconditions keep away; none where it has no preconditions."""
     needs = "; ".join(f"{name} ({told(name)})" for name in decoder.requires)
     return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
 
 
 def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
-    """What the decoder's preconditions keep away, and what its declining leaves without meaning."""
-    found = of_requirements(decoder)
+    """Warnings of the cases that preconditions keep away, and of the claims that declining leaves without meaning."""
+    warnings = of_requirements(decoder)
     declined = sum(tally.declined.values())
-    found += too_many(tally.declined, tally.run + declined)
+    warnings += too_many(tally.declined, tally.run + declined)
     if not tally.run:
-        return found
+        return warnings
     drawn = tally.places(lambda one: one.claimed)
     passed = tally.places(lambda one: one.claimed and bool(one.declined))
     families = dict.fromkeys(name for axis, name in drawn if axis == "family")
@@ -86,8 +86,8 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
             if drawn[at] and drawn[at] == passed[at]:
                 reasons = dict(tally.by(lambda one: one.declined, partial(_declined_at, at)).most_common())
                 said = f"every case of {what} {name} was declined ({summary(reasons, drawn[at])})"
-                found.append(Notice(f"{said}; the audit says nothing about that claim", VACUOUS))
-    return found
+                warnings.append(Notice(f"{said}; the audit says nothing about that claim", VACUOUS))
+    return warnings
 
 
 def _declined_at(at: tuple[str, str], one: Alike) -> bool:

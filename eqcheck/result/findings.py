@@ -1,4 +1,4 @@
-"""What an audit is asked, and what comes out of it, as data of every lane."""
+"""The options and the result of an audit, as data of every lane."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STANDINGS = {"violations": "violation", "discoveries": "discovery", "inconclusiv
 
 @dataclass(frozen=True)
 class Options:
-    """What an audit is asked: so many cases, or a time budget in seconds, or both (whichever ends first).
+    """The options of an audit: so many cases, or a time budget in seconds, or both (whichever ends first).
 
     ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
     may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
@@ -68,7 +68,7 @@ class Finding:
 
     ``standing`` is one of `STANDINGS`: a discovery is made beyond what the decoder claims, and what is inconclusive did
     not fail time and again. ``needs`` are the options without which the case is right, ``plain`` what the decoder does
-    without speculation (``right``, ``wrong too``, or nothing where that is not known). ``seen`` are the symptoms under
+    without speculation (``right``, ``wrong too``, or empty where that is not known). ``seen`` are the symptoms under
     which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus.
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
     finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
@@ -106,7 +106,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class RealPair:
-    """What the decoder did on the trained models: rows, those equal to the target's, and the first that is not."""
+    """The decoder on the trained models: all rows, the rows equal to the target's, and the first that is not."""
 
     rows: int
     equivalent: int
@@ -120,7 +120,7 @@ class RealPair:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What all sampled tokens of an audit say together; see `eqcheck.sampling.wealth`.
+    """The evidence of all sampled tokens of an audit; see `eqcheck.sampling.wealth`.
 
     A right decoder's ``evidence`` ever reaches a number c with a probability of at most 1/c. ``greatest`` is the most
     that it was after any token; at ``threshold`` the verdict is ``violation``. ``excludes`` says how large an error
@@ -142,7 +142,7 @@ class Evidence:
 class Audit:
     """The result of one decoder's audit in one ``lane``.
 
-    ``families`` are those that cases were drawn of, ``claimed_families`` those on which a failure is a violation.
+    Cases were drawn of ``families``; a failure on one of ``claimed_families`` is a violation.
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
     ``real_pair`` is what the decoder did on trained models, where that was asked, ``evidence`` what its sampled tokens
@@ -151,7 +151,7 @@ class Audit:
     that the user lists as known, by fingerprint, ``outdated`` says which of them fail because they are so no longer.
     ``written`` is the date, ``command`` what was typed; empty where nobody typed it.
 
-    ``counted`` are cases that were drawn elsewhere, of which there are no outcomes here. ``wealth`` and ``exclusion``
+    ``counted`` are cases that were drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion``
     are what the evidence is made of; ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """
 
@@ -186,7 +186,7 @@ class Audit:
 
     @property
     def tally(self) -> Tally:
-        """What is counted of all cases: what conclusions and reports rest on."""
+        """The counts of all cases: conclusions and reports rest on them."""
         size = len(self.outcomes), len(self.replayed)
         if self._tally is None or self._tally[0] != size:
             self._tally = size, self.counted + Tally.of(self.outcomes, self.replayed, self.claims)
@@ -284,8 +284,8 @@ class Audit:
     def list_known(self, entries: Iterable[Known], today: date, strict: bool = False) -> None:
         """Let pass what is listed as known, and warn of what is so no longer: its day is past, or it did not occur.
 
-        Where ``strict`` is asked, such entries are ``outdated``: they fail, those that did not occur if enough cases
-        ran to say so.
+        Where ``strict`` is asked, such entries are ``outdated``: they fail, but not an entry that too few cases would
+        have shown.
         """
         for entry in entries:
             if not entry.of(self.decoder.name):

@@ -15,7 +15,7 @@ UNTRIED = "there was no time to look for a cause"
 
 
 class History(NamedTuple):
-    """What one instance of a decoder had decoded before: the first ``done`` cases of its ``log``."""
+    """The cases that one instance of a decoder had decoded before: the first ``done`` cases of its ``log``."""
 
     log: list[Any]
     done: int
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def symptom(self) -> str:
-        """What a failing case looks like before anybody has looked into it; empty for one that is right."""
+        """The look of a failing case before anybody has looked into it; empty for one that is right."""
         return self.fingerprint or ""
 
     @property

@@ -1,4 +1,4 @@
-"""What one decode did, as data to be drawn: the calls with their caches, and the rounds of a row.
+"""One decode as data to be drawn: the calls with their caches, and the rounds of a row.
 
 A trace makes it (`eqcheck.attribution.story`); the trace view and a report's pages draw it.
 """
@@ -99,8 +99,8 @@ class DrawnCall:
 class DrawnRound:
     """One round of a row: the ids drafted, how many were accepted, the correction or bonus, and what was committed.
 
-    ``accepted`` counts the drafts, from the first, that the row has after the round; ``agreed`` those that the target
-    answered as well, None in reports of eqcheck 0.1. ``last`` says what the row has behind the accepted ones:
+    ``accepted`` counts the drafts, from the first, that the row has after the round; ``agreed`` the drafts that the
+    target answered as well, None in reports of eqcheck 0.1. ``last`` says what the row has behind the accepted ones:
     ``correction`` in the place of a draft that was rejected, ``bonus`` behind all of them, or empty where it has
     nothing, or nothing was drafted, or a draft was cut; ``last_id`` is its id. ``committed`` are the new tokens that
     the row has after the round and had not before. ``call`` is the number of the target's call. ``known`` is False of
@@ -118,7 +118,7 @@ class DrawnRound:
     known: bool = True
 
     def fate(self, number: int) -> str:
-        """What became of a draft, by its number from 0.
+        """The fate of a draft, by its number from 0.
 
         ``accepted``; ``cut``: the target agreed with it, and the row does not have it, as it ends before; ``rejected``;
         ``over-accepted``: the row has it though the target answered another id; or ``unknown``.
@@ -152,7 +152,7 @@ class DrawnRound:
 
 @dataclass(frozen=True)
 class Story:
-    """What befell one row: its rounds, and the call in which the first fault lies, None where none is known.
+    """The story of one row: its rounds, and the call in which the first fault lies, None where none is known.
 
     Where every context was right, ``call`` is the one that answered for the first wrong token. ``at`` is the number of
     the batch row of ``call`` that is concerned, and ``column`` that of its query. There are no rounds where rows are

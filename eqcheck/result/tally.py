@@ -1,4 +1,4 @@
-"""What is counted of an audit's cases: all that its report and its conclusions take from them.
+"""The counts of an audit's cases: all that its report and its conclusions take from them.
 
 Counts of several audits add up, so that a report of many shards needs none of their cases: its size is that of the
 differences between cases, not of their number.
@@ -42,7 +42,7 @@ class Tally:
 
     ``exact`` and ``prefix`` are sums of the shares of `eqcheck.result.outcome.Outcome`, ``reached`` is the largest of
     what cases held, ``lucky`` counts cases that are right though a context was wrong, ``fingerprints`` are those seen,
-    also in the ``replayed`` cases of the corpus, of which ``failing`` fail.
+    also in the ``replayed`` cases of the corpus; ``failing`` of them fail.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -125,20 +125,20 @@ class Tally:
 
     def by(self, name: Callable[[Alike], str], among: Callable[[Alike], bool] = lambda one: True) -> Counter[str]:
         """The drawn cases ``among`` all, counted by what ``name`` says of them."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for one, count in self.alike.items():
             if among(one):
-                found[name(one)] += count
-        return found
+                counts[name(one)] += count
+        return counts
 
     def places(self, among: Callable[[Alike], bool]) -> Counter[tuple[str, str]]:
         """How many of the drawn cases ``among`` all lie on each value of each axis."""
-        found: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for one, count in self.alike.items():
             if among(one):
                 for place in one.axes:
-                    found[place] += count
-        return found
+                    counts[place] += count
+        return counts
 
 
 def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

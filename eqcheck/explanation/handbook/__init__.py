@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eqcheck.contract.errors import EqcheckError
 
@@ -73,21 +74,22 @@ def parsed(fingerprint: str, text: str) -> Chapter:
     """The chapter that a file's text holds; a malformed one is a ValueError."""
     import msgspec  # it takes longer to import than a file takes to read
 
-    found = _LAYOUT.fullmatch(text)
-    if not found:
+    layout = _LAYOUT.fullmatch(text)
+    if not layout:
         raise ValueError("expected front matter, then the sections Example, Usual root causes and How to fix it")
-    fields = [("kind", str), ("reports", dict[int, tuple[str, ...]], {})]
-    front = msgspec.toml.decode(found["front"], type=msgspec.defstruct("Front", fields, forbid_unknown_fields=True))
+    fields: list[Any] = [("kind", str), ("reports", dict[int, tuple[str, ...]], {})]
+    shape: Any = msgspec.defstruct("Front", fields, forbid_unknown_fields=True)
+    front = msgspec.toml.decode(layout["front"], type=shape)
     if front.kind != fingerprint:
         raise ValueError(f"expected the kind {fingerprint!r}, got {front.kind!r}")
-    listed = [(int(number), _line(what)) for number, what in _CAUSE.findall(found["causes"])]
+    listed = [(int(number), _line(what)) for number, what in _CAUSE.findall(layout["causes"])]
     numbers = [number for number, _ in listed]
     if numbers != [*range(1, len(numbers) + 1)]:
         raise ValueError(f"expected causes numbered from 1, got {numbers}")
     if strange := front.reports.keys() - {*numbers}:
         raise ValueError(f"there are reports of the causes {sorted(strange)}, and the causes {numbers}")
     causes = tuple(RootCause(what, front.reports.get(number, ())) for number, what in listed)
-    return Chapter(_line(found["example"]), causes, _line(found["fix"]))
+    return Chapter(_line(layout["example"]), causes, _line(layout["fix"]))
 
 
 def _line(text: str) -> str:
