@@ -6,7 +6,6 @@ Signs say what colours say, so that nothing is lost where there are none.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from itertools import groupby
@@ -19,8 +18,8 @@ from rich.text import Text
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import held
 from eqcheck.explanation.text import ids
-from eqcheck.report.picture import cell, committed
-from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnRow, DrawnSlot
+from eqcheck.report.picture import Stage, cell, committed, stages
+from eqcheck.result.story import DrawnDecode, DrawnRow, DrawnSlot
 
 _ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
 _WIDE = 118  # characters, where nothing says how wide the terminal is
@@ -65,19 +64,15 @@ def view(decode: DrawnDecode, width: int = _WIDE) -> str:
 def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
     """The parts of a decode in order: its calls, the rounds of its rows, and what was returned."""
     yield Text(_ABOUT, style="bright_black")
-    had: dict[int, int] = defaultdict(int)
-    before = 0
-    for call in decode.calls:
+    for stage in stages(decode):
         yield Text()
-        if call.number > before + 1:
-            yield Text(f"... {many(call.number - before - 1, 'call')} left out ...\n", style="bright_black")
-        yield from _call(decode, call)
-        for row, tokens in sorted((int(name), tokens) for name, tokens in call.committed.items()):
-            had[row] += len(tokens)
-            count, wrong = had[row], decode.wrongly_committed(row)
-            shown = ids(decode.committed(row)[:count], wrong if wrong is not None and wrong < count else None)
-            yield Text(f"  after it row {row} has {many(count, 'new token')}: ids {shown}")
-        before = call.number
+        if stage.skipped:
+            yield Text(f"... {many(stage.skipped, 'call')} left out ...\n", style="bright_black")
+        yield from _call(stage)
+        for row, had, _ in stage.after:
+            wrong = decode.wrongly_committed(row)
+            shown = ids(had, wrong if wrong is not None and wrong < len(had) else None)
+            yield Text(f"  after it row {row} has {many(len(had), 'new token')}: ids {shown}")
     yield Text()
     at_fault = decode.story.row if decode.story else None
     for row, rounds in enumerate(decode.rounds):
@@ -96,18 +91,17 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
         yield Text(f"\n{decode.note}")
 
 
-def _call(decode: DrawnDecode, call: DrawnCall) -> Iterator[RenderableType]:
-    story = decode.story
-    told = story if story and story.call and story.call.number == call.number else None
+def _call(stage: Stage) -> Iterator[RenderableType]:
+    call = stage.call
     rows, slots = len(call.rows) + call.left_out, len(call.rows[0].slots) if call.rows else 0
     given = ", made before the decoder began" if call.given else ""
     head = Text(f"call {call.number}, {call.model}: {many(rows, 'row')}, {many(slots, 'slot')}{given}", style="bold")
-    yield head.append("   <-- here it goes wrong", style="bold red") if told else head
+    yield head.append("   <-- here it goes wrong", style="bold red") if stage.fault else head
     for row in call.rows:
         round_ = f", round {row.round}" if row.round else ""
         name = "no row is recognised" if row.row is None else f"row {row.row}{round_}"
         yield Text(f"  batch row {row.batch_row} ({name})")
-        yield _queries(row, told.column if told and told.at == row.batch_row else None)
+        yield _queries(row, stage.column if stage.at == row.batch_row else None)
         yield _slots(row)
     if call.left_out:
         yield Text(f"  and {call.left_out} more batch rows")

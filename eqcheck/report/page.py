@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from eqcheck.report.chart import Chart
 from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.content import Content
 from eqcheck.report.finding import Article
-from eqcheck.report.picture import timeline
+from eqcheck.report.picture import stages, timeline
 from eqcheck.report.schema import Report, printable_report
 from eqcheck.report.templates import page
 from eqcheck.result.findings import STANDINGS
-from eqcheck.result.story import DrawnCall, DrawnDecode
+from eqcheck.result.story import DrawnDecode
 
 _MOST = 100  # findings that a page draws; a browser shows no more of them at once
 _MOST_CHANGES = 500  # lines of a comparison
@@ -127,28 +127,6 @@ def _printable(comparison: Comparison) -> Comparison:
     )
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A call of a decode: how many are ``skipped`` before it, and whether a query of it did not see what it should.
-
-    ``at`` and ``column`` are the batch row and column of the query at fault, None in other calls. ``after`` has, for
-    each row that it brought new tokens, the ids that the row has then, and how many of them are new.
-    """
-
-    call: DrawnCall
-    skipped: int
-    wrong: bool
-    at: int | None
-    column: int | None
-    after: tuple[tuple[int, tuple[int, ...], int], ...]
-
-    @property
-    def rounds(self) -> str:
-        """The round, where it is the same of all rows that are recognised."""
-        rounds = {row.round for row in self.call.rows if row.round}
-        return f"round {rounds.pop()}" if len(rounds) == 1 else ""
-
-
 def trace_page(name: str, case: str, outcome: str, decode: DrawnDecode, words: str = "") -> str:
     """The page of a decoder's ``decode`` of a case, as HTML.
 
@@ -159,23 +137,8 @@ def trace_page(name: str, case: str, outcome: str, decode: DrawnDecode, words: s
         "trace.jinja",
         headline=one_line(outcome, 300),
         text=printable(words).strip(),
-        steps=list(_stages(decode)),
+        steps=list(stages(decode)),
         decode=decode,
         batch=timeline(decode.rounds[:_ROWS]),
         rows=[(row, rounds, decode.first_wrong(row)) for row, rounds in enumerate(decode.rounds)],
     )
-
-
-def _stages(decode: DrawnDecode) -> Iterator[Stage]:
-    before, story = 0, decode.story
-    had: dict[int, int] = {}
-    for call in decode.calls:
-        here = story is not None and story.call is not None and story.call.number == call.number
-        at, column = (story.at, story.column) if story and here else (None, None)
-        wrong = any(row.right(query) is False for row in call.rows for query in row.queries)
-        after = []
-        for row, tokens in sorted((int(name), tokens) for name, tokens in call.committed.items()):
-            had[row] = had.get(row, 0) + len(tokens)
-            after.append((row, decode.committed(row)[: had[row]], len(tokens)))
-        yield Stage(call, call.number - before - 1, wrong, at, column, tuple(after))
-        before = call.number

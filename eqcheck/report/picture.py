@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from eqcheck.explanation.records import Explanation, Slot
-from eqcheck.result.story import DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
+from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
 _CALLS = 40
 _FEWEST_ALIKE = 8
@@ -146,6 +147,46 @@ def timeline(batch: Sequence[Sequence[DrawnRound]]) -> Timeline | None:
         away = {call: "waits" if call < first else "left" if call > last else "no round" for call in calls}
         rows.append(tuple(at.get(call, away[call]) for call in calls))
     return Timeline(tuple(calls), tuple(rows), len(every) - len(calls))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A call of a decode: how many are ``skipped`` before it, and whether a query of it did not see what it should.
+
+    ``fault``: here it goes wrong; ``at`` and ``column`` are the batch row and column of the query at fault, None in
+    other calls, or where it is not known. ``after`` has, for
+    each row that it brought new tokens, the ids that the row has then, and how many of them are new.
+    """
+
+    call: DrawnCall
+    skipped: int
+    wrong: bool
+    fault: bool
+    at: int | None
+    column: int | None
+    after: tuple[tuple[int, tuple[int, ...], int], ...]
+
+    @property
+    def rounds(self) -> str:
+        """The round, where it is the same of all rows that are recognised."""
+        rounds = {row.round for row in self.call.rows if row.round}
+        return f"round {rounds.pop()}" if len(rounds) == 1 else ""
+
+
+def stages(decode: DrawnDecode) -> Iterator[Stage]:
+    """The calls of a decode in order."""
+    before, story = 0, decode.story
+    had: dict[int, int] = defaultdict(int)
+    for call in decode.calls:
+        fault = story is not None and story.call is not None and story.call.number == call.number
+        at, column = (story.at, story.column) if story and fault else (None, None)
+        wrong = any(row.right(query) is False for row in call.rows for query in row.queries)
+        after = []
+        for row, tokens in sorted((int(name), tokens) for name, tokens in call.committed.items()):
+            had[row] += len(tokens)
+            after.append((row, decode.committed(row)[: had[row]], len(tokens)))
+        yield Stage(call, call.number - before - 1, wrong, fault, at, column, tuple(after))
+        before = call.number
 
 
 def drafts(one: DrawnRound) -> list[tuple[int, str]]:

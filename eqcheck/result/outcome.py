@@ -14,7 +14,7 @@ HANGS_TO_GIVE_UP = 3
 UNTRIED = "there was no time to look for a cause"
 
 
-class History(NamedTuple):
+class CaseLog(NamedTuple):
     """The cases that one instance of a decoder had decoded before: the first ``done`` cases of its ``log``."""
 
     log: list[Any]
@@ -58,7 +58,7 @@ class Outcome:
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
-    history: History | None = field(default=None, compare=False, repr=False)
+    history: CaseLog | None = field(default=None, compare=False, repr=False)
     story: Story | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -24,7 +24,7 @@ from eqcheck.contract.decoder import Decoder, Generate, Request, hook
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
 from eqcheck.explanation.records import Explanation, crash
-from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, History, Outcome
+from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 
@@ -50,7 +50,7 @@ class Decoded:
 
     case: Any
     answer: Any
-    history: History
+    history: CaseLog
 
 
 class Worker:
@@ -100,7 +100,7 @@ class Worker:
             text = self.last_words()
             self.kill()
             answer = Outcome(case, "violation", explanation=lost.explanation, traceback=text)
-        history = History(self.log, len(self.log))
+        history = CaseLog(self.log, len(self.log))
         self.log += [*case.before, case.alone]
         return Decoded(case, answer, history)
 
