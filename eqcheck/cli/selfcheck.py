@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.report.progress import progress
+    from eqcheck.report.terminal import progress
     from eqcheck.selfcheck.faults import selfcheck
 
     with progress(quiet=options.json) as listen:

@@ -10,11 +10,10 @@ from eqcheck import __version__
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.report.chart import Chart
 from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.content import Content
 from eqcheck.report.finding import Article
-from eqcheck.report.picture import stages, timeline
+from eqcheck.report.picture import Chart, stages, timeline
 from eqcheck.report.schema import Report, printable_report
 from eqcheck.report.templates import page
 from eqcheck.result.findings import STANDINGS
