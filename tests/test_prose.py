@@ -49,7 +49,6 @@ ALLOWED = {
     ("environments.py", "partition"),  # the messages of an installer
     ("fault.py", "partition"),  # the case of a docstring's first letter
     ("script.py", "splitlines"),  # the last line is JSON
-    ("spawned.py", "in"),  # the fields of a message
 }
 TEMPLATES = sorted(ROOT.glob("eqcheck/report/html/*.jinja"))
 CUT = re.compile(r"(\w+)(?:\|replace\(|\.(?:split|partition|startswith|removeprefix)\()")
@@ -65,7 +64,7 @@ def reads(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[looked_through]):
-                if (field := _name(looked_through)) in WORDS:
+                if (field := _name(looked_through)) in WORDS - {"message", "said"}:  # these may be mappings
                     yield "in", field
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
