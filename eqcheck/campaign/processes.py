@@ -9,24 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
 from eqcheck.campaign.events import Finished, Listener
 from eqcheck.contract import registry, repository
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Audit, Options, RealPair
-from eqcheck.workers.fork import context, main_left_alone
-from eqcheck.workers.serve import end_with_parent
-from eqcheck.workers.worker import Limits, guard_group, kill_group
-
-T = TypeVar("T")
+from eqcheck.workers.fork import context, launched
+from eqcheck.workers.worker import Limits, kill_group
 
 
 def load_all(specs: Sequence[str]) -> list[Decoder]:
@@ -39,8 +34,8 @@ def load_all(specs: Sequence[str]) -> list[Decoder]:
     that ends the process that loads it.
     """
     strangers = set(specs) - registry.shipped().keys() if len(specs) > 1 else set()
-    found = [_in_a_process(_description, spec) if spec in strangers else registry.load(spec) for spec in specs]
-    return [registry.load(decoder.spec) if decoder.checkpoints else decoder for decoder in found]
+    loaded = [_loaded_elsewhere(spec) if spec in strangers else registry.load(spec) for spec in specs]
+    return [registry.load(decoder.spec) if decoder.checkpoints else decoder for decoder in loaded]
 
 
 def described(decoder: Decoder) -> bool:
@@ -68,12 +63,7 @@ def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listene
         while waiting or running:
             while waiting and len(running) < settings.jobs:
                 decoder = waiting.pop(0)
-                with main_left_alone():
-                    ours, theirs = context().Pipe(duplex=False)
-                    process = context().Process(target=_audited, args=(theirs, decoder.spec, options(decoder, share)))
-                    process.start()
-                guard_group(process.pid)
-                theirs.close()
+                ours, process = launched(context(), _audited, decoder.spec, options(decoder, share))
                 running[ours] = decoder, process
             try:
                 ready = wait(list(running))
@@ -85,7 +75,8 @@ def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listene
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 decoder, process = running[pipe]
-                told = _received(pipe, decoder)
+                lost = f"{decoder.name}: the process that audited it ended; try it alone, with --isolate"
+                told = _received(pipe, lost)
                 if told is None or isinstance(told, Audit):  # none: interrupted before there was anything
                     del running[pipe]
                     kill_group(process.pid)
@@ -100,12 +91,12 @@ def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listene
             kill_group(process.pid)
 
 
-def _received(pipe: Connection, decoder: Decoder) -> Any:
-    """An event of an audit, or the audit; raises what the audit raised."""
+def _received(pipe: Connection, lost: str) -> Any:
+    """The next message of a process; raises its exception, or a `UsageError` that says that it is ``lost``."""
     try:
         told = pipe.recv()
-    except EOFError:
-        raise UsageError(f"{decoder.name}: the process that audited it ended; try it alone, with --isolate") from None
+    except (EOFError, OSError):
+        raise UsageError(lost) from None
     if isinstance(told, BaseException):
         raise told
     return told
@@ -115,8 +106,6 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
     """The process of one audit: it sends the events as they happen, and then the audit."""
     from eqcheck.campaign.loop import audit
 
-    if hasattr(os, "setsid"):
-        os.setsid()
     try:
         result = audit(
             registry.load(spec), settings, lambda event: None if isinstance(event, Finished) else pipe.send(event)
@@ -126,7 +115,12 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
     except KeyboardInterrupt:
         pipe.send(None)
     except BaseException as error:
-        pipe.send(error if isinstance(error, UsageError) else RuntimeError(traceback.format_exc()))
+        pipe.send(_plain(error))
+
+
+def _plain(error: BaseException) -> Exception:
+    """An exception that crosses a pipe, whatever it holds."""
+    return error if isinstance(error, UsageError) else RuntimeError(traceback.format_exc())
 
 
 def pair(decoder: Decoder, settings: Options) -> RealPair:
@@ -139,16 +133,21 @@ def pair(decoder: Decoder, settings: Options) -> RealPair:
     return on_pair(decoder, limits, isolate=asked.isolate)
 
 
-def _in_a_process(function: Callable[[str], T], spec: str) -> T:
-    with ProcessPoolExecutor(1, context(), end_with_parent) as pool:
-        try:
-            return pool.submit(function, spec).result()
-        except BrokenProcessPool:
-            raise UsageError(f"adapter {spec!r}: it ended the process that loaded it") from None
+def _loaded_elsewhere(spec: str) -> Decoder:
+    """The description of a decoder that another process loads."""
+    pipe, process = launched(context(), _describe, spec)
+    try:
+        decoder: Decoder = _received(pipe, f"adapter {spec!r}: it ended the process that loaded it")
+    finally:
+        kill_group(process.pid)
+    return decoder
 
 
-def _description(spec: str) -> Decoder:
-    return _described(registry.load(spec))
+def _describe(pipe: Connection, spec: str) -> None:
+    try:
+        pipe.send(_described(registry.load(spec)))
+    except Exception as error:
+        pipe.send(_plain(error))
 
 
 def _described(decoder: Decoder) -> Decoder:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -82,15 +82,8 @@ class ForkWorker(ProcessWorker):
 
     def start(self) -> None:
         decoder, _, task, _ = self._arguments
-        with _starting, main_left_alone(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which `forkable` has looked at
-            begin = context(task.__module__) if isinstance(decoder, str) else multiprocessing.get_context("fork")
-            self._pipe, theirs = begin.Pipe()
-            process = begin.Process(target=_serve, args=(theirs, *self._arguments))
-            process.start()
-            self._process = process
-            guard_group(process.pid)
-            theirs.close()
+        begin = context(task.__module__) if isinstance(decoder, str) else multiprocessing.get_context("fork")
+        self._pipe, self._process = launched(begin, _serve, *self._arguments)
         self.version = self._receive(_SET_UP_S, "the decoder did not get ready within {:g} s")[1]
 
     def stop(self) -> None:
@@ -168,6 +161,24 @@ def context(*modules: str) -> Any:
     return forking
 
 
+def launched(begin: Any, run: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
+    """A process that leads a group and ends with this one: it runs a function with one end of a pipe; the other end."""
+    with _starting, _main_left_alone(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which `forkable` has looked at
+        ours, theirs = begin.Pipe()
+        process = begin.Process(target=_led, args=(run, theirs, *arguments))
+        process.start()
+        guard_group(process.pid)
+        theirs.close()
+    return ours, process
+
+
+def _led(run: Callable[..., None], *arguments: Any) -> None:
+    if hasattr(os, "setsid"):
+        os.setsid()
+    run(*arguments)
+
+
 def _native_threads() -> int:
     """How many threads the process has that Python did not start; 0 where the platform does not tell."""
     try:
@@ -193,7 +204,7 @@ def forkable() -> bool:
 
 
 @contextmanager
-def main_left_alone() -> Iterator[None]:
+def _main_left_alone() -> Iterator[None]:
     """Keep a new process from running the main module again: a worker needs nothing of it, and a script may be it."""
     main = sys.modules["__main__"]
     named = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
@@ -206,8 +217,6 @@ def main_left_alone() -> Iterator[None]:
 
 def _serve(pipe: Connection, decoder: str | Decoder, limits: Limits, task: TryCase, scattered: bool) -> None:
     """The worker: say ``ready``, then for each case ``begun``, ``ended`` and the outcome, until None comes."""
-    if hasattr(os, "setsid"):
-        os.setsid()  # a group that ends with the audit, see `guard_group`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     if isinstance(decoder, str):
