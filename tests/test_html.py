@@ -18,7 +18,7 @@ from eqcheck.report.finding import readable, tokens
 from eqcheck.report.page import to_html, trace_page
 from eqcheck.report.picture import SlotColumn, cell, columns, committed, drafts, timeline
 from eqcheck.report.templates import page
-from eqcheck.result.findings import Evidence, OtherCase
+from eqcheck.result.findings import LawEvidence, OtherCase
 from eqcheck.result.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 
 
@@ -155,7 +155,7 @@ def test_the_evidence_is_drawn_against_its_thresholds() -> None:
     report = told("vllm")
     assert "<polyline" not in to_html(report), "an older report has no course"
     course = ((0, 0.0), (10, -0.4), (20, 8.5))
-    evidence = Evidence(20, 3e8, 3e8, 1e6, "violation", (), {"std": 20}, course)
+    evidence = LawEvidence(20, 3e8, 3e8, 1e6, "violation", (), {"std": 20}, course)
     text = to_html(replace(report, sampling=evidence))
     assert "Evidence over 20 tokens: at most 10⁸, in the end 10⁸." in text
     assert "10⁶ violation" in text

@@ -29,7 +29,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class CauseChange:
+class ComparedCause:
     """A cause in two audits; ``state`` is one of `STATES`.
 
     ``new``: a violation that was none. ``in doubt``: it was a violation and is a discovery or inconclusive now.
@@ -51,7 +51,7 @@ class Comparison:
 
     before: Report
     now: Report
-    changes: tuple[CauseChange, ...]
+    changes: tuple[ComparedCause, ...]
     notes: tuple[str, ...]
 
     @property
@@ -102,7 +102,7 @@ def _sightings(report: Report) -> tuple[dict[str, Sighting], dict[str, str]]:
     return sightings, meanings
 
 
-def _change(fingerprint: str, meaning: str, before: Sighting | None, now: Sighting | None, ran: int) -> CauseChange:
+def _change(fingerprint: str, meaning: str, before: Sighting | None, now: Sighting | None, ran: int) -> ComparedCause:
     was, is_now = (bool(one and one.standing == "violation") for one in (before, now))
     missed = None
     if not was:
@@ -113,7 +113,7 @@ def _change(fingerprint: str, meaning: str, before: Sighting | None, now: Sighti
         if before and 0 < before.count <= before.of:
             missed = (1 - before.count / before.of) ** ran
         state = "gone" if missed is not None and missed <= _RARE else "not seen"
-    return CauseChange(state, fingerprint, meaning, before, now, missed)
+    return ComparedCause(state, fingerprint, meaning, before, now, missed)
 
 
 def _notes(before: Report, now: Report) -> list[str]:
@@ -137,7 +137,7 @@ def _conditions(report: Report) -> dict[str, str]:
     }
 
 
-def chance(change: CauseChange) -> str:
+def chance(change: ComparedCause) -> str:
     """How likely a cause that is gone was only missed, as a sentence; empty where that is not known."""
     if change.missed is None:
         return ""

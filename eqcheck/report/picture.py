@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from eqcheck.explanation.records import Explanation, Slot
-from eqcheck.result.findings import Evidence
+from eqcheck.result.findings import LawEvidence
 from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 240, 64, 150, 14, 34
@@ -231,10 +231,10 @@ class Chart:
     bottom: int = HEIGHT - BOTTOM
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Chart:
+    def of(cls, evidence: LawEvidence) -> Chart:
         """The chart of what the evidence was over tokens.
 
-        >>> chart = Chart.of(Evidence(20, 1e2, 1e7, 1e6, "violation", (), {}, ((0, 0.0), (10, 7.0), (20, 2.0))))
+        >>> chart = Chart.of(LawEvidence(20, 1e2, 1e7, 1e6, "violation", (), {}, ((0, 0.0), (10, 7.0), (20, 2.0))))
         >>> [mark.label for mark in chart.marks]
         ['10⁶ violation', '10³ in doubt', '1 at the start']
         >>> chart.said
@@ -263,7 +263,7 @@ class Chart:
         )
 
 
-def _crossing(evidence: Evidence) -> float:
+def _crossing(evidence: LawEvidence) -> float:
     return math.log10(evidence.threshold) if 0 < evidence.threshold < math.inf else 6.0
 
 

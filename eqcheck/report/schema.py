@@ -15,7 +15,7 @@ import msgspec
 from eqcheck.contract.escaping import cleaned
 from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
-from eqcheck.result.findings import Evidence, OtherCase, RealPair
+from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
 from eqcheck.result.story import Story
 
 FORMAT: Final = "eqcheck-report/2"
@@ -211,7 +211,7 @@ class Report:
     seed: int
     cases_per_second: float | None
     elapsed_s: float
-    sampling: Evidence | None = None
+    sampling: LawEvidence | None = None
     dictated_rounds: dict[str, tuple[Count, Count]] = field(default_factory=dict)
     memory: Memory | None = None
     slots_seen: Share | None = None

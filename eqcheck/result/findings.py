@@ -119,7 +119,7 @@ class RealPair:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LawEvidence:
     """The evidence of all sampled tokens of an audit; see `eqcheck.sampling.wealth`.
 
     A right decoder's ``evidence`` ever reaches a number c with a probability of at most 1/c. ``greatest`` is the most
@@ -168,7 +168,7 @@ class Audit:
     vacuous: bool = False
     warnings: list[str] = field(default_factory=list)
     real_pair: RealPair | None = None
-    evidence: Evidence | None = None
+    evidence: LawEvidence | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     listed: dict[str, Known] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
-from eqcheck.result.findings import Audit, Evidence, Finding
+from eqcheck.result.findings import Audit, Finding, LawEvidence
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 
@@ -20,7 +20,7 @@ def conclusions(result: Audit) -> None:
     """The verdict of the evidence, what becomes of findings that rest on it, and what a clean audit excludes."""
     wealth = result.wealth or Wealth()
     verdict = wealth.verdict()
-    result.evidence = Evidence(
+    result.evidence = LawEvidence(
         tokens=wealth.tokens,
         evidence=wealth.evidence,
         greatest=wealth.supremum,
