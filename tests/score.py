@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from eqcheck.abduction import abduce
+from eqcheck.abduction import Evidence, abduce
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.checkpoints.models import checkpoint
@@ -137,7 +137,7 @@ def check_fault(fault: Fault) -> FaultScore:
         if isinstance(outputs, str):
             judged.append(Said(outputs))
         else:
-            found = abduce(target, draft, case, outputs)
+            found = abduce(Evidence(target, draft, case, outputs))
             said = (
                 Said("")
                 if found is None
@@ -163,7 +163,7 @@ def check_good(name: str) -> GoodScore:
         case, right = drawn(number, 2)
         outputs = _decoded(BUILDS[name].decoder(name), case)
         violations += outputs != right
-        explained += not isinstance(outputs, str) and abduce(target, draft, case, outputs) is not None
+        explained += not isinstance(outputs, str) and abduce(Evidence(target, draft, case, outputs)) is not None
     return GoodScore(name, SOUND_CASES, violations, explained)
 
 

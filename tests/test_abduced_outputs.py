@@ -9,8 +9,7 @@ import pytest
 import torch
 from test_abduction import PROMPTS, case_of, named
 
-from eqcheck.abduction import abduce, abduce_alike
-from eqcheck.abduction.evidence import Evidence
+from eqcheck.abduction import Evidence, abduce, abduce_alike
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
@@ -41,7 +40,7 @@ def _ends(outputs: list[list[int]]) -> dict[str, list[list[int]]]:
 def test_what_is_only_returned_wrongly_is_bookkeeping(models: tuple[Any, Any], kind: str) -> None:
     case = case_of(max_new_tokens=14)
     right = [ModelTruth(models[0]).row(row) for row in case.rows]
-    assert named(abduce(*models, case, _ends(right)[kind])) == f"bookkeeping/{kind}"
+    assert named(abduce(Evidence(*models, case, _ends(right)[kind]))) == f"bookkeeping/{kind}"
 
 
 def test_rows_returned_whole_are_named_before_any_search(models: tuple[Any, Any]) -> None:
@@ -83,13 +82,13 @@ def test_first_tokens_of_the_row_before_are_a_wrong_correction_also_beside_other
     case = case_of(prompts=prompts, max_new_tokens=6)
     right = [truth.row(row) for row in case.rows]
     shifted = [truth.row(row, [right[n - 1][0]]) if n in (3, 4, 5, 6) else right[n] for n, row in enumerate(case.rows)]
-    found = abduce(*models, case, shifted)
+    found = abduce(Evidence(*models, case, shifted))
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
     assert (found.search.explained, found.search.surprising) == (4, 4)
     other = next(token for token in range(VOCAB_SIZE) if token not in {row[0] for row in right})
     beside = [*shifted[:-1], truth.row(case.rows[-1], [other])]
-    found = abduce(*models, case, beside)
+    found = abduce(Evidence(*models, case, beside))
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
     assert (found.search.explained, found.search.surprising) == (4, 5)
@@ -103,22 +102,22 @@ def test_first_tokens_of_one_another_are_a_wrong_correction(models: tuple[Any, A
     right = [truth.row(row) for row in case.rows]
     sources = {1: 5, 5: 13, 13: 1}
     outputs = [truth.row(row, [right[sources.get(n, n)][0]]) for n, row in enumerate(case.rows)]
-    found = abduce(*models, case, outputs)
+    found = abduce(Evidence(*models, case, outputs))
     assert named(found) == "bookkeeping/wrong-correction"
     assert found is not None
     assert found.search.edit == "first-token-of-one-another"
     tokens = [right[2][0], right[9][0], 255]
     others = [truth.row(row, [tokens[n]] if n < len(tokens) else []) for n, row in enumerate(case.rows)]
-    assert abduce(*models, case, others) is None, "tokens of rows that are right are no exchange"
+    assert abduce(Evidence(*models, case, others)) is None, "tokens of rows that are right are no exchange"
 
 
 def test_rows_that_go_on_are_past_their_eos_or_over_their_limit(models: tuple[Any, Any]) -> None:
     truth = ModelTruth(models[0])
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=8)
     longer = [truth.row(row_with(row, max_new_tokens=11)) for row in case.rows]
-    assert named(abduce(*models, case, longer)) == "bookkeeping/over-length"
+    assert named(abduce(Evidence(*models, case, longer))) == "bookkeeping/over-length"
     ended = case_of(prompts=PROMPTS[:2], max_new_tokens=11, eos_token_ids=(longer[0][4],))
-    assert named(abduce(*models, ended, longer)) == "bookkeeping/past-eos"
+    assert named(abduce(Evidence(*models, ended, longer))) == "bookkeeping/past-eos"
 
 
 def _unverified_once(models: tuple[Any, Any], case: EngineCase) -> list[list[int]]:
@@ -137,10 +136,10 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     while len(decoded) < 4:  # cases of which each alone leaves it to chance
         case = case_of(prompts=(tuple(draw.randrange(VOCAB_SIZE) for _ in range(5)),), max_new_tokens=18)
         outputs = _unverified_once(models, case)
-        if abduce(*models, case, outputs) is None:
+        if abduce(Evidence(*models, case, outputs)) is None:
             decoded.append((case, outputs))
-    assert abduce_alike(*models, decoded[:1]) is None
-    found = abduce_alike(*models, decoded)
+    assert abduce_alike([Evidence(*models, *one) for one in decoded[:1]]) is None
+    found = abduce_alike([Evidence(*models, *one) for one in decoded])
     assert named(found) == "bookkeeping/unverified"
     assert found is not None
     assert found.search.explained == found.search.surprising > len(decoded)
@@ -149,5 +148,5 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     random_tokens = [
         (case, [truth.row(case.rows[0], [draw.randrange(VOCAB_SIZE) for _ in range(2)])]) for case, _ in decoded
     ]
-    assert abduce_alike(*models, random_tokens) is None
-    assert abduce_alike(*models, [*decoded[:1], *random_tokens]) is None
+    assert abduce_alike([Evidence(*models, *one) for one in random_tokens]) is None
+    assert abduce_alike([Evidence(*models, *one) for one in [*decoded[:1], *random_tokens]]) is None

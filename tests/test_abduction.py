@@ -11,12 +11,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.abduction import EDITS, Abduced, abduce, recomputing
-from eqcheck.abduction.changes import CHANGES
+from eqcheck.abduction import EDITS, Abduced, Evidence, abduce
 from eqcheck.abduction.commits import RULES
-from eqcheck.abduction.contexts import systematic
-from eqcheck.abduction.edits import Hypothesis
-from eqcheck.abduction.evidence import NOISE, Evidence
+from eqcheck.abduction.contexts import CONTEXTS, systematic
+from eqcheck.abduction.evidence import NOISE
+from eqcheck.abduction.hypotheses import Hypothesis
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
@@ -281,7 +280,7 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
     truth = ModelTruth(models[0])
     right = [truth.row(row) for row in case.rows]
     assert outputs != right, "the edit has to change a token"
-    found = abduce(*models, case, outputs)
+    found = abduce(Evidence(*models, case, outputs))
     assert found is not None
     assert named(found) == fingerprint
     assert outputs[found.row][: found.token_index] == right[found.row][: found.token_index]
@@ -292,7 +291,7 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
 @pytest.mark.parametrize("decoder", [OverAccepting, LastColumn, Dropping])
 def test_a_wrong_commit_is_named_in_a_single_row(models: tuple[Any, Any], decoder: type[Decoder]) -> None:
     case = case_of(prompts=PROMPTS[:1])
-    found = abduce(*models, case, decoder(*models, case).decode())
+    found = abduce(Evidence(*models, case, decoder(*models, case).decode()))
     assert named(found) == dict(PLANTED)[decoder]
 
 
@@ -303,7 +302,7 @@ def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -
     case = case_of(prompts=prompts)
     outputs = Decoder(*models, case).decode()
     assert outputs == [ModelTruth(models[0]).row(row) for row in case.rows]
-    assert abduce(*models, case, outputs) is None
+    assert abduce(Evidence(*models, case, outputs)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -314,7 +313,7 @@ def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, c
     truth = ModelTruth(models[0])
     begin = truth.row(case.rows[0])[: 1 + seed] + [draw.randrange(VOCAB_SIZE) for _ in range(count)]
     outputs = [truth.row(case.rows[0], begin), truth.row(case.rows[1])]
-    assert abduce(*models, case, outputs) is None
+    assert abduce(Evidence(*models, case, outputs)) is None
 
 
 def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tuple[Any, Any]) -> None:
@@ -323,15 +322,15 @@ def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tup
     outputs = PadsSeen(*models, case).decode()
     assert outputs[1] != right[1]
     assert outputs[2] != right[2]
-    found = abduce(*models, case, [right[0], outputs[1], right[2]])
+    found = abduce(Evidence(*models, case, [right[0], outputs[1], right[2]]))
     assert found is None or found.search.edit != "pads-seen"
 
 
 def test_only_the_rows_asked_for_are_explained(models: tuple[Any, Any]) -> None:
     case = case_of()
     outputs = PadsSeen(*models, case).decode()
-    assert abduce(*models, case, outputs, rows=[0]) is None
-    found = abduce(*models, case, outputs, rows=[1])
+    assert abduce(Evidence(*models, case, outputs, [0])) is None
+    found = abduce(Evidence(*models, case, outputs, [1]))
     assert named(found) == "mask/pad-visible"
     assert found is not None
     assert found.row == 1
@@ -347,7 +346,7 @@ def test_without_a_draft_positions_are_still_explained(models: tuple[Any, Any]) 
 
     target, draft = models
     case = case_of(prompts=PROMPTS[:2])
-    assert named(abduce(target, None, case, Plain(target, draft, case).decode())) == "position/query-position"
+    assert named(abduce(Evidence(target, None, case, Plain(target, draft, case).decode()))) == "position/query-position"
 
 
 def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any]) -> None:
@@ -377,7 +376,7 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
         assert KINDS[edit.kind].component == edit.component
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
     assert tried <= set(EDITS)
-    assert {*CHANGES, *recomputing.CHANGES} == {one.edit.id for one in systematic()} | evidence_of_one_row
+    assert {edit.id for edit in CONTEXTS} == {one.edit.id for one in systematic()} | evidence_of_one_row
 
 
 def test_an_id_has_the_parameters_that_the_words_tell() -> None:

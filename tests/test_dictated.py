@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.abduction import abduce
+from eqcheck.abduction import Evidence, abduce
 from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
@@ -49,7 +49,7 @@ class Engine:
     @torch.no_grad()
     def answer(self, case: EngineCase) -> dict[str, Any]:
         """As the worker of an engine answers."""
-        found = [self._row(case, *of_row) for of_row in zip(case.rows, dictated.drafts(case), strict=True)]
+        found = [self._row(case, *of_row) for of_row in zip(case.rows, dictation.drafts(case), strict=True)]
         return {"outputs": [new for new, _ in found], "observed": {"rounds": [rounds for _, rounds in found]}}
 
     def _row(self, case: EngineCase, row: EngineRow, drafts: tuple[int, ...]) -> tuple[list[int], list[Any]]:
@@ -58,7 +58,7 @@ class Engine:
             start = len(new)
             drafted = self.drafts(list(drafts), start, case.num_draft_tokens) if start else []
             best = truth().choices(row, [*new, *drafted])[start:].tolist()
-            count = self.accepted(dictated.agreeing(drafted, best), len(drafted))
+            count = self.accepted(dictation.agreeing(drafted, best), len(drafted))
             new += [*drafted[:count], best[count]]
             end = next((i + 1 for i, token in enumerate(new) if token in options.eos_token_ids), len(new))
             new = new[: min(end, options.max_new_tokens)]
@@ -139,7 +139,7 @@ def test_what_is_wrong_with_right_rows_is_told_as_what_it_is(engine: Engine, sai
 def test_a_rejected_draft_that_is_emitted_is_named() -> None:
     found = _decoded(Trusting(), 6)
     target = checkpoint().models()[0]
-    named = [abduce(target, None, one.case, one.outputs or ()) for one in found.outcomes if one.failed]
+    named = [abduce(Evidence(target, None, one.case, one.outputs or ())) for one in found.outcomes if one.failed]
     assert len(named) > 2
     assert {one.component for one in named if one} == {"bookkeeping"}
     assert {one.kind for one in named if one} <= {"over-accept", "unverified"}
@@ -164,35 +164,35 @@ def echo(target, draft, request):
 def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
     for case in _cases(6):
         k = case.num_draft_tokens
-        for row, drafts in zip(case.rows, dictated.drafts(case), strict=True):
+        for row, drafts in zip(case.rows, dictation.drafts(case), strict=True):
             endless = replace(row, options=replace(row.options, eos_token_ids=()))
             right, count = truth().row(endless), row.options.max_new_tokens
             assert len(drafts) == count + k
             wrong = [draft != token for draft, token in zip(drafts, right, strict=False)]
-            assert wrong == dictated.wrong_at(row, k, count)[: len(right)]
-    assert dictated.drafts(replace(case, drafting="model")) == ()
+            assert wrong == dictation.wrong_at(row, k, count)[: len(right)]
+    assert dictation.drafts(replace(case, drafting="model")) == ()
 
 
 def test_rounds_that_differ_from_what_is_asked_are_counted_by_what_differs() -> None:
     row = EngineRow((1, 2, 3), RowOptions(9), (2, 0))
     case = EngineCase((row,), 2, drafting="dictated")
     output = truth().row(row)
-    (drafts,) = dictated.drafts(case)
+    (drafts,) = dictation.drafts(case)
     right = [[1, list(drafts[1:3]), 4], *([n, list(drafts[n : n + 2]), n + 1] for n in range(4, 9))]
-    counts, coverage = dictated.played(case, [output], [right])
+    counts, coverage = dictation.played(case, [output], [right])
     assert counts == {"2/2 asked": 1, "2/2 played": 1, "0/2 asked": 3, "0/2 played": 3, "asked": 4, "played": 4}
     assert coverage == {"dictated_played", "all_accepted", "all_rejected"}
     for rounds, name, number in (
-        ([[1, [drafts[1], 0], 3], *right[1:]], dictated.OTHERS, 1),
-        ([[1, list(drafts[1:3]), 2], *right[1:]], dictated.FEWER, 1),
-        ([[1, [drafts[1]], 3], *right[1:]], dictated.PLAYED, 3),
-        ([], dictated.PLAYED, 0),
+        ([[1, [drafts[1], 0], 3], *right[1:]], dictation.OTHERS, 1),
+        ([[1, list(drafts[1:3]), 2], *right[1:]], dictation.FEWER, 1),
+        ([[1, [drafts[1]], 3], *right[1:]], dictation.PLAYED, 3),
+        ([], dictation.PLAYED, 0),
     ):
-        counts, coverage = dictated.played(case, [output], [rounds])
+        counts, coverage = dictation.played(case, [output], [rounds])
         assert counts[name] == number
         assert "dictated_played" not in coverage
     less = [[1, list(drafts[1:3]), 2], *right[1:]]
-    assert dictated.played(replace(case, token_budget=16), [output], [less])[0][dictated.FEWER] == 0
+    assert dictation.played(replace(case, token_budget=16), [output], [less])[0][dictation.FEWER] == 0
 
 
 def test_every_block_is_dictated_for_who_takes_no_other_drafts() -> None:
@@ -235,7 +235,7 @@ def test_a_script_has_the_drafts() -> None:
     (case,) = _cases(1)
     finding = Finding(EngineOutcome(case, "violation"), Explanation("bookkeeping", "over-accept"))
     text = script(registry.load("vllm"), "1", finding)
-    assert repr(dictated.drafts(case)) in text
+    assert repr(dictation.drafts(case)) in text
     assert "accepts" not in text
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_abduction import PROMPTS, K, case_of, named
 
-from eqcheck.abduction import abduce, abduce_options
+from eqcheck.abduction import Evidence, abduce, abduce_options
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
@@ -35,8 +35,8 @@ def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str
     off = {"min_new_tokens": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0}[option]
     outputs = [truth.row(row_with(row, **{option: off})) for row in case.rows]
     assert outputs != right
-    assert abduce(*models, case, right) is None
-    found = abduce(*models, case, outputs)
+    assert abduce(Evidence(*models, case, right)) is None
+    found = abduce(Evidence(*models, case, outputs))
     assert named(found) == "options/ignored-option"
     assert found is not None
     assert found.search.edit == f"option-ignored:{option.replace('_', '-')}"
@@ -133,16 +133,16 @@ def test_an_option_applied_at_the_wrong_places_is_named(
     assert [_decoded(models, one) for one in cases] == [[ModelTruth(models[0]).row(one.rows[0])] for one in cases]
     decoded = [(one, _decoded(models, one, before)) for one in cases]
     decoded.sort(key=lambda one: one[1] == [ModelTruth(models[0]).row(one[0].rows[0])])
-    found = abduce_options(*models, decoded)
+    found = abduce_options([Evidence(*models, *one) for one in decoded])
     assert found is not None
     assert named(found) == "options/ignored-option"
     assert found.search.edit == edit
     right = [(one, [ModelTruth(models[0]).row(one.rows[0])]) for one in cases]
-    assert abduce_options(*models, right) is None
+    assert abduce_options([Evidence(*models, *one) for one in right]) is None
 
 
 def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
     rows = case_of(prompts=PROMPTS[:2]).rows
     case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
     outputs = [ModelTruth(models[0]).row(row) for row in rows]
-    assert named(abduce(*models, case, outputs)) == "options/ignored-option"
+    assert named(abduce(Evidence(*models, case, outputs))) == "options/ignored-option"

@@ -1,34 +1,33 @@
 """Attribution from outside: the one edit of what was seen or emitted that yields an engine's wrong tokens.
 
-edits        every edit by id: which kind of fault it would be, and in which words
-program      what every query saw, as data; one forward answers for all calls of an engine
-evidence     where the model alone disagrees with the output, what was drafted, which rounds there were
-simulation   who writes which entry where in a batch engine, and what is seen; changes: what each edit changes of that
-recomputing  the same for engines without caches
-contexts     the hypotheses about what is seen; commits, outputs, options: those about what is done with predictions
-ranking      what each explains, and by how small a chance
+program     what every query saw, as data; one forward answers for all calls of an engine
+evidence    where the model alone disagrees with the output, what was drafted, which rounds there were
+hypotheses  an edit in particular, how much it explains, and by how small a chance
+simulation  who writes which entry where in a batch engine, and what is seen, in one context
+contexts    every edit of what is seen, what it changes of that, and where it is tried
+commits     edits of what is done with predictions; outputs: of what is returned, and of options
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from math import comb
-from typing import Any
 
+from eqcheck.abduction import outputs
 from eqcheck.abduction.commits import RULES, follow
-from eqcheck.abduction.contexts import systematic
-from eqcheck.abduction.edits import EDITS, Edit, Hypothesis
+from eqcheck.abduction.contexts import CONTEXTS, single, systematic
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.options import anothers_end, ignored
-from eqcheck.abduction.outputs import emitted, ended
-from eqcheck.abduction.ranking import Explained, finding, row_by_row, together, tried
-from eqcheck.case.engine import EngineCase
+from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
+from eqcheck.abduction.outputs import emitted, misused, wrong_end
+from eqcheck.abduction.program import answers
+from eqcheck.abduction.simulation import Context
 from eqcheck.explanation.records import Search
 
-__all__ = ["EDITS", "Abduced", "Edit", "abduce", "abduce_alike", "abduce_options", "fits"]
+__all__ = ["EDITS", "Abduced", "Edit", "Evidence", "abduce", "abduce_alike", "abduce_options", "fits"]
 
+EDITS: dict[str, Edit] = {edit.id: edit for edit in (*CONTEXTS, *(rule.edit for rule in RULES))} | outputs.EDITS
 # The greatest chance with which an explanation of all wrong tokens, or of some, is given. Of some it has to be less:
 # what goes on wrongly afterwards is not explained, so the edit may only resemble the fault.
 COMPLETE, PARTIAL = 0.01, 1e-4
@@ -38,7 +37,7 @@ ROW_BY_ROW, BATCH = 8, 16
 
 @dataclass(frozen=True)
 class Abduced:
-    """What explains an engine's wrong tokens, and what that rests on.
+    """The explanation of an engine's wrong tokens, and what that rests on.
 
     ``token_index`` is the first of the explained tokens, in ``row``. A token is wrong (``search.surprising``) where the
     model alone emits something else after what is there before it. It is explained where it is predicted under the edit
@@ -60,99 +59,84 @@ class Abduced:
         return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
 
-def abduce(
-    target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]], *, rows: Sequence[int] | None = None
-) -> Abduced | None:
-    """Explain the wrong tokens of ``outputs``, or say nothing: for right outputs, and where no edit is sure enough.
+def abduce(evidence: Evidence) -> Abduced | None:
+    """Explain the wrong tokens of a case, or say nothing: for right outputs, and where no edit is sure enough.
 
-    ``rows`` are those to explain; the tokens of others are taken for what they are.
+    The rows judged are explained; the tokens of others are taken for what they are.
     """
-    evidence = Evidence(target, draft, case, outputs, rows)
-    first = evidence.first
-    if first is None:
+    if evidence.first is None:
         return _ended(evidence)
-    found, count = everywhere(evidence)
-    best = _best(evidence, found, count)
-    if best is None or not any(one.complete for one in found if one.explained):
-        if evidence.least_chance * count > COMPLETE or len({row for row, _ in evidence.surprising}) > ROW_BY_ROW:
+    findings, count = everywhere(evidence)
+    best = _best(evidence, findings, count)
+    if best is None or not any(finding.complete for finding in findings if finding.explained):
+        if evidence.least_chance * count > COMPLETE or len(evidence.wrong_rows) > ROW_BY_ROW:
             return best
         alone, more = row_by_row(evidence)
-        best = _best(evidence, found + alone, count + more) or best
+        best = _best(evidence, [*findings, *alone], count + more) or best
     return best
 
 
-def fits(target: Any, draft: Any, case: EngineCase, outputs: Sequence[Sequence[int]]) -> set[str]:
+def fits(evidence: Evidence) -> set[str]:
     """The ids of all edits that explain every wrong token, however likely by chance."""
-    evidence = Evidence(target, draft, case, outputs)
     if evidence.first is None:
         end = _ended(evidence)
         return {end.search.edit} if end else set()
-    found = everywhere(evidence)[0]
-    return {one.hypothesis.id for one in found if one.complete and one.explained}
+    return {finding.hypothesis.id for finding in everywhere(evidence)[0] if finding.complete and finding.explained}
 
 
-Decoded = Sequence[tuple[EngineCase, Sequence[Sequence[int]]]]
-
-
-def abduce_options(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
+def abduce_options(evidences: Sequence[Evidence]) -> Abduced | None:
     """The one wrong use of a penalty or minimum that explains all wrong tokens of several cases, the first one wrong.
 
     For cases that are right once such an option is at its default: nothing else is tried. A held back EOS makes one
     wrong token, and that the second best, so that only several cases together show more than chance. Cases that come
     out right count against every use that would make them wrong.
     """
-    evidences = [Evidence(target, draft, case, outputs) for case, outputs in decoded]
-    misuses = [(evidence, list(ignored(evidence))) for evidence in evidences]
-    return _pooled([(evidence, found, len(found)) for evidence, found in misuses if found])
+    misuses = [(evidence, list(misused(evidence))) for evidence in evidences]
+    return _pooled([(evidence, findings, len(findings)) for evidence, findings in misuses if findings])
 
 
-def abduce_alike(target: Any, draft: Any, decoded: Decoded) -> Abduced | None:
+def abduce_alike(evidences: Sequence[Evidence]) -> Abduced | None:
     """The one edit that explains all wrong tokens of the first case and of others like it, all of them wrong.
 
     For a case so small that chance may explain it. Of an edit that happens now and then it is enough that it explains
     some of the others, as far as that is no chance.
     """
-    return _pooled(
-        [(one, *everywhere(one)) for one in (Evidence(target, draft, case, outputs) for case, outputs in decoded)]
-    )
+    return _pooled([(evidence, *everywhere(evidence)) for evidence in evidences])
 
 
 def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced | None:
     """The best of what explains the first case, by what it explains of all cases."""
-    shared: dict[Hypothesis, list[Explained]] = {}
-    for number, (evidence, found, _) in enumerate(tries):
-        here = {
+    if not tries:
+        return None
+    by_case = [
+        {
             one.hypothesis: one
-            for one in found
+            for one in findings
             if (one.complete or (number and one.hypothesis.once)) and (one.explained or evidence.first is None)
         }
-        if not number:
-            shared = {key: [] for key in here}
-        shared = {
-            key: [*before, here[key]] if key in here else before
-            for key, before in shared.items()
-            if key in here or key.once
-        }
+        for number, (evidence, findings, _) in enumerate(tries)
+    ]
+    shared = {key: [here[key] for here in by_case if key in here] for key in by_case[0]}
+    shared = {key: findings for key, findings in shared.items() if key.once or len(findings) == len(tries)}
     # Which of the cases an edit that happens once explains was not known before: so many choices there were of them.
     pooled = {
         key: replace(
-            one := reduce(together, found),
-            chance=one.chance * comb(len(tries), len(found)),
-            complete=len(found) == len(tries) and all(some.complete for some in found),
+            reduce(Explained.beside, findings).times(comb(len(tries), len(findings))),
+            complete=len(findings) == len(tries) and all(finding.complete for finding in findings),
         )
-        for key, found in shared.items()
+        for key, findings in shared.items()
     }
-    best = _best(tries[0][0], list(pooled.values()), max((count for _, _, count in tries), default=0))
+    best = _best(tries[0][0], list(pooled.values()), max(count for _, _, count in tries))
     if best is None:
         return None
     key = min((key for key in pooled if key.id == best.search.edit), key=lambda key: pooled[key].chance)
     evidences = [evidence for evidence, _, _ in tries]
     search = replace(
         best.search,
-        explained=sum(len(found.explained) for found in shared[key]),
+        explained=sum(len(finding.explained) for finding in shared[key]),
         surprising=sum(len(evidence.surprising) for evidence in evidences),
         cases=len(tries),
-        wrong_cases=sum(evidence.first is not None or ended(evidence) is not None for evidence in evidences),
+        wrong_cases=sum(evidence.first is not None or wrong_end(evidence) is not None for evidence in evidences),
         of="cases like this one" if len(tries) > 1 else "this case",
     )
     return replace(best, search=search)
@@ -160,18 +144,17 @@ def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced |
 
 def _ended(evidence: Evidence) -> Abduced | None:
     """Rows whose tokens are right, and that end too early or too late."""
-    end = ended(evidence)
+    end = wrong_end(evidence)
     if end is None:
         return None
-    found, row, index = end
-    other = anothers_end(evidence)
-    if other is not None:
-        found = Hypothesis(edit=EDITS["end-of-another"], parameters=(("row", str(other)),))
-    return Abduced(found.edit.component, found.edit.kind, row, index, Search(found.id, found.words))
+    hypothesis, row, index = end
+    edit = hypothesis.edit
+    return Abduced(edit.component, edit.kind, row, index, Search(hypothesis.id, hypothesis.words))
 
 
+@lru_cache(maxsize=32)
 def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
-    """What the edits explain that an engine makes everywhere, and how many were tried."""
+    """The findings of edits that an engine makes everywhere, and how many were tried."""
     rows = len(evidence.texts)
     rules = [
         replace(rule, least=least, wait=wait)
@@ -179,42 +162,93 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
         for wait in (range(max(1, rows - 1)) if rows <= BATCH else (0,))
         for least in (False, True)
     ]
-    found = [finding(evidence, rule, follow(evidence, rule)) for rule in rules]
-    found += [*emitted(evidence), *ignored(evidence)]
+    findings = [explained(evidence, rule, follow(evidence, rule)) for rule in rules]
+    findings += [*emitted(evidence), *misused(evidence)]
     contexts = list(systematic()) if rows <= BATCH else []
-    count = len(found) + len(contexts)
+    count = len(findings) + len(contexts)
     if evidence.first is not None:
-        found += tried(evidence, contexts, evidence.first)
-    return found, count
+        findings += tried(evidence, contexts, evidence.first)
+    return findings, count
 
 
-def _best(evidence: Evidence, found: list[Explained], count: int) -> Abduced | None:
-    found = [one for one in found if one.explained]
-    if not found:
+def tried(
+    evidence: Evidence, contexts: Sequence[Context], first: tuple[int, int], rows: Sequence[int] | None = None
+) -> list[Explained]:
+    """The findings of contexts; only a context that yields the surprising token ``first`` is followed to the end."""
+    row, index = first
+    at = len(evidence.prompts[row]) + index
+    screened = []
+    owners = []
+    for number, context in enumerate(contexts):
+        rounds = evidence.schedules[context.schedule]
+        final = next(n for n, turns in enumerate(rounds) for t in turns if t.row == row and t.start <= at < t.end)
+        for program in context.programs(evidence, final):
+            if first in program.queries:
+                screened.append(program.needed({first}))
+                owners.append(number)
+    predicted: dict[int, int] = {}
+    for number, answered in zip(owners, answers(evidence.target, screened), strict=True):
+        predicted[number] = predictions(evidence, [answered])[first]
+    token = evidence.outputs[row][index]
+    return [_followed(evidence, contexts[number], rows) for number, one in predicted.items() if one == token]
+
+
+def _followed(evidence: Evidence, context: Context, rows: Sequence[int] | None) -> Explained:
+    programs = context.programs(evidence, len(evidence.schedules[context.schedule]))
+    programs = [program.needed(set(program.queries)) for program in programs]
+    return explained(evidence, context, predictions(evidence, answers(evidence.target, programs)), rows)
+
+
+def row_by_row(evidence: Evidence) -> tuple[list[Explained], int]:
+    """Findings of edits that happen to single rows: of every kind the likeliest in each wrong row, taken together.
+
+    Rows are taken in the order in which they go wrong, as long as some kind that explains all before explains the next.
+    """
+    known: dict[str, Explained] = {}
+    count = 0
+    for number, row in enumerate(sorted(evidence.wrong_rows, key=evidence.first_wrong.__getitem__)):
+        index = evidence.first_wrong[row]
+        contexts = [one for one in single(evidence, row, index) if not number or one.edit.fingerprint in known]
+        count += len(contexts)
+        here: dict[str, Explained] = {}
+        for finding in tried(evidence, contexts, (row, index), [row]):
+            finding = finding.times(len(contexts) if number else 1)  # the caller counts once
+            kind = finding.hypothesis.edit.fingerprint
+            if finding.complete and (kind not in here or finding.chance < here[kind].chance):
+                here[kind] = finding
+        if not here:
+            return [replace(finding, complete=False) for finding in known.values()], count
+        known = {kind: known[kind].beside(finding) if kind in known else finding for kind, finding in here.items()}
+    return list(known.values()), count
+
+
+def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced | None:
+    findings = [finding for finding in findings if finding.explained]
+    if not findings:
         return None
-    best = min(found, key=lambda one: (not one.complete, one.chance))
+    best = min(findings, key=lambda finding: (not finding.complete, finding.chance))
     abduced = _abduced(evidence, best, count)
     if abduced.search.chance > (COMPLETE if best.complete else PARTIAL):
         return None
-    named = best.hypothesis.edit
-    rivals = {o.hypothesis.fingerprint for o in found if _rivals(o, best, count)} | set(named.rivals)
-    rivals.discard(best.hypothesis.fingerprint)
+    edit = best.hypothesis.edit
+
+    def sure(finding: Explained) -> bool:
+        return finding.chance * count <= PARTIAL
+
+    # Of two partial findings each that is sure enough leaves the other in doubt.
+    rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and sure(f))}
+    rivals = (rivals | set(edit.rivals)) - {edit.fingerprint}
     also = {
-        o.hypothesis.id: _abduced(evidence, o, count)
-        for o in sorted(found, key=lambda one: -one.chance)
-        if o.chance * count <= PARTIAL and o.hypothesis.edit.component == named.component
+        finding.hypothesis.id: _abduced(evidence, finding, count)
+        for finding in sorted(findings, key=lambda finding: -finding.chance)
+        if sure(finding) and finding.hypothesis.edit.component == edit.component
     }
     also.pop(best.hypothesis.id, None)
     return replace(abduced, search=replace(abduced.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))
 
 
-def _abduced(evidence: Evidence, found: Explained, count: int) -> Abduced:
-    row, index = min(found.explained, key=lambda at: (at[1], at[0]))
-    abduced, chance = found.hypothesis, min(1.0, found.chance * count)
-    search = Search(abduced.id, abduced.words, len(found.explained), len(evidence.surprising), chance, count)
-    return Abduced(abduced.edit.component, abduced.edit.kind, row, index, search)
-
-
-def _rivals(other: Explained, best: Explained, count: int) -> bool:
-    """Whether another finding leaves the best one in doubt: of two partial ones each that is sure enough does."""
-    return other.complete or (not best.complete and other.chance * count <= PARTIAL)
+def _abduced(evidence: Evidence, finding: Explained, count: int) -> Abduced:
+    row, index = min(finding.explained, key=lambda at: (at[1], at[0]))
+    hypothesis, chance = finding.hypothesis, min(1.0, finding.chance * count)
+    search = Search(hypothesis.id, hypothesis.words, len(finding.explained), len(evidence.surprising), chance, count)
+    return Abduced(hypothesis.edit.component, hypothesis.edit.kind, row, index, search)

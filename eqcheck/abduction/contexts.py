@@ -1,86 +1,277 @@
-"""Hypotheses about what is seen: edits that an engine makes everywhere, and those that happen to one row."""
+"""Edits of what is seen: what each changes in an engine, and the contexts in which they are tried for a case."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from eqcheck.abduction.batch import ALWAYS, Applied
-from eqcheck.abduction.edits import EDITS, Hypothesis
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.program import Program
-from eqcheck.abduction.recomputing import recomputed
-from eqcheck.abduction.simulation import Simulation
+from eqcheck.abduction.program import RIGHT_ANEW, Recomputation
+from eqcheck.abduction.simulation import (
+    ALWAYS,
+    GONE,
+    PAD_SLOT,
+    Change,
+    Context,
+    ContextEdit,
+    FedBlock,
+    HeldToken,
+    RowView,
+    Simulation,
+)
+from eqcheck.case.engine import PAD
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextEdit(Hypothesis):
-    """One edit of what is seen, in one style of engine; ``schedule`` names its rounds, see `Evidence.schedules`."""
+def _not_prefilled(zeroed: bool) -> Callable[[Simulation], None]:
+    def start(sim: Simulation) -> None:
+        for row in range(sim.context.amount, len(sim.held)):
+            prompt = sim.evidence.prompts[row]
+            sim.lengths[row] = len(prompt) - 1
+            if zeroed:
+                sim.held[row] = [sim.program.blank() for _ in prompt[:-1]]
+                sim.slots[row] = [HeldToken(GONE, token, True) for token in prompt[:-1]]
 
-    applied: Applied
-    style: str = "separate"
-    schedule: str = "own"
+    return start
 
-    def programs(self, evidence: Evidence, final: int) -> list[Program]:
-        """What was seen up to the round ``final``."""
-        rounds = evidence.schedules[self.schedule]
-        if self.style in ("recomputed", "expanded"):
-            return recomputed(evidence, self.style, self.applied, rounds, final)
-        if self.edit.id == "ended-row-seen":  # what the other row held when it ended
-            final = len(rounds)
-        return [Simulation(evidence, self.style, self.applied, rounds, final).program]
+
+def _moved(by: Callable[[Simulation, FedBlock], int]) -> Callable[[Simulation, FedBlock, int], int]:
+    """All positions of a block shifted alike."""
+    return lambda sim, block, rank: block.start + rank + by(sim, block)
+
+
+def _like_another(sim: Simulation, block: FedBlock, rank: int) -> int:
+    """Blocks end together; before a shorter one there are pads, at 0."""
+    other = list(sim.blocks.values())[sim.context.amount]
+    rank += len(other.tokens) - len(block.tokens)
+    return other.start + rank if rank >= 0 else 0
+
+
+def _shifted(concerned: Callable[[int], bool]) -> Callable[[Simulation, FedBlock, int], int]:
+    """Positions of some ranks shifted, in all rounds but the first."""
+    return lambda sim, block, rank: block.start + rank + sim.context.amount * (concerned(rank) and sim.number > 0)
+
+
+def _restarted(sim: Simulation, block: FedBlock, rank: int) -> int:
+    at = block.start + rank
+    return at - sim.context.token if sim.context.token <= at < len(sim.evidence.prompts[block.turn.row]) else at
+
+
+def _pads_at(sim: Simulation, block: FedBlock, rank: int) -> int:
+    return block.start + rank if rank >= 0 else sim.context.amount
+
+
+def _seen_too(which: Callable[[RowView, int], bool]) -> Callable[[Simulation, FedBlock, RowView], RowView]:
+    """Some slots are seen besides the ones that the mask shows."""
+
+    def view(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+        pairs = enumerate(zip(view.held, view.seen, strict=True))
+        seen = [held if which(view, slot) else column for slot, (held, column) in pairs]
+        return RowView(view.slots, view.held, seen, view.begin)
+
+    return view
+
+
+def _pad_id_hidden(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+    seen = [None if slot.token == PAD else column for slot, column in zip(view.slots, view.seen, strict=True)]
+    return RowView(view.slots, view.held, seen, view.begin)
+
+
+def _mask_of_another(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+    other = list(sim.blocks)[sim.context.amount]
+    seen = [column if sim.visible(other, slot) else None for slot, column in enumerate(view.held)]
+    return RowView(view.slots, view.held, seen, view.begin)
+
+
+def _another(instead: bool) -> Callable[[Simulation, FedBlock, RowView], RowView]:
+    """The columns that another row had before this round are seen before the row's own, or in their place."""
+
+    def view(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+        other = sim.blocks.get(sim.context.amount)
+        others = sim.held[sim.context.amount][: other.begin if other else None]
+        own = [*[None] * view.begin, *view.seen[view.begin :]] if instead else view.seen
+        slots = [*[HeldToken(GONE, 0)] * len(others), *view.slots]
+        return RowView(slots, [*others, *view.held], [*others, *own], view.begin + len(others))
+
+    return view
+
+
+def _later(sim: Simulation, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+    later = view.seen[query + 1 : query + 2 + sim.context.amount]
+    return [*visible, *(column for column in later if column is not None)]
+
+
+def _not_itself(sim: Simulation, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+    return visible[:-1] if query > view.begin and view.seen[query] is not None else visible
+
+
+def _cut_off(for_good: bool) -> Callable[[Simulation, int, RowView, int, list[int]], list[int]]:
+    """The tokens before a cut in the prompt are hidden from the rest of the prompt, or from all tokens behind it."""
+
+    def query(sim: Simulation, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+        at, cut = view.slots[query].at, sim.context.token
+        if at < cut or not (for_good or at < len(sim.evidence.prompts[row])):
+            return visible
+        return [column for column, slot in zip(view.held[: query + 1], view.slots, strict=False) if slot.at >= cut]
+
+    return query
+
+
+def _swap(sim: Simulation) -> None:
+    one, other = sim.context.row or 0, sim.context.amount
+    sim.held[one], sim.held[other] = sim.held[other], sim.held[one]
+    sim.slots[one], sim.slots[other] = sim.slots[other], sim.slots[one]
+
+
+def _see_ended_row(sim: Simulation) -> None:
+    """Another row sees all that the row held at its end, besides its own."""
+    for entry, row in enumerate(sim.rows):
+        if row == sim.context.amount:
+            sim.program.sees[entry] = [*sim.held[sim.context.row or 0], *sim.program.sees[entry]]
 
 
 LINE = ("separate/own", "separate/least")
+OWN = ("separate/own",)
 HOLES = ("holes/own",)
 REALIGNED = ("realigned/own",)
 BATCH = ("realigned/own", "holes/own", "cropped/least")
 ANEW = ("recomputed/own", "expanded/own")
 
-# The edit, the amounts to try, and the styles and schedules in which it makes a difference or a difference of its own.
-SYSTEMATIC = (
-    ("slot-positions", (0,), BATCH),
-    ("longest-positions", (0,), ("holes/own", "cropped/least")),
-    ("another-rows-positions", (0, -1), ("holes/own", "cropped/least", *ANEW)),
-    ("drift-rejected", (0,), LINE),
-    ("drift-most", (0,), HOLES),
-    ("drift-least", (0,), HOLES),
-    ("newest-shifted", (-1, 1), LINE),
-    ("drafts-shifted", (-1, 1), LINE),
-    ("clamped-positions", (1, 2), ("separate/own",)),
-    ("pads-seen", (0, 1), (*BATCH, *ANEW)),  # the amount is the position of pads
-    ("prompt-pads-seen", (0, 1), HOLES),
-    ("block-pads-seen", (0, 1), BATCH),
-    ("pads-after-seen", (0,), ("separate/own",)),
-    ("new-pads-seen", (0,), REALIGNED),
-    ("rejected-zeroed", (0,), HOLES),
-    ("pads-accumulate", (0,), ANEW),
-    ("future-seen", (0, 64), LINE),  # the next token, or all of the block
-    ("itself-hidden", (0,), (*LINE, *BATCH)),
-    ("pad-id-hidden", (0,), (*HOLES, *ANEW)),
-    ("mask-of-another", (0, -1), (*HOLES, *ANEW)),
-    ("rejected-kept", (0,), LINE),
-    ("first-rejected-kept", (1, 2), LINE),
-    ("rejected-kept-to-most", (0,), HOLES),
-    ("restored-with-all", (0,), LINE),
-    ("newest-lost", (1, 2), LINE),
-    ("lost-to-least", (0,), HOLES),
-    ("reset", (0,), LINE),
-    ("prompt-end-lost", (0,), HOLES),
-    ("prompt-begin-lost", (1,), HOLES),
-    ("not-prefilled", (0, 1, 2, 3), ("separate/own",)),  # from which row on
-    ("not-prefilled-zeroed", (0, 1, 2, 3), ("separate/own",)),
-    ("newest-again", (0,), (*LINE, *BATCH)),
-    ("not-moved", (0,), REALIGNED),
-    ("moved-wrong-way", (0,), REALIGNED),
-    ("values-not-moved", (0,), REALIGNED),
-    ("layers-not-moved", (0,), REALIGNED),
-    ("heads-not-moved", (0,), REALIGNED),
-    ("rows-reversed", (0,), BATCH),
-    ("rows-rotated", (0,), BATCH),
-    ("stale-rows", (0,), BATCH),
-    ("caches-exchanged", (0,), ("separate/own",)),
+
+def _edit(
+    fingerprint: str,
+    id: str,
+    words: str,
+    places: tuple[str, ...] = (),
+    amounts: tuple[int, ...] = (0,),
+    anew: Recomputation = RIGHT_ANEW,
+    **changes: Any,
+) -> ContextEdit:
+    return ContextEdit(fingerprint, id, words, places, amounts, Change(**changes), anew)
+
+
+# fmt: off
+CONTEXTS = (
+    _edit("position/query-position", "slot-positions", "tokens are numbered by the slots they are written to", BATCH,
+          position=_moved(lambda sim, block: block.begin + block.pads - block.start)),
+    _edit("position/query-position", "longest-positions", "every row's tokens are numbered on from the longest row's",
+          ("holes/own", "cropped/least"),
+          position=_moved(lambda sim, block: max(one.start for one in sim.blocks.values()) - block.start)),
+    _edit("position/query-position", "another-rows-positions",
+          "the positions of one row of the batch are used for every row",
+          ("holes/own", "cropped/least", *ANEW), (0, -1),
+          Recomputation(position=lambda row, column, amount: max(0, column - row.first_pads)), position=_like_another),
+    _edit("position/query-position", "drift-rejected", "positions advance by all tokens fed, rejected ones included",
+          LINE, position=_moved(lambda sim, block: sim.drift[block.turn.row]), drift=lambda back: back.surplus),
+    _edit("position/query-position", "drift-most", "positions advance in every row as in the one that accepts most",
+          HOLES, position=_moved(lambda sim, block: sim.drift[block.turn.row]),
+          drift=lambda back: back.surplus - back.least),
+    _edit("position/query-position", "drift-least", "positions advance in every row as in the one that accepts least",
+          HOLES, position=_moved(lambda sim, block: sim.drift[block.turn.row]),
+          drift=lambda back: back.surplus - back.most),
+    _edit("position/query-position", "newest-shifted", "the correction or bonus token is fed one position off",
+          LINE, (-1, 1), position=_shifted(lambda rank: rank == 0)),
+    _edit("position/query-position", "drafts-shifted", "draft tokens are verified one position off",
+          LINE, (-1, 1), position=_shifted(lambda rank: rank > 0)),
+    _edit("position/query-position", "clamped-positions",
+          "the first positions are clamped, so that the first token is off", OWN, (1, 2),
+          position=lambda sim, block, rank: max(sim.context.amount, block.start + rank)),
+    _edit("position/query-position", "shifted-positions", "positions are {shift} off",
+          position=_moved(lambda sim, block: sim.context.amount)),
+    _edit("position/query-position", "chunk-restarted",
+          "the prompt is cut before position {position}, and positions of its second part begin at 0",
+          position=_restarted),
+    # The amount is the position of pads.
+    _edit("mask/pad-visible", "pads-seen", "pads are seen", (*BATCH, *ANEW), (0, 1),
+          Recomputation(position=lambda row, column, amount: row.positions[column] if row.real[column] else amount,
+                        visible=lambda row, column: True),
+          position=_pads_at, view=_seen_too(lambda view, slot: view.slots[slot].at == PAD_SLOT)),
+    _edit("mask/pad-visible", "prompt-pads-seen", "the pads before the prompt are seen", HOLES, (0, 1),
+          position=_pads_at,
+          view=_seen_too(lambda view, slot: all(one.at == PAD_SLOT for one in view.slots[: slot + 1]))),
+    _edit("mask/pad-visible", "block-pads-seen", "the pads of a short block are seen", BATCH, (0, 1),
+          position=_pads_at, view=_seen_too(lambda view, slot: 0 < view.begin <= slot)),
+    _edit("mask/pad-visible", "pads-after-seen", "the pads that follow a short block are seen", OWN, pads_after=True),
+    _edit("mask/pad-visible", "new-pads-seen", "pads that realigning adds to a row are seen", REALIGNED, new_pads=True),
+    _edit("mask/pad-visible", "rejected-zeroed", "zeroed slots are seen", HOLES,
+          kept=lambda sim, back: back.surplus, zeroed=True),
+    _edit("mask/pad-visible", "pads-accumulate", "pads between a row's prompt and its new tokens are seen", ANEW,
+          anew=Recomputation(visible=lambda row, column: column >= row.pads, accumulates=True)),
+    # The next token is seen, or all of the block.
+    _edit("mask/future-visible", "future-seen", "within a block a token sees later ones", LINE, (0, 64), query=_later),
+    _edit("mask/token-hidden", "itself-hidden", "within a block tokens do not see themselves", (*LINE, *BATCH),
+          query=_not_itself, blind=True),
+    _edit("mask/token-hidden", "pad-id-hidden", "tokens that equal the pad id are hidden", (*HOLES, *ANEW),
+          anew=Recomputation(visible=lambda row, column: row.tokens[column] != PAD), view=_pad_id_hidden),
+    _edit("mask/token-hidden", "mask-of-another", "the mask of one row of the batch is used for every row",
+          (*HOLES, *ANEW), (0, -1),
+          Recomputation(visible=lambda row, column: row.real[column] and column >= row.first_pads),
+          view=_mask_of_another),
+    _edit("mask/token-hidden", "chunk-blind",
+          "the prompt is cut before position {position}, and its second part does not see the first",
+          query=_cut_off(for_good=False)),
+    _edit("cache/stale-entry", "rejected-kept", "rejected draft tokens are still seen", LINE,
+          kept=lambda sim, back: back.surplus),
+    _edit("cache/stale-entry", "first-rejected-kept",
+          "rollback stops short, and the first rejected draft tokens are still seen", LINE, (1, 2),
+          kept=lambda sim, back: min(back.surplus, sim.context.amount)),
+    _edit("cache/stale-entry", "rejected-kept-to-most",
+          "rows are cropped as the one that accepted most, and rejected tokens are still seen", HOLES,
+          kept=lambda sim, back: back.surplus - back.least),
+    _edit("cache/stale-entry", "restored-with-all",
+          "after a rejection tokens are fed again, and what was there is still seen", LINE,
+          kept=lambda sim, back: back.surplus, restored=True),
+    _edit("cache/missing-entry", "newest-lost",
+          "rollback goes too far, and the newest accepted token is no longer seen", LINE, (1, 2),
+          kept=lambda sim, back: -sim.context.amount),
+    _edit("cache/missing-entry", "lost-to-least",
+          "rows are cropped as the one that accepted least, and accepted tokens are no longer seen", HOLES,
+          loses=lambda sim, back, at: at >= back.length - (back.most - back.surplus)),
+    _edit("cache/missing-entry", "reset", "after a rejection nothing is seen of what was cached", LINE,
+          loses=lambda sim, back, at: back.surplus > 0),
+    _edit("cache/missing-entry", "prompt-end-lost", "the last token of the prompt is not seen by later rounds", HOLES,
+          loses=lambda sim, back, at: at == len(sim.evidence.prompts[back.row]) - 1),
+    _edit("cache/missing-entry", "prompt-begin-lost", "the first token of the prompt is not seen by later rounds",
+          HOLES, (1,), loses=lambda sim, back, at: at < sim.context.amount),
+    # The amount is the row from which on it happens.
+    _edit("cache/missing-entry", "not-prefilled", "of the prompt of a row only the last token is fed",
+          OWN, (0, 1, 2, 3), start=_not_prefilled(zeroed=False)),
+    _edit("cache/missing-entry", "not-prefilled-zeroed",
+          "of the prompt of a row only the last token is fed, behind empty slots",
+          OWN, (0, 1, 2, 3), start=_not_prefilled(zeroed=True)),
+    _edit("cache/missing-entry", "token-lost", "position {position} is not seen",
+          loses=lambda sim, back, at: at == sim.context.token),
+    _edit("cache/missing-entry", "chunk-lost",
+          "the prompt is cut before position {position}, and what follows never sees what is before it",
+          query=_cut_off(for_good=True)),
+    _edit("cache/duplicate-entry", "newest-again", "the last cached token is fed again and seen twice",
+          (*LINE, *BATCH), again=True),
+    _edit("cache/misaligned", "not-moved", "mask and positions are realigned, the cache is not", REALIGNED,
+          placed=lambda used, width, before: [k if k in set(used) else None for k in range(before)]),
+    _edit("cache/misaligned", "moved-wrong-way", "entries are moved together at the wrong edge", REALIGNED,
+          placed=lambda used, width, before: [*used, *[None] * (width - len(used))]),
+    _edit("cache/torn-entry", "values-not-moved", "keys are realigned, values are not", REALIGNED, torn="values"),
+    _edit("cache/torn-entry", "layers-not-moved", "only the first layer is realigned", REALIGNED, torn="layers"),
+    _edit("cache/torn-entry", "heads-not-moved", "only the first head is realigned", REALIGNED, torn="heads"),
+    _edit("cache/wrong-row", "rows-reversed", "after every round the rows of the cache are exchanged", BATCH,
+          sources=lambda rows, batch: rows[::-1]),
+    _edit("cache/wrong-row", "rows-rotated", "after every round the rows of the cache are one place off", BATCH,
+          sources=lambda rows, batch: [*rows[1:], *rows[:1]]),
+    _edit("cache/wrong-row", "stale-rows",
+          "once a row has left, the rows of the cache are read by their old numbers", BATCH,
+          sources=lambda rows, batch: batch[: len(rows)]),
+    _edit("cache/wrong-row", "caches-exchanged", "each row is given the next row's cache", OWN,
+          cache_of=lambda sim, row: (row + 1) % len(sim.held) if sim.number else row),
+    _edit("cache/wrong-row", "another-seen", "the tokens of row {row} are seen besides the row's own",
+          view=_another(instead=False)),
+    _edit("cache/wrong-row", "another-instead", "the tokens of row {row} are seen instead of the row's own",
+          view=_another(instead=True)),
+    _edit("cache/wrong-row", "rows-exchanged",
+          "the row's tokens in the cache and those of row {row} are exchanged", after=_swap),
+    # With a token of 1 the row that ended keeps its last draft tokens, too.
+    _edit("cache/wrong-row", "ended-row-seen", "what row {row} left in the cache is seen",
+          kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
 )
+# fmt: on
 
 AT_ONSET = (
     "newest-shifted",
@@ -95,56 +286,51 @@ AT_ONSET = (
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
 
-def systematic() -> Iterator[ContextEdit]:
+def systematic() -> Iterator[Context]:
     """Every edit in every style that it makes a difference to."""
-    for name, amounts, places in SYSTEMATIC:
-        for amount in amounts:
-            for place in places:
+    for edit in CONTEXTS:
+        for amount in edit.amounts:
+            for place in edit.places:
                 style, _, schedule = place.partition("/")
-                yield ContextEdit(edit=EDITS[name], applied=Applied(name, amount), style=style, schedule=schedule)
+                yield Context(edit=edit, amount=amount, style=style, schedule=schedule)
 
 
-def single(evidence: Evidence, row: int, wrong: int) -> Iterator[ContextEdit]:
+def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
     """Edits that happen to one row, once or from some round on; ``wrong`` is the index of its first wrong token."""
     length = len(evidence.prompts[row])
-    turns = [
-        (n, turn)
-        for n, some in enumerate(evidence.schedules["own"])
-        for turn in some
-        if turn.row == row and turn.start <= length + wrong
-    ]
+    rounds = enumerate(evidence.schedules["own"])
+    turns = [(n, turn) for n, turns in rounds for turn in turns if turn.row == row and turn.start <= length + wrong]
     onsets = [n for n, _ in turns][-ONSETS:]
     others = [other for other in range(len(evidence.texts)) if other != row]
-    yield from _from_an_onset(row, onsets, others, reach=evidence.case.num_draft_tokens + 1)
-    for other in others:
-        for onset in onsets:
-            applied = Applied("rows-exchanged", other, onset, onset, row)
-            yield _once(applied, f"after round {onset + 1}", row=other)
-    for other in others:
-        for whole in (0, 1):
-            yield _once(Applied("ended-row-seen", other, row=row, token=whole), row=other)
-    for token in range(length + wrong):
-        written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
-        for onset in sorted({written, max(0, turns[-1][0] - 1)}):
-            applied = Applied("token-lost", 0, onset, row=row, token=token)
-            yield _once(applied, f"after round {onset + 1}", position=token)
-    for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
-            yield _once(Applied(name, row=row, token=token), position=token)
-
-
-def _from_an_onset(row: int, onsets: list[int], others: list[int], reach: int) -> Iterator[ContextEdit]:
+    reach = evidence.case.num_draft_tokens + 1
     for onset in onsets:
         for last, when in ((onset, f"in round {onset + 1} only"), (ALWAYS, f"from round {onset + 1} on")):
             for shift in (*range(-reach, 0), *range(1, reach + 1)):
-                yield _once(Applied("shifted-positions", shift, onset, last, row), when, shift=f"{shift:+d}")
+                yield _once("shifted-positions", row, shift, onset, last, when=when, shift=f"{shift:+d}")
             for name in AT_ONSET:
-                yield _once(Applied(name, 1, onset, last, row), when)
+                yield _once(name, row, 1, onset, last, when=when)
             for other in others:
                 for name in ("another-seen", "another-instead"):
-                    yield _once(Applied(name, other, onset, last, row), when, row=other)
+                    yield _once(name, row, other, onset, last, when=when, row=other)
+    for other in others:
+        for onset in onsets:
+            yield _once("rows-exchanged", row, other, onset, onset, when=f"after round {onset + 1}", row=other)
+    for other in others:
+        for whole in (0, 1):
+            yield _once("ended-row-seen", other, row, token=whole, row=other)
+    for token in range(length + wrong):
+        written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
+        for onset in sorted({written, max(0, turns[-1][0] - 1)}):
+            yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
+    for token in range(1, length):
+        for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
+            yield _once(name, row, token=token, position=token)
 
 
-def _once(applied: Applied, when: str = "", **parameters: object) -> ContextEdit:
-    values = tuple((name, str(value)) for name, value in parameters.items())
-    return ContextEdit(edit=EDITS[applied.id], parameters=values, when=when, once=True, applied=applied)
+def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> Context:
+    """An edit that happens to a row; besides the token and the rounds, ``said`` are the parameters of its words."""
+    edit = next(edit for edit in CONTEXTS if edit.id == name)
+    token, when = said.pop("token", -1), said.pop("when", "")
+    parameters = tuple((key, str(value)) for key, value in said.items())
+    tried: dict[str, Any] = {"amount": amount, "first": first, "last": last, "row": of, "token": token}
+    return Context(edit=edit, parameters=parameters, when=when, once=True, **tried)

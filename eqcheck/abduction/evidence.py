@@ -1,35 +1,21 @@
-"""What is known of a decode from its outputs: where the model alone disagrees, what was drafted, its rounds."""
+"""The evidence of a decode's outputs: where the model alone disagrees, what was drafted, its rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import exp, prod
 from typing import Any
 
 import torch
 
-from eqcheck.abduction.program import Program, answers
-from eqcheck.case.engine import PAD, EngineCase, EngineRow
-from eqcheck.checkpoints import dictated
-from eqcheck.checkpoints.dictated import agreeing
+from eqcheck.abduction.program import Answers, Round, Turn, answers, plain_row
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints import dictation
+from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import at_place, with_options
 from eqcheck.contract.decoder import RowOptions
 
-
-@dataclass(frozen=True)
-class Turn:
-    """A row's part in a round: of ``start`` committed tokens, ``accepted`` of ``drafts``; then there are ``end``."""
-
-    row: int
-    start: int
-    drafts: tuple[int, ...]
-    accepted: int
-    end: int
-
-
-Round = tuple[Turn, ...]
 _PADDED = -1  # no token
 LEAST_CHANCE = 1e-300  # of what is not forbidden
 _HOPELESS = -1e6  # a logarithm that only a forbidden token makes so small
@@ -37,6 +23,7 @@ FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it 
 # Sigmas to try, four to a decade, in standard deviations of the scores: from one that changes no token to one that
 # makes all tokens about equally likely.
 NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)
+Branches = list[dict[int, list[int]]]  # of each row, the tokens that follow so many committed ones
 
 
 def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
@@ -45,12 +32,12 @@ def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
 
 
 class Evidence:
-    """The outputs of a case, beside what the model alone says after each of their beginnings.
+    """The outputs of a case, beside what the model alone says after each of their beginnings; made once for a case.
 
     ``returned`` is what the engine returned, ``outputs`` the same as far as a row may go, ``texts`` are prompts and
-    outputs, ``plain[row]`` the scores ``[new tokens + 1, vocabulary]`` without options,
-    ``wanted[row]`` what is to be emitted there. ``surprising`` are the (row, index)
-    of the tokens that are something else, in the rows ``judged``.
+    outputs, ``plain[row]`` the scores ``[new tokens + 1, vocabulary]`` without options, ``expected[row]`` the tokens to
+    be emitted there. ``surprising`` are the (row, index) of the tokens that are something else, in the rows ``judged``;
+    ``wrong_rows`` have any, ``first_wrong`` is the first such index by row.
     """
 
     def __init__(
@@ -65,34 +52,27 @@ class Evidence:
         self.judged = tuple(range(len(outputs)) if judged is None else judged)
         self.returned = [[int(token) for token in output] for output in outputs]
         self.outputs = [output[: self.end(row)] for row, output in enumerate(self.returned)]
-        self.pad = PAD
         self.prompts = [list(row.prompt) for row in case.rows]
         self.texts = [prompt + output for prompt, output in zip(self.prompts, self.outputs, strict=True)]
-        programs = [
-            plain_row(row, text, len(prompt))
-            for row, (text, prompt) in enumerate(zip(self.texts, self.prompts, strict=True))
-        ]
-        found = answers(target, programs)
-        self.plain = [
-            torch.stack([found[row][row, index] for index in range(len(output) + 1)])
-            for row, output in enumerate(self.outputs)
-        ]
+        programs = [plain_row(row, text, len(self.prompts[row])) for row, text in enumerate(self.texts)]
+        self.plain = [torch.stack(list(scores.values())) for scores in answers(target, programs)]
         self.expected: list[list[int]] = []
         self.surprising: set[tuple[int, int]] = set()
         self._likely: list[torch.Tensor] = []
         self._ranked: dict[tuple[int, int], float] = {}
-        for number, (scores, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
-            scores = with_options(scores, case.rows[number], output)
+        for number, (plain, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
+            scores = with_options(plain, case.rows[number], output)
             self.expected.append(scores.argmax(-1).tolist())
-            if number in self.judged:
-                self.surprising |= {(number, n) for n, token in enumerate(output) if token != self.expected[number][n]}
             for n, token in enumerate(output):
-                if (number, n) in self.surprising:
+                if token != self.expected[number][n] and number in self.judged:
+                    self.surprising.add((number, n))
                     self._ranked[number, n] = 1 / (1 + int((scores[n] > scores[n, token]).sum()))
             likely = scores.masked_fill(scores.isinf(), FORBIDDEN)[: len(output)]
-            noisy = likely / (self.plain[number].std() * NOISE[:, None, None])  # [noises, new tokens, vocabulary]
+            noisy = likely / (plain.std() * NOISE[:, None, None])  # [noises, new tokens, vocabulary]
             emitted = torch.tensor(output, dtype=torch.long).expand(len(NOISE), -1)
             self._likely.append(noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0].cumsum(-1))
+        self.first_wrong = dict(sorted(self.surprising, reverse=True))
+        self.wrong_rows = [*{row for row, _ in self.surprising}]
 
     def chance(self, row: int, end: int, once: bool) -> float:
         """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
@@ -114,7 +94,7 @@ class Evidence:
         least as much. The greater of the two figures counts. Callers multiply by the number of edits tried, which
         bounds the probability that any of them does it.
         """
-        first = min((n for r, n in self.surprising if r == row), default=end)
+        first = self.first_wrong.get(row, end)
         if first >= end:
             return 1.0
         likely = self._likely[row]
@@ -131,9 +111,8 @@ class Evidence:
         """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
         options = options or self.case.rows[row].options
         ends = (n for n, token in enumerate(self.returned[row], 1) if token in options.eos_token_ids)
-        return min(
-            next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens), options.max_new_tokens
-        )
+        end = next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens)
+        return min(end, options.max_new_tokens)
 
     @property
     def first(self) -> tuple[int, int] | None:
@@ -141,71 +120,66 @@ class Evidence:
         return min(self.surprising, key=lambda at: (at[1], at[0]), default=None)
 
     @cached_property
-    def drafts(self) -> list[dict[int, list[int]]]:
+    def drafts(self) -> Branches:
         """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
+        k = self.case.num_draft_tokens
         if self.case.drafting == "ngram":
-            return self._each(lambda row, at: looked_up(self.texts[row][:at], self.case.num_draft_tokens))
+            return self._each(lambda row, at: looked_up(self.texts[row][:at], k))
         if self.case.drafting == "dictated":
-            return self._each(self._dictated)
+            starts = list(map(len, self.prompts))
+            dictated = dictation.drafts(self.case)
+            # The first new token is the prompt's own.
+            return self._each(lambda row, at: list(dictated[row][at - starts[row] :][: k * (at > starts[row])]))
         return self._drafted(with_options=False)
 
-    def _each(self, found: Callable[[int, int], list[int]]) -> list[dict[int, list[int]]]:
-        return [{at: found(row, at) for at in self._places(row)} for row in range(len(self.texts))]
+    def _each(self, branch: Callable[[int, int], list[int]]) -> Branches:
+        starts, ends = map(len, self.prompts), map(len, self.texts)
+        places = enumerate(zip(starts, ends, strict=True))
+        return [{at: branch(row, at) for at in range(start, end + 1)} for row, (start, end) in places]
 
-    def _dictated(self, row: int, at: int) -> list[int]:
-        start = at - len(self.prompts[row])
-        after = dictated.drafts(self.case)[row][start : start + self.case.num_draft_tokens]
-        return list(after) if start else []  # the first new token is the prompt's own
-
-    def _drafted(self, with_options: bool) -> list[dict[int, list[int]]]:
-        """What the draft proposes, if it has to; ``with_options`` of the rows applied, or greedily."""
+    def _drafted(self, with_options: bool) -> Branches:
+        """The proposals of the draft, if there is one; ``with_options`` of the rows applied, or greedily."""
         branches = self._each(lambda row, at: [])
         for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
-            for row, found in enumerate(
-                answers(self.draft, [self._branched(r, branches[r]) for r in range(len(branches))])
-            ):
-                for (at, column), scores in found.items():
+            for row, answered in enumerate(self._answered(self.draft, branches)):
+                for (at, column), scores in answered.items():
                     branch = branches[row][at]
                     if column == len(branch):
                         before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
-                        branch.append(
-                            pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
-                        )
+                        chosen = pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
+                        branch.append(chosen)
         return branches
 
     @cached_property
-    def verified(self) -> list[dict[int, list[int]]]:
+    def verified(self) -> Branches:
         """By row and number of committed tokens, what is wanted after them and after each draft token that follows."""
-        programs = [self._branched(row, self.drafts[row]) for row in range(len(self.texts))]
-        verified: list[dict[int, list[int]]] = [{at: [] for at in self._places(row)} for row in range(len(self.texts))]
-        for row, found in enumerate(answers(self.target, programs)):
-            for at, column in sorted(found):
+        verified = self._each(lambda row, at: [])
+        for row, answered in enumerate(self._answered(self.target, self.drafts)):
+            for at, column in sorted(answered):
                 before = self.texts[row][len(self.prompts[row]) : at] + self.drafts[row][at][:column]
-                verified[row][at].append(pick(found[at, column], self.case.rows[row], before))
+                verified[row][at].append(pick(answered[at, column], self.case.rows[row], before))
         return verified
 
-    def _places(self, row: int) -> range:
-        return range(len(self.prompts[row]), len(self.texts[row]) + 1)
-
-    def _branched(self, row: int, branches: dict[int, list[int]]) -> Program:
-        """A row with a branch of tokens after each number of committed ones; ``queries`` are (number, column in it)."""
-        program = plain_row(row, self.texts[row], len(self.prompts[row]))
-        program.queries = {}
-        for at, branch in branches.items():
-            program.queries[at, 0] = at - 1
-            trunk = list(range(at))
-            for column, token in enumerate(branch):
-                trunk.append(program.write(token, at + column))
-                program.sees[-1] = list(trunk)
-                program.queries[at, column + 1] = len(program.tokens) - 1
-        return program
-
-    def limit(self, row: int) -> int:
-        return len(self.prompts[row]) + self.case.rows[row].options.max_new_tokens
+    def _answered(self, model: Any, branches: Branches) -> list[Answers]:
+        """A model's answers after each number of committed tokens and each token of the branch that follows there."""
+        programs = []
+        for row, branched in enumerate(branches):
+            program = plain_row(row, self.texts[row], len(self.prompts[row]))
+            program.queries = {}
+            for at, branch in branched.items():
+                program.queries[at, 0] = at - 1
+                trunk = list(range(at))
+                for column, token in enumerate(branch):
+                    trunk.append(program.write(token, at + column))
+                    program.sees[-1] = list(trunk)
+                    program.queries[at, column + 1] = len(program.tokens) - 1
+            programs.append(program)
+        return answers(model, programs)
 
     def budget(self, row: int, at: int) -> int:
         """K, or less where the row's limit is near: its last place belongs to the correction or bonus token."""
-        return max(0, min(self.case.num_draft_tokens, self.limit(row) - at - 1))
+        limit = len(self.prompts[row]) + self.case.rows[row].options.max_new_tokens
+        return max(0, min(self.case.num_draft_tokens, limit - at - 1))
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
@@ -236,22 +210,19 @@ class Evidence:
         more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
         return self.schedules | more
 
-    def _rounds(
-        self, drafted: list[dict[int, list[int]]], *, least: bool = False, prefilled: bool = False
-    ) -> list[Round]:
+    def _rounds(self, drafted: Branches, *, least: bool = False, prefilled: bool = False) -> list[Round]:
         rounds: list[Round] = []
         at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
         while at:
-            drafts = {row: drafted[row][n][: self.budget(row, n)] for row, n in at.items()}
-            if prefilled and not rounds:
-                drafts = {row: [] for row in drafts}
+            most = 0 if prefilled and not rounds else self.case.num_draft_tokens
+            drafts = {row: drafted[row][n][: min(most, self.budget(row, n))] for row, n in at.items()}
             if least:
                 drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
             accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
             if least:
                 ended = {row: n + accepted[row] >= len(self.texts[row]) for row, n in at.items()}
-                least_of = min(len(drafts[row]) if ended[row] else accepted[row] for row in at)
-                accepted = {row: min(least_of, count) for row, count in accepted.items()}
+                fewest = min(len(drafts[row]) if ended[row] else accepted[row] for row in at)
+                accepted = {row: min(fewest, count) for row, count in accepted.items()}
             turns = tuple(
                 Turn(row, n, tuple(drafts[row]), accepted[row], min(n + accepted[row] + 1, len(self.texts[row])))
                 for row, n in at.items()
@@ -272,13 +243,3 @@ def looked_up(text: Sequence[int], k: int) -> list[int]:
             if text[start : start + size] == text[len(text) - size :]:
                 return list(text[start + size : start + size + k])
     return []
-
-
-def plain_row(row: int, text: Sequence[int], start: int) -> Program:
-    """A row as it should be seen."""
-    program = Program()
-    for position, token in enumerate(text):
-        program.write(token, position)
-        program.sees[-1] = range(position + 1)
-    program.queries = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
-    return program

@@ -1,17 +1,52 @@
-"""Edits of what is returned: where rows end, rows exchanged, tokens that are lost or repeated only in the output."""
+"""Edits of what is emitted: where rows end, rows exchanged, tokens lost or repeated, options ignored or misplaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import comb, prod
 
-from eqcheck.abduction.edits import EDITS, Hypothesis
-from eqcheck.abduction.evidence import Evidence, pick, plain_row
-from eqcheck.abduction.program import answers
-from eqcheck.abduction.ranking import Explained, finding, predictions
-from eqcheck.checkpoints.dictated import agreeing
+from eqcheck.abduction.evidence import Evidence, pick
+from eqcheck.abduction.hypotheses import Edit, Explained, Hypothesis, explained, predictions
+from eqcheck.abduction.program import Turn, answers, plain_row
+from eqcheck.case.engine import PAD, EngineRow
+from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.checkpoints.truth import row_with
+from eqcheck.contract.decoder import RowOptions
 from eqcheck.explanation.records import many
+
+_TABLE = {
+    "bookkeeping/unverified": {
+        "unverified-emitted": "draft tokens are emitted that the target never verified, and its predictions for their "
+        "places follow them",
+    },
+    "bookkeeping/lost-token": {"missing-in-output": "the output lacks {tokens} that the engine computed"},
+    "bookkeeping/repeated-token": {"twice-in-output": "the output has {tokens} twice"},
+    "bookkeeping/wrong-correction": {
+        "first-token-of-row-before": "the first token of rows is what the target predicts for the row before them",
+        "first-token-of-next-row": "the first token of rows is what the target predicts for the row after them",
+        "first-token-of-one-another": "the first token of rows is what the target predicts for another of these rows",
+    },
+    "bookkeeping/pad-in-output": {"pads-after-end": "the row goes on with {tokens} after its end, all of them pads"},
+    "bookkeeping/row-swap": {"rows-swapped": "rows hold the output of other rows"},
+    "bookkeeping/premature-stop": {"ends-early": "the row ends after {tokens}"},
+    "bookkeeping/past-eos": {"eos-passed": "the row goes on with {tokens} after its EOS"},
+    "bookkeeping/over-length": {"limit-passed": "the row goes on with {tokens} after its limit"},
+    "options/ignored-option": {
+        "option-ignored": "{options} is ignored",
+        "forbidding-option-ignored": "an option that forbids a token is not applied",
+        "option-stale": "the tokens of the current round do not count for {options}",
+        "option-stale-for-bonus": "the tokens of the current round do not count for {options} at the bonus token",
+        "option-for-first-alone": "{options} is applied to the first token of a round alone",
+        "minimum-stale": "min_new_tokens is compared with the number of new tokens when the round began",
+        "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
+        "or after a rejection with the number of all tokens but one, those of the prompt included",
+        "options-of-another": "every row is given the options of row {row}",
+        "end-of-another": "rows end where the limit and the EOS ids of row {row} would end them",
+    },
+}
+EDITS = {id: Edit(fingerprint, id, words) for fingerprint, edits in _TABLE.items() for id, words in edits.items()}
+Predicted = dict[tuple[int, int], int]
 
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
@@ -20,39 +55,61 @@ def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypo
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
 
-def ended(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
-    """What is wrong, the row and the index for the first row whose tokens are right but that ends early or late."""
-    found = []
+def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
+    """The first row whose tokens are right but that ends early or late: how, the row, and the index."""
+    ends = []
     for row in evidence.judged:
         output, right = evidence.returned[row], evidence.outputs[row]
         end, surplus = evidence.end(row), output[len(right) :]
         if len(output) < end:
-            found.append((returned("ends-early", len(output)), row, len(output)))
+            ends.append((returned("ends-early", len(output)), row, len(output)))
         elif surplus:
             edit = "eos-passed" if right[-1] in evidence.case.rows[row].options.eos_token_ids else "limit-passed"
-            edit = "pads-after-end" if set(surplus) == {evidence.pad} else edit
-            found.append((returned(edit, len(surplus)), row, end))
-    return min(found, key=lambda one: one[2], default=None)
+            edit = "pads-after-end" if set(surplus) == {PAD} else edit
+            ends.append((returned(edit, len(surplus)), row, end))
+    if not ends:
+        return None
+    hypothesis, row, index = min(ends, key=lambda end: end[2])
+    other = _end_of_another(evidence)
+    if other is not None:
+        hypothesis = Hypothesis(edit=EDITS["end-of-another"], parameters=(("row", str(other)),))
+    return hypothesis, row, index
 
 
-def emitted(evidence: Evidence) -> list[Explained]:
-    """Rows that hold other rows' output, and rows of which a part is missing or there twice."""
+def _end_of_another(evidence: Evidence) -> int | None:
+    """The row by whose limit and EOS ids all rows end, where they have their own and some end wrongly."""
+    rows = evidence.case.rows
+    if len({(row.options.max_new_tokens, row.options.eos_token_ids) for row in rows}) > 1:
+        for other in range(len(rows)):
+            ends = [evidence.end(row, rows[other].options) for row in range(len(rows))]
+            if ends == list(map(len, evidence.returned)):
+                return other
+    return None
+
+
+def emitted(evidence: Evidence) -> Iterator[Explained]:
+    """Rows that hold other rows' output, and rows where a part is missing or there twice."""
     exchanged = _exchanged(evidence)
-    found = [_unverified(evidence), *_first_tokens(evidence), *_shortened(evidence), *_lengthened(evidence)]
-    return [exchanged, *found] if exchanged else found
+    if exchanged:
+        yield exchanged
+    yield _unverified(evidence)
+    yield from _first_tokens(evidence)
+    for row in evidence.wrong_rows:
+        yield from _shortened(evidence, row)
+    for row in evidence.wrong_rows:
+        yield from _lengthened(evidence, row)
 
 
-def _right(evidence: Evidence) -> dict[tuple[int, int], int]:
+def _right(evidence: Evidence) -> Predicted:
     return {(row, n): token for row, expected in enumerate(evidence.expected) for n, token in enumerate(expected)}
 
 
 def _exchanged(evidence: Evidence) -> Explained | None:
     """Every wrong row holds exactly what the model alone emits for another one."""
-    predicted = _right(evidence)
-    wrong = {row for row, _ in evidence.surprising}
+    predicted, wrong = _right(evidence), set(evidence.wrong_rows)
     pairs = [
         (row, other)
-        for row in wrong
+        for row in evidence.wrong_rows
         for other, expected in enumerate(evidence.expected)
         if other != row and expected[0] == evidence.outputs[row][0]
     ]
@@ -60,44 +117,40 @@ def _exchanged(evidence: Evidence) -> Explained | None:
         plain_row(row, evidence.prompts[other] + evidence.outputs[row], len(evidence.prompts[other]))
         for row, other in pairs
     ]
-    for (row, other), found in zip(pairs, answers(evidence.target, programs), strict=True):
+    for (row, other), answered in zip(pairs, answers(evidence.target, programs), strict=True):
         output = evidence.outputs[row]
-        tokens = [pick(found[row, n], evidence.case.rows[other], output[:n]) for n in range(len(output))]
+        tokens = [pick(answered[row, n], evidence.case.rows[other], output[:n]) for n in range(len(output))]
         if tokens == output:
             predicted |= {(row, n): token for n, token in enumerate(tokens)}
             wrong.discard(row)
-    return None if wrong else finding(evidence, returned("rows-swapped"), predicted)
+    return None if wrong else explained(evidence, returned("rows-swapped"), predicted)
 
 
 def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
     """The first token of rows is what is predicted for the row before or after them, or they have one another's."""
-    wrong = {row for row, index in evidence.surprising if not index}
+    wrong = {row for row, index in evidence.first_wrong.items() if not index}
     rows = range(len(evidence.texts))
     for edit, sources in (
         ("first-token-of-row-before", {row: {row - 1} for row in wrong}),
         ("first-token-of-next-row", {row: {row + 1} for row in wrong}),
         ("first-token-of-one-another", {row: wrong - {row} for row in wrong}),
     ):
-        predicted = _right(evidence)
-        found = {
-            row
-            for row in wrong
-            if evidence.outputs[row][0] in {evidence.expected[source][0] for source in sources[row] & {*rows}}
-        }
-        predicted |= {(row, 0): evidence.outputs[row][0] for row in found}
-        one = finding(evidence, returned(edit, once=True), predicted)
-        yield _of_some(evidence, replace(one, chance=one.chance * prod(len(sources[row]) for row in found)), found)
+        first = {row: evidence.outputs[row][0] for row in wrong}
+        fit = {row for row in wrong if first[row] in {evidence.expected[n][0] for n in sources[row] & {*rows}}}
+        predicted = _right(evidence) | {(row, 0): first[row] for row in fit}
+        finding = explained(evidence, returned(edit, once=True), predicted)
+        yield finding.times(prod(len(sources[row]) for row in fit)).times(_selections(evidence, fit))
 
 
-def _of_some(evidence: Evidence, found: Explained, rows: set[int]) -> Explained:
-    """What is claimed of some wrong rows, chosen for it, might be so of others."""
-    return replace(found, chance=found.chance * comb(len({row for row, _ in evidence.surprising}), len(rows)))
+def _selections(evidence: Evidence, rows: set[int]) -> int:
+    """How many others a claim about some wrong rows, which were chosen for it, might have been about."""
+    return comb(len(evidence.wrong_rows), len(rows))
 
 
 def _unverified(evidence: Evidence) -> Explained:
     """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
     predicted, rows, choices = _right(evidence), set(), 1
-    for row in {row for row, _ in evidence.surprising}:
+    for row in evidence.wrong_rows:
         output, index = evidence.outputs[row], 0
         while index < len(output):
             if output[index] != evidence.expected[row][index]:
@@ -111,8 +164,8 @@ def _unverified(evidence: Evidence) -> Explained:
                 predicted |= {(row, n): output[n] for n in range(index, end)}
                 index = end
             index += 1
-    found = finding(evidence, returned("unverified-emitted", once=True), predicted)
-    return _of_some(evidence, replace(found, chance=found.chance * choices), rows)
+    finding = explained(evidence, returned("unverified-emitted", once=True), predicted)
+    return finding.times(choices).times(_selections(evidence, rows))
 
 
 def _delayed(evidence: Evidence, row: int, start: int) -> list[int]:
@@ -128,42 +181,137 @@ def _delayed(evidence: Evidence, row: int, start: int) -> list[int]:
     return ends
 
 
-def _shortened(evidence: Evidence) -> list[Explained]:
+def _shortened(evidence: Evidence, row: int) -> Iterator[Explained]:
     """Tokens were computed and not returned: the row goes on as after them."""
-    found = []
-    for row in {row for row, _ in evidence.surprising}:
-        index = min(n for r, n in evidence.surprising if r == row)
-        start = len(evidence.prompts[row])
-        text = evidence.texts[row][: start + index]
-        missing: list[int] = []
-        for _ in range(evidence.case.num_draft_tokens + 1):
-            scores = answers(evidence.target, [plain_row(row, text, len(text))])[0][row, 0]
-            missing.append(pick(scores, evidence.case.rows[row], text[start:]))
-            text = [*text, missing[-1]]
-            program = plain_row(row, text + evidence.texts[row][start + index :], start)
-            count = len(missing)
-            program.queries = {
-                (row, n - count): entry for (_, n), entry in program.queries.items() if n >= index + count
-            }
-            predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
-            found.append(finding(evidence, returned("missing-in-output", count), predicted))
-    return found
+    start = len(evidence.prompts[row])
+    at = start + evidence.first_wrong[row]
+    text, rest = evidence.texts[row][:at], evidence.texts[row][at:]
+    for count in range(1, evidence.case.num_draft_tokens + 2):
+        scores = answers(evidence.target, [plain_row(row, text, len(text))])[0][row, 0]
+        text = [*text, pick(scores, evidence.case.rows[row], text[start:])]
+        yield _continued(evidence, returned("missing-in-output", count), row, text, rest, -count)
 
 
-def _lengthened(evidence: Evidence) -> list[Explained]:
+def _lengthened(evidence: Evidence, row: int) -> Iterator[Explained]:
     """Tokens were returned twice: the row goes on as if they were there once."""
-    found = []
-    for row in {row for row, _ in evidence.surprising}:
-        index = min(n for r, n in evidence.surprising if r == row)
-        start = len(evidence.prompts[row])
-        text = evidence.texts[row]
-        for count in range(1, evidence.case.num_draft_tokens + 2):
-            at = start + index
-            if count > index or text[at : at + count] != text[at - count : at]:
-                continue
-            program = plain_row(row, text[:at] + text[at + count :], start)
-            program.queries = {(row, n + count): entry for (_, n), entry in program.queries.items() if n >= index}
-            predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
-            predicted |= {(row, index + n): text[at + n] for n in range(count)}
-            found.append(finding(evidence, returned("twice-in-output", count), predicted))
-    return found
+    text, index = evidence.texts[row], evidence.first_wrong[row]
+    at = len(evidence.prompts[row]) + index
+    for count in range(1, min(index, evidence.case.num_draft_tokens + 1) + 1):
+        if text[at : at + count] == text[at - count : at]:
+            hypothesis = returned("twice-in-output", count)
+            yield _continued(evidence, hypothesis, row, text[:at], text[at + count :], count)
+
+
+def _continued(
+    evidence: Evidence, hypothesis: Hypothesis, row: int, text: list[int], rest: list[int], shift: int
+) -> Explained:
+    """A row that emits its ``text`` and goes on with the ``rest``; that stands ``shift`` places later in the output."""
+    start = len(evidence.prompts[row])
+    program = plain_row(row, text + rest, start)
+    begin = len(text) - start
+    program.queries = {(row, n + shift): entry for (_, n), entry in program.queries.items() if n >= begin}
+    predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
+    repeated = evidence.outputs[row][begin : begin + max(0, shift)]
+    predicted |= {(row, n): token for n, token in enumerate(repeated, begin)}
+    return explained(evidence, hypothesis, predicted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionMisuse(Hypothesis):
+    """An edit of an option; ``schedule`` names its rounds, see `Evidence.schedules_with_options`."""
+
+    schedule: str = ""
+
+
+OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+
+
+def misused(evidence: Evidence) -> Iterator[Explained]:
+    """The tokens explained by options that are off, stale or another row's; options that no row has are left out."""
+    rows = evidence.case.rows
+
+    def finding(edit: str, predicted: Predicted, schedule: str = "", **named: object) -> Explained:
+        parameters = tuple((name, str(value)) for name, value in named.items())
+        return explained(evidence, OptionMisuse(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
+
+    names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
+    for name in names:
+        altered = [row_with(row, **{name: OFF[name]}) for row in rows]
+        yield finding("option-ignored", _chosen(evidence, altered), options=name)
+    # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
+    for schedule in evidence.schedules_with_options if names else ():
+        for edit, misplaced in _MISPLACED.items():
+            yield finding(edit, _placed(evidence, schedule, misplaced), schedule, options=" and ".join(names))
+    for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
+        for edit, misplaced in _MISCOUNTED.items():
+            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
+    kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
+    for other in kinds.values() if len(kinds) > 1 else ():
+        altered = [replace(one, options=rows[other].options) for one in rows]
+        yield finding("options-of-another", _chosen(evidence, altered), row=other)
+
+
+def _scoring(options: RowOptions) -> tuple[object, ...]:
+    eos = options.eos_token_ids if options.min_new_tokens else ()
+    return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
+
+
+def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
+    return {
+        (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
+        for row, plain in enumerate(evidence.plain)
+        for index, scores in enumerate(plain[:-1])
+    }
+
+
+@dataclass(frozen=True)
+class Place:
+    """A new token's ``index`` in its row, and the turn it comes from.
+
+    It begins at ``start``; ``late``: after a rejection.
+    """
+
+    row: EngineRow
+    turn: Turn
+    start: int
+    index: int
+    late: bool
+
+    @property
+    def bonus(self) -> bool:
+        return self.index == self.start + len(self.turn.drafts)
+
+    def counted_from(self, count: int) -> EngineRow:
+        """The row, where the turn is taken to begin after so many tokens, as far as its minimum is concerned."""
+        return row_with(self.row, min_new_tokens=max(0, self.row.options.min_new_tokens + self.index - count))
+
+
+# With which options, and after how many new tokens, the token in a place is chosen.
+Misplaced = Callable[[Place], tuple[EngineRow, int]]
+_MISPLACED: dict[str, Misplaced] = {
+    "option-stale": lambda at: (at.row, at.start),
+    "option-stale-for-bonus": lambda at: (at.row, at.start if at.bonus else at.index),
+    "option-for-first-alone": lambda at: (at.row if at.index == at.start else row_with(at.row, **OFF), at.index),
+}
+_MISCOUNTED: dict[str, Misplaced] = {
+    "minimum-stale": lambda at: (at.counted_from(at.start), at.index),
+    # After a rejection the prompt's tokens count as well: that is the entries that are left in the cache.
+    "minimum-stale-with-prompt": lambda at: (
+        at.counted_from(at.turn.start - 1 if at.late else at.start),
+        at.index,
+    ),
+}
+
+
+def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
+    chosen, rounds = {}, evidence.schedules_with_options[schedule]
+    turns = [turn for turns in rounds for turn in turns]
+    rejected = {(turn.row, turn.end) for turn in turns if turn.accepted < len(turn.drafts)}
+    for turn in turns:
+        start = turn.start - len(evidence.prompts[turn.row])
+        for index in range(start, start + turn.end - turn.start):
+            late = (turn.row, turn.start) in rejected
+            row, count = misplaced(Place(evidence.case.rows[turn.row], turn, start, index, late))
+            before = evidence.outputs[turn.row][:count]
+            chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row, before)
+    return chosen

@@ -1,19 +1,21 @@
-"""What every query of a row saw, as data, and the model's answer to it: one forward stands for all calls of an engine.
+"""The context of every query of a row, as data, and the model's answer to it: one forward for all calls of an engine.
 
 An entry of a cache is computed under what its own query saw, once. So a forward over all entries a row ever had, with a
-mask that gives each query what it saw at the time, yields the same entries, also those that are wrong because of what
-was seen before, and the same predictions.
+mask that gives each query what it saw at the time, yields the same entries, wrong ones included, and the same
+predictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
+
+from eqcheck.case.engine import PAD
 
 BLANK = -1  # a column whose key and value are zero
 _BLIND, _NEVER = -1e30, -1e38  # a query that sees nothing attends to all its slots alike, and to nothing else
@@ -55,6 +57,10 @@ class Program:
         """The entry that a column was written for."""
         return self.columns[column][0]
 
+    def blank(self) -> int:
+        """A new column whose key and value are zero."""
+        return self.column(BLANK, BLANK)
+
     def needed(self, keys: set[tuple[int, int]]) -> Program:
         """The same program with nothing but what the answers to ``keys`` depend on."""
         stack = [entry for key, entry in self.queries.items() if key in keys]
@@ -81,12 +87,116 @@ class Program:
         )
 
 
+def plain_row(row: int, text: Sequence[int], start: int) -> Program:
+    """A row as it should be seen; its new tokens are those from ``start`` on."""
+    program = Program()
+    for position, token in enumerate(text):
+        program.write(token, position)
+        program.sees[-1] = range(position + 1)
+    program.queries = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
+    return program
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row's part in a round: of ``start`` committed tokens, ``accepted`` of ``drafts``; then there are ``end``."""
+
+    row: int
+    start: int
+    drafts: tuple[int, ...]
+    accepted: int
+    end: int
+
+
+Round = tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class FedRow:
+    """A row of a call of an engine without cache: its columns' ``tokens`` and ``positions``; not ``real`` are pads.
+
+    ``pads`` stand before it; ``first_pads`` is the padding of the call's first row.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    real: list[bool]
+    pads: int
+    first_pads: int
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """The changes of an edit in a call: positions, what the mask shows, or where pads stay. The defaults are right."""
+
+    position: Callable[[FedRow, int, int], int] = lambda row, column, amount: row.positions[column]
+    visible: Callable[[FedRow, int], bool] = lambda row, column: row.real[column]
+    accumulates: bool = False
+
+
+RIGHT_ANEW = Recomputation()
+
+
+def recomputed(
+    texts: Sequence[list[int]],
+    prompts: Sequence[list[int]],
+    change: Recomputation,
+    amount: int,
+    rounds: Sequence[Round],
+    expanded: bool,
+) -> list[Program]:
+    """The rows of the calls of an engine without a cache.
+
+    The whole batch, left padded, is fed anew each round; ``expanded``, with a row for every draft.
+    """
+    programs = []
+    inner = [0] * len(texts)  # pads behind each prompt
+    for turns in rounds:
+        fed = [(turn, count) for turn in turns for count in range(len(turn.drafts) + 1)]
+        if not expanded:
+            fed = [(turn, len(turn.drafts)) for turn in turns]
+        lengths = [turn.start + count + inner[turn.row] for turn, count in fed]
+        pads = [max(lengths) - length for length in lengths]
+        for (turn, count), before in zip(fed, pads, strict=True):
+            asked = [n for n in range(turn.end - turn.start) if not expanded or n == count]
+            if asked:
+                text, prompt = [*texts[turn.row][: turn.start], *turn.drafts[:count]], len(prompts[turn.row])
+                row = _fed_row(text, prompt, before, inner[turn.row], pads[0])
+                program, at = _fed_anew(row, change, amount), [n for n, real in enumerate(row.real) if real]
+                ends = [turn.start + number for number in asked]
+                program.queries = {(turn.row, end - prompt): at[end - 1] for end in ends}
+                programs.append(program)
+        if change.accumulates:
+            lengths = list(map(len, texts))
+            for turn in turns:
+                lengths[turn.row] = turn.end
+            inner = [max(lengths) - length for length in lengths]
+    return programs
+
+
+def _fed_row(text: list[int], prompt: int, pads: int, inner: int, first_pads: int) -> FedRow:
+    tokens = [*[PAD] * pads, *text[:prompt], *[PAD] * inner, *text[prompt:]]
+    positions = [*[0] * pads, *range(prompt), *[prompt - 1] * inner, *range(prompt, len(text))]
+    real = [*[False] * pads, *[True] * prompt, *[False] * inner, *[True] * (len(text) - prompt)]
+    return FedRow(tokens, positions, real, pads, first_pads)
+
+
+def _fed_anew(row: FedRow, change: Recomputation, amount: int) -> Program:
+    program = Program()
+    for column, token in enumerate(row.tokens):
+        program.write(token, change.position(row, column, amount))
+    visible = [column for column in range(len(row.tokens)) if change.visible(row, column)]
+    for query in range(len(row.tokens)):
+        program.sees[query] = [column for column in visible if column <= query] or [program.blank()]
+    return program
+
+
 Answers = dict[tuple[int, int], torch.Tensor]
 
 
 def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
     """The scores ``[vocabulary]`` of every asked query of each program."""
-    found: list[Answers] = [{} for _ in programs]
+    answered: list[Answers] = [{} for _ in programs]
     groups: dict[tuple[str, bool], list[int]] = {}
     for number, program in enumerate(programs):
         if program.queries:
@@ -99,8 +209,8 @@ def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
             chunk, numbers = numbers[-size:], numbers[:-size]
             logits = _forward(model, [programs[number] for number in chunk], torn, plain)
             for row, number in enumerate(chunk):
-                found[number] = {key: logits[row, entry] for key, entry in programs[number].queries.items()}
-    return found
+                answered[number] = {key: logits[row, entry] for key, entry in programs[number].queries.items()}
+    return answered
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Batch engines in outline, without a model: who writes which entry where, and what is seen, under one edit.
+"""Batch engines in outline, without a model: who writes which entry where, and what is seen, under one change.
 
 `Simulation` follows an engine through the rounds that its outputs show and writes down, as a `Program`, every entry and
 what its query saw. Styles, by what happens to the caches after a round:
@@ -9,54 +9,202 @@ cropped     the same, but columns that no row has a use for are cut off at the e
 separate    a cache per row, cropped; no padding, no mask
 
 An engine of another style makes the same fault show in other tokens, so an edit is tried in every style in which it
-makes a difference. What it changes is in `eqcheck.abduction.changes`.
+makes a difference. A `Change` has a place for each thing that an engine does; the engine knows no edit by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from eqcheck.abduction.batch import (
-    GONE,
-    PAD_SLOT,
-    Applied,
-    Batch,
-    FedBlock,
-    HeldToken,
-    Rollback,
-    RowView,
-)
-from eqcheck.abduction.changes import CHANGES, RIGHT, Change
-from eqcheck.abduction.evidence import Evidence, Round, Turn
-from eqcheck.abduction.program import Program
+from eqcheck.abduction.evidence import Evidence
+from eqcheck.abduction.hypotheses import Edit, Hypothesis
+from eqcheck.abduction.program import RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed
+from eqcheck.case.engine import PAD
+
+PAD_SLOT, GONE = -1, -2
+ALWAYS = 10**9  # a round that no case reaches
 
 
-class Simulation(Batch):
-    """One batch under one edit, round by round."""
+@dataclass
+class HeldToken:
+    """A slot, as a row's mask knows it: the logical position of its token, PAD_SLOT or GONE; if it is shown anyway."""
 
-    def __init__(self, evidence: Evidence, style: str, applied: Applied, rounds: Sequence[Round], final: int) -> None:
-        super().__init__(evidence, applied)
-        self.style, self._change = style, CHANGES[applied.id]
-        self.program = Program(torn=self._change.torn)
-        self._change.start(self)
-        for self.number, turns in enumerate(rounds[: final + 1]):
+    at: int
+    token: int
+    shown: bool = False
+
+
+@dataclass
+class FedBlock:
+    """A row's part of a forward: ``tokens`` from logical position ``start`` on, behind ``pads``.
+
+    With these it begins at slot ``begin``. The first ``again`` of them are in the cache already.
+    """
+
+    turn: Turn
+    start: int
+    tokens: list[int]
+    again: int
+    pads: int = 0
+    begin: int = 0
+
+
+@dataclass(frozen=True)
+class RowView:
+    """The view of a block's queries: the row's slots, the columns in them, and the same, or None where hidden.
+
+    The block's own begin at ``begin``.
+    """
+
+    slots: list[HeldToken]
+    held: list[int]
+    seen: list[int | None]
+    begin: int
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A row after a round: ``length`` tokens are kept, ``surplus`` were rejected; ``ended``: the row leaves.
+
+    ``most`` and ``least`` are the surpluses of the rows of the batch.
+    """
+
+    row: int
+    length: int
+    surplus: int
+    most: int
+    least: int
+    ended: bool
+
+
+def right_position(sim: Simulation, block: FedBlock, rank: int) -> int:
+    """The logical position of a block's token; pads are at 0."""
+    return block.start + rank if rank >= 0 else 0
+
+
+def _at_the_right_edge(used: list[int], width: int, before: int) -> list[int | None]:
+    return [*[None] * (width - len(used)), *used]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The faulty parts of an engine. The defaults are right."""
+
+    # before the first round
+    start: Callable[[Simulation], None] | None = None
+    # what is fed, where, and at which positions: by rank in the block, that of pads is below 0
+    again: bool = False  # the last cached token is fed again
+    pads_after: bool = False  # pads that follow a short block are seen
+    cache_of: Callable[[Simulation, int], int] = lambda sim, row: row
+    position: Callable[[Simulation, FedBlock, int], int] = right_position
+    # what is seen, by a block and by each of its queries
+    view: Callable[[Simulation, FedBlock, RowView], RowView] = lambda sim, block, view: view
+    query: Callable[[Simulation, int, RowView, int, list[int]], list[int]] = lambda sim, row, view, at, visible: visible
+    blind: bool = False  # a query that sees nothing attends to everything alike
+    # what is kept, and how far positions are from there on ahead of it
+    kept: Callable[[Simulation, Rollback], int] = lambda sim, back: 0  # of the rejected tokens; below 0 of the others
+    loses: Callable[[Simulation, Rollback, int], bool] = lambda sim, back, at: False
+    zeroed: bool = False  # what is kept of the rejected tokens is zeros
+    restored: bool = False  # after a rejection the round's tokens are fed again
+    drift: Callable[[Rollback], int] = lambda back: 0
+    # where it goes in the batch's cache
+    sources: Callable[[list[int], list[int]], Sequence[int]] = lambda rows, batch: rows
+    placed: Callable[[list[int], int, int], list[int | None]] = _at_the_right_edge
+    new_pads: bool = False  # pads that realigning adds are seen
+    torn: str = ""  # what realigning leaves where it was, see `Program`
+    # after a round, and after the last
+    after: Callable[[Simulation], None] | None = None
+    end: Callable[[Simulation], None] | None = None
+
+
+RIGHT = Change()
+
+
+@dataclass(frozen=True)
+class ContextEdit(Edit):
+    """An edit of what is seen: what it changes in an engine with caches, and in one without.
+
+    ``places`` are the styles of engines and the schedules in which it makes a difference or a difference of its own,
+    ``amounts`` are tried in each. Without places it is only tried in single rows.
+    """
+
+    places: tuple[str, ...] = ()
+    amounts: tuple[int, ...] = (0,)
+    change: Change = RIGHT
+    anew: Recomputation = RIGHT_ANEW
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context(Hypothesis):
+    """One edit of what is seen: by how much, in which rounds, and with the row or token where it concerns only one.
+
+    ``amount`` is a number of tokens or positions, or another row. The engine is of one ``style``; ``schedule`` names
+    its rounds, see `Evidence.schedules`.
+    """
+
+    edit: ContextEdit
+    style: str = "separate"
+    schedule: str = "own"
+    amount: int = 0
+    first: int = 0
+    last: int = ALWAYS
+    row: int | None = None
+    token: int = -1
+
+    def programs(self, evidence: Evidence, final: int) -> list[Program]:
+        """The programs of all calls up to the round ``final``."""
+        rounds = evidence.schedules[self.schedule]
+        if self.style in ("recomputed", "expanded"):
+            texts, prompts, expanded = evidence.texts, evidence.prompts, self.style == "expanded"
+            return recomputed(texts, prompts, self.edit.anew, self.amount, rounds[: final + 1], expanded)
+        final = len(rounds) if self.edit.change.end else final  # what it ends with may concern any round
+        return [Simulation(evidence, self, rounds[: final + 1]).program]
+
+
+class Simulation:
+    """One batch in one context, round by round.
+
+    ``held[row]`` are the columns in the row's slots; ``lengths`` the tokens cached, and ``drift`` is how far positions
+    are ahead of them; ``blocks`` are what each row is fed in the present round; ``rows`` those of the entries.
+    """
+
+    def __init__(self, evidence: Evidence, context: Context, rounds: Sequence[Round]) -> None:
+        self.evidence, self.style, self.context = evidence, context.style, context
+        count = len(evidence.texts)
+        self.rows: list[int] = []
+        self.slots: list[list[HeldToken]] = [[] for _ in range(count)]
+        self.held: list[list[int]] = [[] for _ in range(count)]
+        self.lengths, self.drift = [0] * count, [0] * count
+        self.blocks: dict[int, FedBlock] = {}
+        change = context.edit.change
+        self.program = Program(torn=change.torn)
+        if change.start:
+            change.start(self)
+        for self.number, turns in enumerate(rounds):
+            before = list(self.lengths)
             self._feed(turns)
             going = [turn.row for turn in turns if turn.end < len(evidence.texts[turn.row])]
             if going:
-                self._keep(turns, going)
-        self._change.end(self)
+                self._keep(turns, going, before)
+        if change.end:
+            change.end(self)
 
     def change(self, row: int | None = None) -> Change:
-        """What goes wrong in this round, with a row or with the batch."""
-        now = self.applied.first <= self.number <= self.applied.last
-        concerned = row is None or self.applied.row is None or self.applied.row == row
-        return self._change if now and concerned else RIGHT
+        """The change in this round, of a row or of the batch."""
+        now = self.context.first <= self.number <= self.context.last
+        concerned = row is None or self.context.row in (None, row)
+        return self.context.edit.change if now and concerned else RIGHT
+
+    def visible(self, row: int, slot: int) -> bool:
+        """Whether the row's mask shows a slot; caches of single rows need none."""
+        held = self.slots[row][slot]
+        return self.style == "separate" or held.at >= 0 or held.shown
 
     # A round's forward.
 
     def _feed(self, turns: Round) -> None:
         self.blocks = {turn.row: self._block(turn) for turn in turns}
-        self.before = list(self.lengths)
         width = max(len(block.tokens) for block in self.blocks.values())
         for block in self.blocks.values():
             self._write(block, width)
@@ -64,7 +212,6 @@ class Simulation(Batch):
             self._see(block, self._pads_after(block, width) if self.change(row).pads_after else [])
         for row, block in self.blocks.items():
             self.lengths[row] += len(block.tokens) - block.again
-            self.believed[row] += len(block.tokens) - block.again
 
     def _block(self, turn: Turn) -> FedBlock:
         again = int(self.change(turn.row).again and self.number > 0)
@@ -72,44 +219,42 @@ class Simulation(Batch):
         return FedBlock(turn, start, [*self.evidence.texts[turn.row][start : turn.start], *turn.drafts], again)
 
     def _write(self, block: FedBlock, width: int) -> None:
-        """Entries for a block and the pads before it. What is fed again has no place of its own, but is seen."""
+        """Entries for a block and the pads before it. A token fed again has no place of its own, but is seen."""
         row = block.turn.row
         change = self.change(row)
         cache = change.cache_of(self, row)
         block.begin = len(self.held[cache])
         block.pads = width - len(block.tokens) if self.style != "separate" else 0
-        for column in range(block.pads):
-            self._entry(row, cache, HeldToken(PAD_SLOT, self.evidence.pad), change.pad_position(self, block, column))
-        for rank, (token, position) in enumerate(zip(block.tokens, change.positions(self, block), strict=True)):
-            twice = rank < block.again
-            self._entry(row, cache, HeldToken(GONE if twice else block.start + rank, token, twice), position)
-
-    def _entry(self, row: int, cache: int, slot: HeldToken, position: int) -> None:
-        self.slots[cache].append(slot)
-        self.held[cache].append(self.program.write(slot.token, position))
-        self.rows.append(row)
+        for rank in range(-block.pads, len(block.tokens)):
+            slot = HeldToken(PAD_SLOT, PAD)
+            if rank >= 0:
+                twice = rank < block.again
+                slot = HeldToken(GONE if twice else block.start + rank, block.tokens[rank], twice)
+            self.slots[cache].append(slot)
+            self.held[cache].append(self.program.write(slot.token, change.position(self, block, rank)))
+            self.rows.append(row)
 
     def _pads_after(self, block: FedBlock, width: int) -> list[int]:
         """The pads that follow a block, which the next one overwrites."""
         end, count = block.start + len(block.tokens), width - len(block.tokens)
         self.rows += [block.turn.row] * count
-        return [self.program.write(self.evidence.pad, end + n) for n in range(count)]
+        return [self.program.write(PAD, end + n) for n in range(count)]
 
     def _see(self, block: FedBlock, after: list[int]) -> None:
         """Write down what each query of a row's block sees, and which of them is asked for which new token."""
         turn, program = block.turn, self.program
         row, change = turn.row, self.change(turn.row)
         cache = change.cache_of(self, row)
-        slots, held = self.slots[cache], self.held[cache]
-        seen = [column if self.visible(cache, slot, block.begin) else None for slot, column in enumerate(held)]
-        view = change.view(self, block, RowView(slots, held, seen, block.begin))
+        held = self.held[cache]
+        seen = [column if self.visible(cache, slot) else None for slot, column in enumerate(held)]
+        view = change.view(self, block, RowView(self.slots[cache], held, seen, block.begin))
         for query in range(view.begin, len(view.slots)):
             visible = [column for column in view.seen[: query + 1] if column is not None]
             visible = [*change.query(self, row, view, query, visible), *after]
             entry = program.entry(view.held[query])
             if not visible and change.blind:
                 program.blind[entry] = list(view.held)
-            program.sees[entry] = visible or ([] if change.blind else [self.blank()])
+            program.sees[entry] = visible or ([] if change.blind else [self.program.blank()])
         for pad in after:
             program.sees[program.entry(pad)] = [*(column for column in view.seen if column is not None), *after]
         first = turn.start - len(self.evidence.prompts[row])
@@ -117,45 +262,36 @@ class Simulation(Batch):
         for offset in range(turn.end - turn.start):
             program.queries[row, first + offset] = program.entry(view.held[newest + offset])
 
-    def visible(self, row: int, slot: int, begin: int) -> bool:
-        """Whether the row's mask shows a slot, to a block that begins at ``begin``; caches of single rows need none."""
-        if self.style == "separate":
-            return True
-        shown = self.change(row).shows(self, row, slot, begin)
-        return self.slots[row][slot].at >= 0 or self.slots[row][slot].shown if shown is None else shown
+    # The tokens that are kept after it.
 
-    # What is kept after it.
-
-    def _keep(self, turns: Round, going: list[int]) -> None:
-        lengths = {t.row: min(t.start + t.accepted, t.end - 1) for t in turns}
+    def _keep(self, turns: Round, going: list[int], before: list[int]) -> None:
+        lengths = {turn.row: min(turn.start + turn.accepted, turn.end - 1) for turn in turns}
         surplus = {row: self.lengths[row] - count for row, count in lengths.items()}
         most, least = max(surplus[row] for row in going), min(surplus[row] for row in going)
-        backs = {row: Rollback(row, lengths[row], surplus[row], most, least) for row in lengths}
-        for row, back in backs.items():
-            if self.style == "separate" and self.change().crops(self, row not in going):
+        for row, length in lengths.items():
+            back = Rollback(row, length, surplus[row], most, least, row not in going)
+            change = self.change(row)
+            if self.style == "separate":
                 self._crop(back)
-                self.lengths[row] = back.length
-            elif self.style != "separate" and row in going:
+            elif not back.ended:
                 self._mark(back)
-                self.lengths[row] = back.length
+            self.lengths[row] = before[row] if change.restored and back.surplus else length
+            self.drift[row] += change.drift(back)
         if self.style != "separate":
-            self._move(list(backs), going)
-        self.change().after(self)
-        for row, back in backs.items():
-            if self.change(row).restored and back.surplus:
-                self.lengths[row] = self.before[row]
-            self.believed[row] = self.change(row).believes(self, back)
+            self._move(list(lengths), going)
+        if after := self.change().after:
+            after(self)
         assert all(self.lengths[row] < len(self.evidence.texts[row]) for row in going)
 
     def _mark(self, back: Rollback) -> None:
-        """Hide what is rejected in a row of the batch's cache, and what an edit loses; show what an edit leaves."""
+        """Hide what is rejected in a row of the batch's cache, and what a change loses; show what it leaves."""
         change = self.change(back.row)
         kept = change.kept(self, back)
         for place, slot in enumerate(self.slots[back.row]):
             if slot.at >= back.length:
                 slot.shown = slot.shown or slot.at < back.length + kept
                 if slot.shown and change.zeroed:
-                    self.held[back.row][place] = self.blank()
+                    self.held[back.row][place] = self.program.blank()
                 slot.at = GONE
             elif slot.at >= 0 and change.loses(self, back, slot.at):
                 slot.at = GONE
@@ -163,8 +299,7 @@ class Simulation(Batch):
     def _crop(self, back: Rollback) -> None:
         """Cut rejected tokens off the end of a row's own cache."""
         change, held, slots = self.change(back.row), self.held[back.row], self.slots[back.row]
-        count = back.surplus - change.kept(self, back) + change.cut(self, back)
-        if count:
+        if count := back.surplus - change.kept(self, back):
             del held[-count:], slots[-count:]
         for place in reversed(range(len(slots))):
             if change.loses(self, back, slots[place].at):
@@ -172,33 +307,33 @@ class Simulation(Batch):
 
     def _move(self, batch: list[int], rows: list[int]) -> None:
         """Take the rows that go on, and make the batch's cache follow the mask."""
-        held = {
-            row: list(self.held[source]) for row, source in zip(rows, self.change().sources(rows, batch), strict=True)
-        }
+        sources = self.change().sources(rows, batch)
+        held = {row: list(self.held[source]) for row, source in zip(rows, sources, strict=True)}
         if self.style == "realigned":
             self._realign(rows, held)
             return
         for row in rows:
             self.held[row] = held[row]
         if self.style == "cropped":
-            used = [k for row in rows for k, slot in enumerate(self.slots[row]) if slot.at >= 0 or slot.shown]
-            width = max(used, default=-1) + 1
+            width = max((k + 1 for row in rows for k in self._used(row)), default=0)
             for row in rows:
                 del self.held[row][width:], self.slots[row][width:]
+
+    def _used(self, row: int) -> list[int]:
+        return [k for k, slot in enumerate(self.slots[row]) if slot.at >= 0 or slot.shown]
 
     def _realign(self, rows: Sequence[int], held: dict[int, list[int]]) -> None:
         change, columns = self.change(), self.program.columns
         for slot in (slot for row in rows for slot in self.slots[row]):
             slot.shown = slot.shown and slot.at != PAD_SLOT
-        used = {row: [k for k, slot in enumerate(self.slots[row]) if slot.at >= 0 or slot.shown] for row in rows}
+        used = {row: self._used(row) for row in rows}
         before, width = len(self.slots[rows[0]]), max(map(len, used.values()))
         for row in rows:
             slots, here = self.slots[row], change.placed(used[row], width, before)
-            unused = len(here) - len(used[row])
-            moved = [self.blank() if k is None else held[row][k] for k in here]
+            moved = [self.program.blank() if k is None else held[row][k] for k in here]
             if change.torn:
                 unmoved = held[row][before - width :]
                 moved = [self.program.column(columns[a][0], columns[b][1]) for a, b in zip(moved, unmoved, strict=True)]
             pads = next((k for k, slot in enumerate(slots) if slot.at != PAD_SLOT), before)
-            added = [HeldToken(PAD_SLOT, self.evidence.pad, change.new_pads and k >= pads) for k in range(unused)]
+            added = [HeldToken(PAD_SLOT, PAD, change.new_pads and k >= pads) for k in range(len(here) - len(used[row]))]
             self.held[row], self.slots[row] = moved, [*added, *(slots[k] for k in used[row])]

@@ -49,7 +49,7 @@ class Judge:
         """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
         kept = [output[: row.options.max_new_tokens] for row, output in zip(case.rows, outputs, strict=True)]
         together = self.truth.together(case.rows, kept)
-        found = []
+        judgements = []
         bound: float | None = None
         for number, scores in enumerate(together):
             row, output = case.rows[number], tuple(outputs[number])
@@ -57,8 +57,8 @@ class Judge:
             if seen.first is not None:
                 bound = self._bound(case.rows, kept, together) if bound is None else bound
                 seen = self._row(number, row, output, self.truth.scores(row, kept[number]), bound)
-            found.append(seen)
-        return found
+            judgements.append(seen)
+        return judgements
 
     def _row(
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float

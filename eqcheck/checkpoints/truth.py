@@ -10,10 +10,11 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.case.engine import EngineRow
+from eqcheck.truth.law import penalised
 
 
 class ModelTruth:
-    """What a model emits for one row.
+    """The tokens that a model emits for one row.
 
     >>> from eqcheck.checkpoints.models import checkpoint
     >>> from eqcheck.contract.decoder import RowOptions
@@ -68,17 +69,17 @@ class ModelTruth:
         >>> [best for best, _ in truth().best_two([row], 5)[0]] == truth().row(row)
         True
         """
-        found: list[list[tuple[int, int]]] = [[] for _ in rows]
+        pairs: list[list[tuple[int, int]]] = [[] for _ in rows]
 
         def choose(scores: torch.Tensor) -> torch.Tensor:
-            for row, score, chosen in zip(rows, scores, found, strict=True):
+            for row, score, chosen in zip(rows, scores, pairs, strict=True):
                 score = at_place(score, row, [best for best, _ in chosen])
                 chosen.append(tuple(score.topk(2).indices.tolist()))
-            return torch.tensor([chosen[-1][0] for chosen in found])
+            return torch.tensor([chosen[-1][0] for chosen in pairs])
 
         for _ in self._grown(rows, count, choose):
             pass
-        return found
+        return pairs
 
     @torch.no_grad()
     def _grown(
@@ -93,14 +94,14 @@ class ModelTruth:
             line[: len(row.prompt)] = torch.tensor(row.prompt)
         cache = DynamicCache(config=self.model.config)
         logits = self.model(ids, attention_mask=seen, position_ids=places, past_key_values=cache).logits
-        found = choose(logits[torch.arange(len(rows)), lengths - 1])
-        yield found.tolist()
+        chosen = choose(logits[torch.arange(len(rows)), lengths - 1])
+        yield chosen.tolist()
         for step in range(count - 1):
             seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-            fed, at = found[:, None], (lengths + step)[:, None]
+            fed, at = chosen[:, None], (lengths + step)[:, None]
             logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
-            found = choose(logits[:, -1])
-            yield found.tolist()
+            chosen = choose(logits[:, -1])
+            yield chosen.tolist()
 
     def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""
@@ -116,22 +117,12 @@ class ModelTruth:
 
 def with_options(scores: torch.Tensor, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
     """The scores after the row's penalties and its minimum; row ``i`` of them comes after ``output[:i]``."""
-    options = row.options
-    if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
-        return scores
-    return torch.stack([at_place(score, row, output[:index]) for index, score in enumerate(scores)])
+    return penalised(scores, row.options, row.prompt, output)
 
 
 def at_place(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> torch.Tensor:
     """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
-    options, scores = row.options, scores.clone()
-    seen = sorted({*row.prompt, *before})
-    penalty = options.repetition_penalty
-    scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
-    scores[sorted(set(before))] -= options.presence_penalty
-    if len(before) < options.min_new_tokens:
-        scores[list(options.eos_token_ids)] = float("-inf")
-    return scores
+    return penalised(scores[None], row.options, row.prompt, before, len(before))[0]
 
 
 def row_with(row: EngineRow, **options: Any) -> EngineRow:

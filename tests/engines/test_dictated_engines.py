@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.checkpoints.dictated import ASKED, FEWER, OTHERS, PLAYED
+from eqcheck.checkpoints.dictation import ASKED, FEWER, OTHERS, PLAYED
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases

@@ -225,18 +225,18 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "preemptions": observed.get("preemptions", 0) > 0,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
-    found = {name for name, holds in checks.items() if holds}
+    counters = {name for name, holds in checks.items() if holds}
     chosen = [number for number, row in enumerate(rows) if _scoring(row)]
     scores = truth().together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
     for number, plain in zip(chosen, scores, strict=True):
         row, output, o = rows[number], outputs[number], rows[number].options
         if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
-            found.add("min_new_tokens")
+            counters.add("min_new_tokens")
         if (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0) and _changed(
             plain, row, output, repetition_penalty=1.0, presence_penalty=0.0
         ):
-            found.add("penalty")
-    return found
+            counters.add("penalty")
+    return counters
 
 
 def _scoring(row: EngineRow) -> bool:

@@ -1,12 +1,12 @@
-"""Why an engine's rows are wrong: what the row shows by itself, else what abduction finds, else nothing."""
+"""The cause of an engine's wrong rows: as the row shows it by itself, else as abduction finds it, else none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
 
-from eqcheck.abduction import EDITS, Abduced, abduce, abduce_alike, abduce_options, fits
+from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, abduce_alike, abduce_options, fits
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.engine import PAD, EngineCase
 from eqcheck.checkpoints.judge import truth
@@ -22,15 +22,15 @@ from eqcheck.result.verdict import RowVerdict
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAINED) -> Explanation:
-    """The explanation of a failing case by what abduction found; ``unexplained`` says why, where that is nothing."""
+def explain(outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAINED) -> Explanation:
+    """The explanation of a failing case by the cause that abduction found; ``unexplained`` says why there is none."""
     if not isinstance(outcome, EngineOutcome) or outcome.explanation is not None:
         assert outcome.explanation is not None
         return outcome.explanation
-    component, kind = (found.component, found.kind) if found else ("unattributed", "unattributed")
-    search, statement = (found.search, NOTHING) if found else (None, Statement(unexplained, {}))
-    # What was searched for is named after the edit that explains it; what nobody can explain, after how it looks.
-    subject = "" if found or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
+    component, kind = (cause.component, cause.kind) if cause else ("unattributed", "unattributed")
+    search, statement = (cause.search, NOTHING) if cause else (None, Statement(unexplained, {}))
+    # A cause that was searched for is named after its edit; a case that nobody can explain, after how it looks.
+    subject = "" if cause or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]
@@ -39,7 +39,7 @@ def explain(outcome: Outcome, found: Abduced | None, unexplained: str = UNEXPLAI
         statement = Statement(f"read inside the engine: {context[1]}", {})
     elif whole := _returned_whole(outcome):
         component, kind, search, subject, statement = "bookkeeping", "prompt-in-output", None, "", whole[1]
-        row = next(one for one in outcome.wrong if one.row == whole[0].row)
+        row = next(row for row in outcome.wrong if row.row == whole[0].row)
     index = row.first
     assert index is not None
     request = outcome.case.rows[row.row]
@@ -85,42 +85,44 @@ def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | No
     return prompt_returned([row.prompt for row in rows], wrong, [row.options.max_new_tokens for row in rows], PAD)
 
 
+@lru_cache(maxsize=48)  # more than the cases like one that are looked at together
+def _evidence(case: EngineCase, outputs: tuple[tuple[int, ...], ...]) -> Evidence:
+    target, draft = checkpoint().models()
+    return Evidence(target, draft if case.drafting == "model" else None, case, outputs)
+
+
+def evidence(outcome: Outcome) -> Evidence:
+    """The evidence of an outcome, made once."""
+    return _evidence(outcome.case, outcome.outputs or ())
+
+
 def abduced(outcome: Outcome) -> Abduced | None:
-    """What abduction says, where it is of one mind about the component."""
+    """The finding of abduction, where it is of one mind about the component."""
     if outcome.outputs is None:
         return None
-    found = abduce(*_models(outcome), *_decoded(outcome))
-    if found is None or found.open:
-        return None
+    cause = _agreed(abduce(evidence(outcome)))
     # Whatever does not apply an option where it forbids a token explains that token: which edit it is, is not known.
-    if found.component == "options" and found.search.surprising and not found.search.chance:
+    if cause and cause.component == "options" and cause.search.surprising and not cause.search.chance:
         edit = EDITS["forbidding-option-ignored"]
-        return replace(found, search=replace(found.search, edit=edit.id, words=edit.words))
-    return found
+        return replace(cause, search=replace(cause.search, edit=edit.id, words=edit.words))
+    return cause
 
 
 def fitting(outcome: Outcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
-    """Of what was found in other cases, the first that explains every wrong token of this one."""
-    fit = fits(*_models(outcome), *_decoded(outcome)) if elsewhere else set()
+    """Of the findings in other cases, the first that explains every wrong token of this one."""
+    fit = fits(evidence(outcome)) if elsewhere else set()
     return next((one for found in elsewhere for one in (found, *found.also) if one.search.edit in fit), None)
 
 
 def common(outcomes: Sequence[Outcome]) -> Abduced | None:
-    """What explains the first of some wrong cases that are alike, and is sure enough by all of them."""
-    found = abduce_alike(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
-    return None if found is None or found.open else found
+    """The explanation of the first of some wrong cases that are alike, if it is sure enough by all of them."""
+    return _agreed(abduce_alike(list(map(evidence, outcomes))))
 
 
 def misused(outcomes: Sequence[Outcome]) -> Abduced | None:
     """The wrong use of an option that explains the wrong tokens of cases that need it; the first one is wrong."""
-    found = abduce_options(*_models(outcomes[0]), [_decoded(outcome) for outcome in outcomes])
+    return _agreed(abduce_options(list(map(evidence, outcomes))))
+
+
+def _agreed(found: Abduced | None) -> Abduced | None:
     return None if found is None or found.open else found
-
-
-def _decoded(outcome: Outcome) -> tuple[EngineCase, Sequence[Sequence[int]]]:
-    return outcome.case, outcome.outputs or ()
-
-
-def _models(outcome: Outcome) -> tuple[Any, Any]:
-    target, draft = checkpoint().models()
-    return target, draft if outcome.case.drafting == "model" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from eqcheck.abduction import Abduced
@@ -25,10 +25,18 @@ _OPTIONS = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
 _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 
 
-class Investigation:
-    """What is found in failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` says how long there is.
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt to explain a case: the cause, if any, and whether there was the time to try."""
 
-    ``causes`` are what explains findings, by their id.
+    found: Abduced | None = None
+    tried: bool = True
+
+
+class Investigation:
+    """The findings of failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` says how long there is.
+
+    ``causes`` are the explanations of findings, by their id.
     """
 
     def __init__(
@@ -41,24 +49,22 @@ class Investigation:
         self.decoder, self.decode, self.repeats, self.left = decoder, decode, repeats, left
         self.causes: dict[str, Abduced] = {}
 
-    def finding(self, outcome: Outcome, cause: Abduced | None) -> Finding:
-        """The finding of a case that is known to fail again; ``cause`` is what explains it, where that is known."""
+    def finding(self, outcome: Outcome, known: Abduced | None) -> Finding:
+        """The finding of a case that is seen to fail again; ``known`` is what explains it, if anything was found."""
         smallest, minimised = self._minimised(outcome)
-        elsewhere = cause if smallest is not outcome else None
-        tried, found = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else (False, None)
-        named = needs(smallest.case)
-        explanation = explain(smallest, found) if tried else explain(smallest, None, UNTRIED)
+        elsewhere = known if smallest is not outcome else None
+        cause = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
         finding = Finding(
             smallest,
-            explanation,
+            explain(smallest, cause.found) if cause.tried else explain(smallest, None, UNTRIED),
             seen=(outcome.symptom,),
-            needs=named,
+            needs=needs(smallest.case),
             plain=self._plain(smallest.case),
             stored=smallest is outcome and not outcome.drawn,
             minimised=minimised,
         )
-        if found is not None:
-            self.causes.setdefault(finding.id, found)
+        if cause.found is not None:
+            self.causes.setdefault(finding.id, cause.found)
         return finding
 
     def _minimised(self, outcome: Outcome) -> tuple[Outcome, bool]:
@@ -87,40 +93,53 @@ class Investigation:
         return smaller[known], False
 
     def _plain(self, case: EngineCase) -> str:
-        """What the engine does without speculation; a decoder that is no engine cannot do without."""
+        """The engine's answer without speculation, in words; a decoder that is no engine cannot do without."""
         if not self.decoder.checkpoints:
             return ""
         status = self.decode(replace(case, drafting="none")).status
         return {"violation": "wrong too", "skipped": ""}.get(status, "right")
 
     def _alike(self, case: EngineCase, most: int) -> tuple[list[Outcome], bool]:
-        """What the engine makes of the same case with other prompts, and whether there was time for half of them."""
+        """The outcomes of the same case with other prompts, and whether there was time for half of them."""
         end = time.monotonic() + min(EXPLAIN_S, self.left())
-        some = range(min(most, _ALIKE_ROWS // len(case.rows)))
-        numbers = takewhile(lambda _: time.monotonic() < end, some)
+        wanted = range(min(most, _ALIKE_ROWS // len(case.rows)))
+        numbers = takewhile(lambda _: time.monotonic() < end, wanted)
         made = [self.decode(alike(case, number, self.decoder.requires)) for number in numbers]
-        return made, 2 * len(made) >= len(some)
+        return made, 2 * len(made) >= len(wanted)
 
-    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> tuple[bool, Abduced | None]:
-        """What explains a small failing case, by itself or by others, and whether there was the time to try."""
+    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> Attempt:
+        """The explanation of a small failing case: each attempt is made where those before it leave the case open."""
         if read(outcome):
-            return True, None
-        found, tried = abduced(outcome), True
-        option = bool(set(needs(outcome.case)) & _OPTIONS and outcome.outputs is not None)
-        if option and elsewhere is not None and elsewhere.component == "options":
-            elsewhere = None
-        if option and not minimised and outcome.symptom == WRONG_TOKEN:  # the options may be beside the point
-            option, found = False, found if found and found.component != "options" else None
-        if option and (found is None or found.component == "options"):  # one token says little
-            made, enough = self._alike(outcome.case, _ALIKE)
-            others = [o for o in made if o.symptom in (outcome.symptom, *ENDS, "")]
-            found = misused([outcome, *others]) if enough else None
-            tried = enough
+            return Attempt()
+        option = outcome.outputs is not None and bool(set(needs(outcome.case)) & _OPTIONS)
+        cause = abduced(outcome)
+        if option:  # one token says little
+            cause, elsewhere = (one if one and one.component != "options" else None for one in (cause, elsewhere))
+            option = minimised or outcome.symptom != WRONG_TOKEN  # else the options may be beside the point
+        attempt = Attempt(cause)
+        if attempt.found is None and option:
+            attempt = self._as_option(outcome)
         if elsewhere is not None:
-            larger = fitting(outcome, [elsewhere])
-            if larger is not None and (found is None or larger.search.chance < found.search.chance):
-                return True, replace(larger, search=replace(larger.search, of="a larger case"))
-        if found is None and not option and outcome.symptom == WRONG_TOKEN:
-            made, tried = self._alike(outcome.case, _ALIKE_WRONG)
-            found = common([outcome, *(o for o in made if o.symptom == WRONG_TOKEN)])
-        return tried or found is not None, found
+            attempt = self._as_larger(outcome, elsewhere, attempt)
+        if attempt.found is None and not option and outcome.symptom == WRONG_TOKEN:
+            attempt = self._as_common(outcome)
+        return attempt
+
+    def _as_option(self, outcome: Outcome) -> Attempt:
+        """The wrong use of an option, by what the engine makes of cases alike."""
+        made, enough = self._alike(outcome.case, _ALIKE)
+        others = [one for one in made if one.symptom in (outcome.symptom, *ENDS, "")]
+        return Attempt(misused([outcome, *others]) if enough else None, enough)
+
+    def _as_larger(self, outcome: Outcome, elsewhere: Abduced, attempt: Attempt) -> Attempt:
+        """The explanation of the larger case, where it fits and is likelier than the one at hand."""
+        larger, found = fitting(outcome, [elsewhere]), attempt.found
+        if larger is None or (found is not None and larger.search.chance >= found.search.chance):
+            return attempt
+        return Attempt(replace(larger, search=replace(larger.search, of="a larger case")))
+
+    def _as_common(self, outcome: Outcome) -> Attempt:
+        """The explanation that all wrong cases alike have in common."""
+        made, enough = self._alike(outcome.case, _ALIKE_WRONG)
+        found = common([outcome, *(one for one in made if one.symptom == WRONG_TOKEN)])
+        return Attempt(found, enough or found is not None)

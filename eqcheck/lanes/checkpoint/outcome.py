@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, RowJudgement
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
@@ -37,7 +37,7 @@ class EngineOutcome(Outcome):
 
     @property
     def symptom(self) -> str:
-        """What is seen from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
+        """The look of a case from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
         if self.explanation is not None:
             return self.explanation.fingerprint
         kinds = [_symptom(self.case.rows[row.row], row) for row in self.wrong]
@@ -54,7 +54,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     observed, shown = dict(answer.get("observed") or {}), set[str]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
-        counts, shown = dictated.played(case, outputs, rounds)
+        counts, shown = dictation.played(case, outputs, rounds)
         observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
     rows = tuple(judge.rows(case, outputs))
     if observed.get("wrong_context"):

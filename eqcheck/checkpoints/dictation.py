@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
@@ -63,31 +62,6 @@ def _wrong(row: EngineRow, place: int, best: int, second: int) -> int:
     return others[0] if others and place % _EOS_EVERY == 0 else second
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A round that is asked for: ``accepted`` draft tokens after ``start`` new tokens; then there are ``end``."""
-
-    start: int
-    accepted: int
-    end: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether the row does not end among the accepted draft tokens."""
-        return self.end == self.start + self.accepted + 1
-
-
-def asked(case: EngineCase, row: int, output: Sequence[int]) -> Iterator[Asked]:
-    """The rounds that a row's drafts amount to, where it emits ``output``."""
-    k, proposed = case.num_draft_tokens, drafts(case)[row]
-    start = 1
-    while start < len(output):
-        accepted = agreeing(proposed[start : start + k], output[start:])
-        end = min(start + accepted + 1, len(output))
-        yield Asked(start, accepted, end)
-        start = end
-
-
 def agreeing(proposed: Sequence[int], text: Sequence[int]) -> int:
     """How many draft tokens, from the first, the text goes on with.
 
@@ -102,11 +76,34 @@ def agreeing(proposed: Sequence[int], text: Sequence[int]) -> int:
     return count
 
 
+class AskedRound(NamedTuple):
+    """A round that is asked for: ``accepted`` draft tokens after ``start`` new tokens; then there are ``end``."""
+
+    start: int
+    accepted: int
+    end: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the row does not end among the accepted draft tokens."""
+        return self.end == self.start + self.accepted + 1
+
+
+def asked(case: EngineCase, row: int, output: Sequence[int]) -> Iterator[AskedRound]:
+    """The rounds that a row's drafts amount to, where it emits ``output``."""
+    k, proposed, start = case.num_draft_tokens, drafts(case)[row], 1
+    while start < len(output):
+        accepted = agreeing(proposed[start : start + k], output[start:])
+        end = min(start + accepted + 1, len(output))
+        yield AskedRound(start, accepted, end)
+        start = end
+
+
 def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[Seen]) -> tuple[Counter[str], set[str]]:
-    """Hold the rounds that an engine tells against those that are asked for: counts by name, and what was exercised.
+    """Hold the rounds that an engine tells against the rounds asked for: counts by name, and what was exercised.
 
     ``A/K asked`` and ``A/K played`` count the rounds in which A of K draft tokens were to be accepted, `ASKED` and
-    `PLAYED` all of them; those that the row's limit leaves no room for are not counted. A round in which the engine
+    `PLAYED` all of them; rounds that the row's limit leaves no room for are not counted. A round in which the engine
     was given `OTHERS` than the dictated tokens is the fault of what hands them over. In one with `FEWER` new tokens
     than its drafts allow, right draft tokens were lost; with few blocks or a small budget an engine may be unable to
     verify them all.
@@ -117,15 +114,15 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
         given = {start: (list(tokens), end) for start, tokens, end in rounds[row]}
         right = drafts(case)[row]
         lengths.append([end - start for start, (_, end) in given.items()])
-        for one in asked(case, row, output):
-            tokens, end = given.get(one.start, ([], -1))
-            as_asked = tokens == list(right[one.start : one.start + k]) and end == one.end
-            fits = one.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
-            names = (f"{one.accepted}/{k} ", "") if one.whole and fits else ()
+        for turn in asked(case, row, output):
+            tokens, end = given.get(turn.start, ([], -1))
+            as_asked = tokens == list(right[turn.start : turn.start + k]) and end == turn.end
+            fits = turn.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
+            names = (f"{turn.accepted}/{k} ", "") if turn.whole and fits else ()
             counts.update(f"{name}{ASKED}" for name in names)
             if as_asked:
                 counts.update(f"{name}{PLAYED}" for name in names)
-                coverage |= _shown(one, k, tokens, output, case.rows[row])
+                coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         for start, (tokens, end) in given.items():
             counts[OTHERS] += tokens != list(right[start : start + len(tokens)])
             allowed = min(start + agreeing(tokens, output[start:]) + 1, len(output))
@@ -137,15 +134,15 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
     return +counts, coverage | {name for name, holds in checks.items() if holds}
 
 
-def _shown(one: Asked, k: int, tokens: list[int], output: Sequence[int], row: EngineRow) -> set[str]:
+def _exercised(turn: AskedRound, k: int, tokens: list[int], output: Sequence[int], row: EngineRow) -> set[str]:
     """The counters that a round raises which was played as asked."""
     eos = row.options.eos_token_ids
-    within = not one.whole and one.accepted < k
+    within = not turn.whole and turn.accepted < k
     checks = {
-        "all_rejected": one.accepted == 0,
-        "all_accepted": one.accepted == k,
+        "all_rejected": turn.accepted == 0,
+        "all_accepted": turn.accepted == k,
         "eos_inside_block": within and output[-1] in eos,
         "limit_inside_block": within and output[-1] not in eos,
-        "eos_rejected": one.whole and one.accepted < k and tokens[one.accepted] in eos,
+        "eos_rejected": turn.whole and turn.accepted < k and tokens[turn.accepted] in eos,
     }
     return {name for name, holds in checks.items() if holds}
