@@ -15,7 +15,7 @@ from eqcheck.contract.decoder import Request
 from eqcheck.decoding.harness import run
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.memory.contents import TOKEN
+from eqcheck.memory.ledger import TOKEN
 from eqcheck.memory.probe import watched
 from eqcheck.oracle.check import judge
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eqcheck.checkpoints import models
-from eqcheck.lanes.checkpoint.script import SHARED
+from eqcheck.case import engine
+from eqcheck.checkpoints import builder
+from eqcheck.lanes.checkpoint.script import ENGINE
 
 REPORTS = Path(__file__).parents[1] / "reports"
 SHOWN = """
@@ -58,9 +59,13 @@ def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Pat
 def test_the_committed_scripts_build_the_same_weights() -> None:
     audits = [path.parent for path in REPORTS.glob("*/report.json")]
     scripts = {path: path.read_text() for folder in audits for path in folder.glob("*.py")}
-    assert {path.parent for path in scripts if path.name == SHARED} == {path.parent for path in scripts}
-    shared = [text for path, text in scripts.items() if path.name == SHARED]
+    assert {path.parent for path in scripts if path.name == ENGINE} == {path.parent for path in scripts}
+    shared = [text for path, text in scripts.items() if path.name == ENGINE]
     assert not any("normal_(" in text for text in scripts.values())
     for text in shared:
-        for builder in (models.target_model, models.noisy, models.normal):
-            assert inspect.getsource(builder) in text
+        for part in (builder.target_model, builder.noisy, builder.normal):
+            assert inspect.getsource(part) in text
+
+
+def test_a_checkpoint_has_the_tokens_and_positions_of_its_cases() -> None:
+    assert (builder.VOCAB_SIZE, builder.POSITIONS) == (engine.VOCAB_SIZE, engine.POSITIONS)

@@ -22,10 +22,8 @@ from eqcheck.hashlm.hashing import entries as entries_of
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.hashlm.trace import Trace
 from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.memory.contents import KINDS, TOKEN, uses
-from eqcheck.memory.leaks import leaks
-from eqcheck.memory.ledger import Ledger
-from eqcheck.memory.probe import probe_case, try_memory, watched
+from eqcheck.memory.ledger import KINDS, TOKEN, Ledger, uses
+from eqcheck.memory.probe import leaks, probe_case, try_memory, watched
 from eqcheck.result.findings import Options
 from eqcheck.selfcheck.memory import MemoryResult, check_build, check_leak
 

@@ -1,4 +1,4 @@
-"""`eqcheck.compat.paged`: pages of K and V, by tables as vLLM and flashinfer have them, padded and packed."""
+"""`eqcheck.compat.pages`: pages of K and V, by tables as vLLM and flashinfer have them, padded and packed."""
 
 from __future__ import annotations
 

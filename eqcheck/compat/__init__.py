@@ -1,4 +1,4 @@
-"""What code written for transformers 4, for text, for pages or for CUDA needs in order to be audited as it is.
+"""Bridges for code that was written for transformers 4, for text, for pages or for CUDA: it is audited as it is.
 
     legacy_cache   caches as in transformers 4: tuples, `key_cache`, `from_legacy_cache`, `crop` to a length, ...
     IdTokenizer    a tokenizer whose texts are token ids
@@ -11,7 +11,7 @@ them around the imports and the calls of the code that it bridges; docs/bridge.m
 
 from eqcheck.compat.cuda import no_cuda
 from eqcheck.compat.legacy import legacy_cache
-from eqcheck.compat.paged import Paged, kv_sizes, page_tables
+from eqcheck.compat.pages import Paged, kv_sizes, page_tables
 from eqcheck.compat.tokenizer import IdTokenizer
 
 __all__ = ["IdTokenizer", "Paged", "kv_sizes", "legacy_cache", "no_cuda", "page_tables"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
-
-from eqcheck.compat.replaced import replaced
+from unittest.mock import patch
 
 
 @contextmanager
@@ -27,32 +26,22 @@ def no_cuda() -> Iterator[None]:
     """
     import torch
 
-    with ExitStack() as stack:
-        for name in _NOTHING:
-            stack.enter_context(replaced(torch.cuda, name, _nothing))
-        for name in ("device", "stream"):
-            stack.enter_context(replaced(torch.cuda, name, lambda *_: nullcontext()))
-        for name in ("Stream", "current_stream", "default_stream"):
-            stack.enter_context(replaced(torch.cuda, name, _Stream))
-        stack.enter_context(replaced(torch.cuda, "Event", _Event))
-        stack.enter_context(replaced(torch.cuda, "current_device", lambda: 0))
-        for name in ("range_push", "range_pop", "mark"):
-            stack.enter_context(replaced(torch.cuda.nvtx, name, _nothing))
-        stack.enter_context(replaced(torch.Tensor, "record_stream", _nothing))
-        stack.enter_context(replaced(torch, "Generator", _generator(torch.Generator)))
-        stack.enter_context(_devices())
+    calls = dict.fromkeys(_NOTHING, _nothing) | {name: lambda *_: nullcontext() for name in ("device", "stream")}
+    calls |= dict.fromkeys(("Stream", "current_stream", "default_stream"), _Stream)
+    calls |= {"Event": _Event, "current_device": lambda: 0}
+    with (
+        patch.multiple(torch.cuda, create=True, **calls),
+        patch.multiple(torch.cuda.nvtx, range_push=_nothing, range_pop=_nothing, mark=_nothing),
+        patch.object(torch.Tensor, "record_stream", _nothing),
+        patch.object(torch, "Generator", _generator(torch.Generator)),
+        _devices(),
+    ):
         yield
 
 
-_NOTHING = (
-    "init",
-    "ipc_collect",
-    "reset_max_memory_allocated",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_stream",
-    "synchronize",
-)  # the other calls of `torch.cuda` do no harm where there is no CUDA, or ask what is not known
+# The other calls of `torch.cuda` do no harm where there is no CUDA, or ask what is not known.
+_NOTHING = ["init", "ipc_collect", "reset_max_memory_allocated", "reset_peak_memory_stats", "set_device", "set_stream"]
+_NOTHING += ["synchronize"]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -98,13 +87,9 @@ def _on_cpu(device: Any) -> Any:
     """The device, or the CPU where it is a CUDA device: by name, as an object, or by its number."""
     import torch
 
-    if isinstance(device, torch.device):
-        named = device.type
-    elif isinstance(device, int) and not isinstance(device, bool):
-        named = "cuda"
-    else:
-        named = device.partition(":")[0] if isinstance(device, str) else ""
-    return torch.device("cpu") if named == "cuda" else device
+    number = isinstance(device, int) and not isinstance(device, bool)
+    named = isinstance(device, str | torch.device) and str(device).partition(":")[0] == "cuda"
+    return torch.device("cpu") if number or named else device
 
 
 def _generator(plain: Any) -> Any:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
-from eqcheck.compat.replaced import replaced
 from eqcheck.contract.errors import UsageError
 
 
@@ -46,14 +46,13 @@ def legacy_cache(*models: Any) -> Iterator[None]:
 
     with ExitStack() as stack:
         if not hasattr(DynamicCache, _DONE):  # else an outer block has done it
-            for name, member in _members(DynamicCache).items():
-                stack.enter_context(replaced(DynamicCache, name, member))
+            stack.enter_context(patch.multiple(DynamicCache, create=True, **_members(DynamicCache)))
             for module in (utils, candidate_generator):
-                stack.enter_context(replaced(module, "_crop_past_key_values", _cropped))
+                stack.enter_context(patch.object(module, "_crop_past_key_values", _cropped, create=True))
         for model in models:
-            stack.enter_context(replaced(model, "forward", _with_tuples(model)))
+            stack.enter_context(patch.object(model, "forward", _with_tuples(model)))
             if hasattr(model, "prepare_inputs_for_generation"):
-                stack.enter_context(replaced(model, "prepare_inputs_for_generation", _prepared(model)))
+                stack.enter_context(patch.object(model, "prepare_inputs_for_generation", _prepared(model)))
         yield
 
 
@@ -62,7 +61,7 @@ _SEEN = "_eqcheck_seen_tokens"
 
 
 def _members(cache_class: Any) -> dict[str, Any]:
-    """What `DynamicCache` had in transformers 4, by name."""
+    """The members that `DynamicCache` had in transformers 4, by name."""
     modern_crop, modern_update = cache_class.crop, cache_class.update
 
     def crop(self: Any, max_length: int) -> None:
@@ -148,21 +147,22 @@ class _Tensors(MutableSequence[Any]):
     def __init__(self, cache: Any, kind: str) -> None:
         self.cache, self.kind = cache, kind
 
-    def _layers(self) -> list[Any]:
+    @property
+    def layers(self) -> list[Any]:
         return [layer for layer in self.cache.layers if getattr(layer, self.kind, None) is not None]
 
     def __len__(self) -> int:
-        return len(self._layers())
+        return len(self.layers)
 
     def __getitem__(self, index: Any) -> Any:
-        return [getattr(layer, self.kind) for layer in self._layers()][index]
+        return [getattr(layer, self.kind) for layer in self.layers][index]
 
     def __setitem__(self, index: Any, tensor: Any) -> None:
-        setattr(self._layers()[index], self.kind, tensor)
+        setattr(self.layers[index], self.kind, tensor)
 
     def __delitem__(self, index: Any) -> None:
-        found = self._layers()[index]
-        for layer in found if isinstance(index, slice) else [found]:
+        layers = self.layers[index]
+        for layer in layers if isinstance(index, slice) else [layers]:
             setattr(layer, self.kind, None)
         self.cache.layers[:] = [one for one in self.cache.layers if one.keys is not None or one.values is not None]
 
@@ -190,11 +190,9 @@ def _tensors(kind: str) -> property:
     def assign(cache: Any, tensors: Iterable[Any]) -> None:
         given, now = list(tensors), _Tensors(cache, kind)
         del now[len(given) :]
-        for index, tensor in enumerate(given):
-            if index < len(now):
-                now[index] = tensor
-            else:
-                now.append(tensor)
+        for layer, tensor in zip(now.layers, given, strict=False):
+            setattr(layer, kind, tensor)
+        now.extend(given[len(now) :])
 
     return property(lambda cache: _Tensors(cache, kind), assign)
 
@@ -231,7 +229,7 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
 
 
 def _prepared(model: Any) -> Callable[..., Any]:
-    """What a loop of its own asks the model to make of all tokens, the cache and the 2-D mask before it calls it."""
+    """The inputs that a loop of its own asks the model to make of all tokens, the cache and the 2-D mask."""
 
     def legacy(
         input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **others: Any

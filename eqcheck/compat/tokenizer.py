@@ -81,27 +81,17 @@ class IdTokenizer:
         padding: bool | str = False,
         truncation: bool | str = False,
         max_length: int | None = None,
-        padding_side: str | None = None,
-        pad_to_multiple_of: int | None = None,
         return_tensors: str | None = None,
-        return_attention_mask: bool = True,
         add_special_tokens: bool = True,
+        **options: Any,
     ) -> Any:
-        """Ids and masks of a text or of a list of texts, as a `BatchEncoding`."""
-        single = isinstance(text, str)
+        """Ids and masks of a text or of a list of texts, as a `BatchEncoding`; ``options`` are those of `pad`."""
         rows = [self._ids(one) for one in ([text] if isinstance(text, str) else text)]
         if truncation and max_length is not None:
             rows = [row[-max_length:] if self.truncation_side == "left" else row[:max_length] for row in rows]
-        batch = self.pad(
-            {"input_ids": rows},
-            padding=padding,
-            max_length=max_length,
-            padding_side=padding_side,
-            pad_to_multiple_of=pad_to_multiple_of,
-            return_tensors=return_tensors,
-            return_attention_mask=return_attention_mask,
-        )
-        if single and return_tensors is None:
+        options |= {"padding": padding, "max_length": max_length, "return_tensors": return_tensors}
+        batch = self.pad({"input_ids": rows}, **options)
+        if isinstance(text, str) and return_tensors is None:
             batch.update({key: rows[0] for key, rows in batch.items()})
         return batch
 

@@ -1,7 +1,11 @@
-"""The case on which a decoder's memory is measured, and what is said of it.
+"""The case on which a decoder's memory is measured, and what is said of it: figures, and warnings of leaks.
 
 One case of three rows that draft, accept and reject for a dozen rounds; the first row ends early. It is decoded twice
 by one instance of the decoder, so that what is kept after a request shows.
+
+Bytes beyond the least may be a decoder's way: a padded batch, a block of slots allocated beforehand. A leak is
+what a longer answer makes worse. So growth counts against what a padded batch of the same rows takes, and what is spare
+does not count, unless it is several times what is needed.
 """
 
 from __future__ import annotations
@@ -9,20 +13,21 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from eqcheck.case.record import Case
 from eqcheck.contract.decoder import Generate, Request
 from eqcheck.contract.requirements import barred, without_ids
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Run
-from eqcheck.memory.contents import KINDS, Use, uses
-from eqcheck.memory.leaks import leaks
-from eqcheck.memory.ledger import Ledger
+from eqcheck.explanation.notice import Notice
+from eqcheck.memory.ledger import COPIES, KINDS, NEEDED, PADS, REJECTED, SPARE, TOKEN, UNREAD, Ledger, Use, uses
 from eqcheck.oracle.check import judge
 from eqcheck.result.outcome import Outcome
 
@@ -82,7 +87,7 @@ def watched(generate: Generate, case: Case, timeout: float | None = None) -> tup
 
 
 def try_memory(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
-    """Decode a case twice and measure; the figures are in ``observed``, nothing where the output is not right."""
+    """Decode a case twice and measure; ``observed`` has the figures, and is empty where the output is not right."""
     start = time.monotonic()
     done, first = watched(generate, case, timeout)
     verdict = judge(done)
@@ -98,7 +103,7 @@ def try_memory(generate: Generate, case: Case, timeout: float | None, *, opinion
 
 
 def figures(seen: Sequence[Use], peak: int, left: Sequence[int]) -> dict[str, Any]:
-    """What a report says, in bytes, and as times the least that is needed.
+    """The figures of a report, in bytes, and as times the least that is needed.
 
     ``peak_bytes`` are the most at any instant, ``waste`` the median over the rounds of what is held over the least,
     ``waste_at_peak`` the same in the round that held most, ``split`` the shares of what it held.
@@ -126,3 +131,79 @@ def _left(*ledgers: Ledger) -> int:
     for ledger in ledgers:
         alive |= ledger.addresses()
     return sum(alive.values())
+
+
+FEWEST = 6  # rounds with the same rows, or growth is not judged
+SLOPE = 0.4  # tokens a round, for each row: a draft of three tokens loses more than that where it is kept
+RISE = 4.0  # tokens in all
+AMPLE = 4.0  # times what is needed: so much may be allocated beforehand
+LINGERS = 3  # rounds
+
+
+def leaks(uses: Sequence[Use], left: Sequence[int]) -> list[Notice]:
+    """Warnings about one decode; ``left`` are the bytes still alive after each of several equal decodes."""
+    warnings = list(_growth(uses))
+    if not any(warning.kind == "memory/storage-kept" for warning in warnings):  # which explains what it holds of them
+        warnings += _finished(uses)
+    if len(left) > 1 and left[-1] - left[0] >= TOKEN:
+        more = f"{_tokens(left[-1] - left[0])} more than after the first"
+        said = f"when {len(left)} equal requests were answered, {more} were alive"
+        warnings.append(Notice(said, "memory/kept-after-return"))
+    return warnings
+
+
+def _growth(uses: Sequence[Use]) -> Iterator[Notice]:
+    steady = max((list(some) for _, some in groupby(uses, lambda use: use.rows)), key=len, default=[])
+    if len(steady) < FEWEST or not steady[0].rows:
+        return
+    rows = len(steady[0].rows)
+    beyond = _slope([use.held - use.bytes[SPARE] - use.layout for use in steady])
+    slopes = {kind: _slope([use.bytes[kind] for use in steady]) for kind in (REJECTED, PADS, COPIES, UNREAD)}
+    culprit = max(slopes, key=lambda kind: slopes[kind])
+    grown = slopes[culprit] * (len(steady) - 1)
+    # A second copy of everything may be a decoder's way; one more with every round is not.
+    least = 2 * _slope([use.bytes[NEEDED] for use in steady]) if culprit == COPIES else 0.0
+    # In slots allocated beforehand, what is rejected only takes the place of what was spare.
+    total = _slope([use.held - use.layout for use in steady])
+    if min(beyond, slopes[culprit], total) >= max(SLOPE * rows, least) and grown >= RISE:
+        idle = _slope([use.idle[culprit] for use in steady])
+        name = "storage-kept" if culprit == COPIES and idle > 0 else _GROWS[culprit]
+        said = f"{_WORDS[culprit]} grow by {slopes[culprit]:.1f} tokens a round, with {rows} rows"
+        yield Notice(said, f"memory/{name}")
+    spare = [use.bytes[SPARE] / max(use.least, 1) for use in steady]
+    if spare[-1] > AMPLE and spare[-1] > 1.2 * spare[0]:
+        yield Notice(f"spare slots grow to {spare[-1]:.1f} times what is needed", "memory/growth")
+
+
+_GROWS = {REJECTED: "rejected-kept", PADS: "growth", COPIES: "growth", UNREAD: "growth"}
+_WORDS = {
+    REJECTED: "rejected draft tokens that stay in memory",
+    PADS: "pads",
+    COPIES: "second copies of entries",
+    UNREAD: "storages whose entries cannot be read",
+}
+
+
+def _finished(uses: Sequence[Use]) -> list[Notice]:
+    """Rows that ended and whose entries linger."""
+    lingering: dict[int, list[int]] = {}
+    for use in uses:
+        for row, size in use.finished.items():
+            lingering.setdefault(row, []).append(size)
+    kept = {row: sizes for row, sizes in lingering.items() if len(sizes) >= LINGERS and sizes[-1] >= 2 * TOKEN}
+    if not kept:
+        return []
+    row = max(kept, key=lambda one: len(kept[one]))
+    lasted = f"{_tokens(kept[row][-1])} of row {row}, {len(kept[row])} rounds after it ended"
+    return [Notice(f"entries of rows that ended are kept: {lasted}", "memory/finished-row-kept")]
+
+
+def _slope(sizes: Sequence[npt.ArrayLike]) -> float:
+    """How many tokens these bytes grow by in a step, by least squares."""
+    values = np.asarray(sizes, np.float64) / TOKEN
+    return float(np.polyfit(np.arange(len(values)), values, 1)[0])
+
+
+def _tokens(size: int) -> str:
+    """Bytes as the tokens of one model that they are good for, in which layers and heads differ less."""
+    return f"entries of {size / TOKEN:.0f} tokens ({size:,} bytes)"

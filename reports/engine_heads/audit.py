@@ -19,7 +19,7 @@ import checkpoints
 import torch
 from transformers import AutoModelForCausalLM
 
-from eqcheck.ties import bound
+from eqcheck.truth.ties import bound
 
 HERE = Path(__file__).parent
 CASES = 60

@@ -15,7 +15,7 @@ import torch
 
 from eqcheck.abduction import Abduced
 from eqcheck.case.engine import EngineCase
-from eqcheck.checkpoints import dictated
+from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoder import CAPABILITIES, Decoder
@@ -27,7 +27,7 @@ from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
-from eqcheck.lanes.checkpoint.script import SHARED, checked_script, scripted, shared
+from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.lanes.lane import Lane
 from eqcheck.result import declining
@@ -57,7 +57,7 @@ def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged |
 
 
 def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
-    request = asdict(replace(case.request(), padding_side=padding_side, drafts=dictated.drafts(case)))  # type: ignore[arg-type]
+    request = asdict(replace(case.request(), padding_side=padding_side, drafts=dictation.drafts(case)))  # type: ignore[arg-type]
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 
@@ -211,7 +211,7 @@ class CheckpointLane(Lane):
         result.findings = [self._with_script(finding) for finding in result.findings]
         self.scripting.shutdown(wait=False, cancel_futures=True)
         if any(finding.script for finding in result.findings):
-            result.files[SHARED] = shared(self.decoder)
+            result.files |= shared(self.decoder)
 
     @staticmethod
     def conclusions(result: Audit) -> None:
@@ -227,9 +227,12 @@ class CheckpointLane(Lane):
             "acceptance": round(accepted / drafted, 3) if drafted else None,
             "ties": result.tally.ties,
             "dictated_rounds": {
-                name.removesuffix(f" {dictated.ASKED}"): (count, rounds[name.replace(dictated.ASKED, dictated.PLAYED)])
+                name.removesuffix(f" {dictation.ASKED}"): (
+                    count,
+                    rounds[name.replace(dictation.ASKED, dictation.PLAYED)],
+                )
                 for name, count in sorted(rounds.items())
-                if name.endswith(f" {dictated.ASKED}")
+                if name.endswith(f" {dictation.ASKED}")
             },
         }
         result.warnings += _warnings(result)
@@ -287,17 +290,17 @@ def _about_rounds(result: Audit) -> list[str]:
     if not result.coverage.get("dictated"):
         return []
     rounds = _dictated_rounds(result)
-    asked, found = rounds[dictated.ASKED], list[str]()
-    if not rounds[dictated.PLAYED]:
+    asked, found = rounds[dictation.ASKED], list[str]()
+    if not rounds[dictation.PLAYED]:
         found.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
-    if rounds[dictated.OTHERS]:
+    if rounds[dictation.OTHERS]:
         found.append(
-            f"in {many(rounds[dictated.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
+            f"in {many(rounds[dictation.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
             "dictated ones: what hands them over is wrong, and those rounds show nothing of what was asked"
         )
-    if rounds[dictated.FEWER]:
+    if rounds[dictation.FEWER]:
         found.append(
-            f"in {many(rounds[dictated.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
+            f"in {many(rounds[dictation.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
             "engine was given allow: right ones were lost. This costs speed, not output"
         )
     return found

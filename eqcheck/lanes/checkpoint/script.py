@@ -1,8 +1,8 @@
 """A finding as a script that needs only the engine: it builds the checkpoint, decodes, and shows what is wrong.
 
-Beside the scripts of an engine lies what they share: the very functions that built the checkpoint and drove the engine
-in the audit. So these functions import what they need themselves. A script is run with the engine's own Python before
-it is handed out, and handed out only if it fails.
+Beside the scripts of an engine lie two files that they share: the very one that built the checkpoint, and the functions
+that drove the engine in the audit, which import what they need themselves. A script is run with the engine's own Python
+before it is handed out, and handed out only if it fails.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import tempfile
 import textwrap
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.case.engine import POSITIONS, VOCAB_SIZE, EngineCase
-from eqcheck.checkpoints import models
-from eqcheck.checkpoints.dictated import drafts
+from eqcheck.case.engine import EngineCase
+from eqcheck.checkpoints import builder
+from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.escaping import one_line
@@ -32,7 +33,7 @@ from eqcheck.result.findings import Finding
 _RUN_S = 300.0
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
 
-SHARED = "_engine.py"
+ENGINE, CHECKPOINT = "_engine.py", "_checkpoint.py"
 
 _FINDING = '''"""{title}
 
@@ -42,7 +43,7 @@ _FINDING = '''"""{title}
     python {name}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
 """
 
-from {module} import main, row
+from _checkpoint import main, row
 
 ROWS = [
 {rows}
@@ -56,70 +57,18 @@ if __name__ == "__main__":
     main(ROWS, SETTINGS, EXPECTED)
 '''
 
-_HEAD = '''"""What the scripts here share, by eqcheck {version}: the checkpoint, and how the engine is driven."""
+_HEAD = '''"""How the engine is driven, for the scripts here; by eqcheck {version}."""
 
 import json
 import os
 import shutil
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 
-def row(prompt, max_new_tokens, **options):
-    """A prompt and what is asked for it."""
-    asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
-    asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
-    asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
-    vars(asked).update(options)
-    return prompt, asked
-
-
-'''
-
-_TAIL = '''
-
-def run(target, draft, request):
-    """Decode in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(decoded, target, draft, request).result()
-
-
-def decoded(target, draft, request):
-    prepare()
-    return decode(start(target, draft, request), request)
-
-
-def main(rows, settings, expected):
-    """Decode with speculation and without, show the wrong rows, and end with the exit code."""
-    prompts, options = zip(*rows)
-    request = SimpleNamespace(prompts=list(prompts), rows=list(options), **settings)
-    folder = Path(tempfile.mkdtemp())
-    try:
-        target, draft = build(folder)
-        plain = run(target, draft, SimpleNamespace(**{**vars(request), "drafting": "none"}))
-        try:
-            speculative = run(target, draft, request)
-        except Exception as error:
-            print(f"without speculation: {plain}")
-            print(f"WRONG: {type(error).__name__}: {error}")
-            print(json.dumps({"raised": True, "wrong_rows": []}))
-            sys.exit(1)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    wrong = [number for number, right in enumerate(expected) if speculative[number] != right]
-    for number in wrong:
-        print(f"row {number} of {len(expected)}: WRONG")
-        print(f"  expected                        {expected[number]}")
-        print(f"  the engine without speculation  {plain[number]}")
-        print(f"  the engine with speculation     {speculative[number]}")
-    print(f"{len(wrong)} of {len(expected)} rows are wrong")
-    print(json.dumps({"raised": False, "wrong_rows": wrong}))
-    sys.exit(bool(wrong))
 '''
 
 
@@ -133,7 +82,7 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     if not scripted(decoder, finding):
         return None
     text = script(decoder, version, finding)
-    shown = run(python, {"finding.py": text, SHARED: shared(decoder)})
+    shown = run(python, {"finding.py": text} | shared(decoder))
     failure = finding.outcome.explanation
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
     return text if shown.get("raised") == failed and (failed or shown["wrong_rows"]) else None
@@ -182,28 +131,25 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         explanation=textwrap.fill(in_docstring(what), 110),
         name="<this file>",
         requirements=in_docstring(hook(decoder.function, "requirements")),
-        shared=SHARED,
-        module=SHARED.removesuffix(".py"),
+        shared=f"{ENGINE} and {CHECKPOINT}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
         settings={name: getattr(case, name) for name in SETTINGS} | _dictated(case),
         expected=json.dumps([truth().row(row) for row in case.rows]),
     )
 
 
-def shared(decoder: Decoder) -> str:
-    """What the scripts of an engine share: the functions that built the checkpoint and drove the engine."""
-    constants = [f"VOCAB_SIZE, POSITIONS = {VOCAB_SIZE}, {POSITIONS}"]
-    constants += [f"{name} = {getattr(models, name)}" for name in ("_SEED", "_SPREAD", "_NOISE")]
-    builders = (
-        models.build,
-        models.config,
-        models.target_model,
-        models.noisy,
-        models.normal,
-        models.tokenizer,
-    )
-    parts = [_source(part) for part in (*builders, *hook(decoder.function, "script"))]
-    return _HEAD.format(version=__version__) + "\n\n\n".join(["\n".join(constants), *parts]) + "\n" + _TAIL
+def shared(decoder: Decoder) -> dict[str, str]:
+    """The files that the scripts of an engine share, by name: its functions, and the checkpoint's."""
+    parts = [_source(part) for part in hook(decoder.function, "script")]
+    return {
+        ENGINE: _HEAD.format(version=__version__) + "\n\n\n".join(parts) + "\n",
+        CHECKPOINT: copied(builder),
+    }
+
+
+def copied(module: ModuleType) -> str:
+    """A module as a file beside scripts; its first line is how eqcheck knows a file that it may remove."""
+    return f"# A copy, made by eqcheck {__version__}.\n{inspect.getsource(module)}"
 
 
 def in_docstring(text: str) -> str:

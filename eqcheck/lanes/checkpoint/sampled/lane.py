@@ -22,8 +22,8 @@ from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
 from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome, judged
 from eqcheck.lanes.checkpoint.sampled.naming import named
-from eqcheck.lanes.checkpoint.sampled.script import EVIDENCE, checked_script, evidence_file
-from eqcheck.lanes.checkpoint.script import SHARED, shared
+from eqcheck.lanes.checkpoint.sampled.script import checked_script, evidence_files
+from eqcheck.lanes.checkpoint.script import shared
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.gathered import Gathered
 from eqcheck.lanes.sampling.lane import TOKENS, SamplingLane
@@ -209,7 +209,7 @@ class CheckpointSamplingLane(SamplingLane):
             if hook(self.decoder.function, "script"):
                 self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
             return finding
-        self.result.files |= {SHARED: shared(self.decoder), EVIDENCE: evidence_file()}
+        self.result.files |= shared(self.decoder) | evidence_files()
         return replace(finding, script=text)
 
     def _promises(self) -> None:
