@@ -108,7 +108,8 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
 
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eqcheck.contract import registry\nfrom eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
+        "import sys\nfrom eqcheck.contract import registry\n"
+        "from eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
         "from eqcheck.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoder import RowOptions\n"
         "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
         "worker.try_case(EngineCase((EngineRow((8,), RowOptions(1)),)))\n"
