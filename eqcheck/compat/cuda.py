@@ -26,7 +26,8 @@ def no_cuda() -> Iterator[None]:
     """
     import torch
 
-    calls = dict.fromkeys(_NOTHING, _nothing) | {name: lambda *_: nullcontext() for name in ("device", "stream")}
+    calls: dict[str, Any] = dict.fromkeys(_NOTHING, _nothing)
+    calls |= dict.fromkeys(("device", "stream"), lambda *_: nullcontext())
     calls |= dict.fromkeys(("Stream", "current_stream", "default_stream"), _Stream)
     calls |= {"Event": _Event, "current_device": lambda: 0}
     with (
