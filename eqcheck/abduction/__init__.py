@@ -22,7 +22,7 @@ from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
 from eqcheck.abduction.outputs import emitted, misused, wrong_end
 from eqcheck.abduction.program import answers
-from eqcheck.abduction.simulation import Context
+from eqcheck.abduction.simulation import EditedContext
 from eqcheck.explanation.records import Search
 
 __all__ = ["EDITS", "Abduced", "Edit", "Evidence", "abduce", "abduce_alike", "abduce_options", "fits"]
@@ -172,7 +172,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
 
 
 def tried(
-    evidence: Evidence, contexts: Sequence[Context], first: tuple[int, int], rows: Sequence[int] | None = None
+    evidence: Evidence, contexts: Sequence[EditedContext], first: tuple[int, int], rows: Sequence[int] | None = None
 ) -> list[Explained]:
     """The findings of contexts; only a context that yields the surprising token ``first`` is followed to the end."""
     row, index = first
@@ -193,7 +193,7 @@ def tried(
     return [_followed(evidence, contexts[number], rows) for number, one in predicted.items() if one == token]
 
 
-def _followed(evidence: Evidence, context: Context, rows: Sequence[int] | None) -> Explained:
+def _followed(evidence: Evidence, context: EditedContext, rows: Sequence[int] | None) -> Explained:
     programs = context.programs(evidence, len(evidence.schedules[context.schedule]))
     programs = [program.needed(set(program.queries)) for program in programs]
     return explained(evidence, context, predictions(evidence, answers(evidence.target, programs)), rows)

@@ -14,7 +14,7 @@ Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Block:
+class VerifiedBlock:
     """A row's part in a round, when it is committed.
 
     ``count`` of the ``drafts`` are accepted; ``answers`` is what the target predicts after the newest token and after
@@ -36,7 +36,7 @@ class Block:
         return self.count < len(self.drafts)
 
 
-Commit = Callable[[Block], list[int]]
+Commit = Callable[[VerifiedBlock], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,18 @@ class Rule(Hypothesis):
     wait: int = 0
 
 
-def _matches(block: Block) -> list[int]:
+def _matches(block: VerifiedBlock) -> list[int]:
     count = sum(a == b for a, b in zip(block.drafts, block.answers, strict=False))
     return [*block.drafts[:count], block.answers[count]]
 
 
-def _column(place: Callable[[Block], int]) -> Commit:
+def _column(place: Callable[[VerifiedBlock], int]) -> Commit:
     """The correction or bonus token from another column of the block."""
     return lambda block: [*block.right[:-1], block.answers[max(0, min(place(block), len(block.answers) - 1))]]
 
 
 def _other_row(number: int) -> Commit:
-    def commit(block: Block) -> list[int]:
+    def commit(block: VerifiedBlock) -> list[int]:
         if not block.others:
             return block.right
         answers = block.others[number % len(block.others)]
@@ -164,7 +164,7 @@ def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
     return emitted
 
 
-def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, Block]:
+def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, VerifiedBlock]:
     """The blocks of a round, by row; ``at`` are the numbers of committed tokens."""
     drafts = {row: evidence.drafts[row][n][: evidence.budget(row, n)] for row, n in at.items()}
     if rule.least:
@@ -184,5 +184,5 @@ def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, Blo
         others = [answers[other] for other in (*rows[place + 1 :], *rows[:place])]
         lacking = len(drafts[row]) + 1 - len(answers[row])  # of another row, which had fewer
         answers[row] = [*answers[row], *answers[row][-1:] * lacking]
-        blocks[row] = Block(drafts[row], answers[row], counts[row], others, evidence.case.num_draft_tokens)
+        blocks[row] = VerifiedBlock(drafts[row], answers[row], counts[row], others, evidence.case.num_draft_tokens)
     return blocks

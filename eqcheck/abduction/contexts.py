@@ -12,8 +12,8 @@ from eqcheck.abduction.simulation import (
     GONE,
     PAD_SLOT,
     Change,
-    Context,
     ContextEdit,
+    EditedContext,
     FedBlock,
     HeldToken,
     RowView,
@@ -286,16 +286,16 @@ AT_ONSET = (
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
 
-def systematic() -> Iterator[Context]:
+def systematic() -> Iterator[EditedContext]:
     """Every edit in every style that it makes a difference to."""
     for edit in CONTEXTS:
         for amount in edit.amounts:
             for place in edit.places:
                 style, _, schedule = place.partition("/")
-                yield Context(edit=edit, amount=amount, style=style, schedule=schedule)
+                yield EditedContext(edit=edit, amount=amount, style=style, schedule=schedule)
 
 
-def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
+def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     """Edits that happen to one row, once or from some round on; ``wrong`` is the index of its first wrong token."""
     length = len(evidence.prompts[row])
     rounds = enumerate(evidence.schedules["own"])
@@ -327,10 +327,10 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[Context]:
             yield _once(name, row, token=token, position=token)
 
 
-def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> Context:
+def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> EditedContext:
     """An edit that happens to a row; besides the token and the rounds, ``said`` are the parameters of its words."""
     edit = next(edit for edit in CONTEXTS if edit.id == name)
     token, when = said.pop("token", -1), said.pop("when", "")
     parameters = tuple((key, str(value)) for key, value in said.items())
     tried: dict[str, Any] = {"amount": amount, "first": first, "last": last, "row": of, "token": token}
-    return Context(edit=edit, parameters=parameters, when=when, once=True, **tried)
+    return EditedContext(edit=edit, parameters=parameters, when=when, once=True, **tried)

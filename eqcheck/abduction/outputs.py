@@ -265,7 +265,7 @@ def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPlace:
     """A new token's ``index`` in its row, and the turn it comes from.
 
     It begins at ``start``; ``late``: after a rejection.
@@ -287,7 +287,7 @@ class Place:
 
 
 # With which options, and after how many new tokens, the token in a place is chosen.
-Misplaced = Callable[[Place], tuple[EngineRow, int]]
+Misplaced = Callable[[TokenPlace], tuple[EngineRow, int]]
 _MISPLACED: dict[str, Misplaced] = {
     "option-stale": lambda at: (at.row, at.start),
     "option-stale-for-bonus": lambda at: (at.row, at.start if at.bonus else at.index),
@@ -311,7 +311,7 @@ def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicte
         start = turn.start - len(evidence.prompts[turn.row])
         for index in range(start, start + turn.end - turn.start):
             late = (turn.row, turn.start) in rejected
-            row, count = misplaced(Place(evidence.case.rows[turn.row], turn, start, index, late))
+            row, count = misplaced(TokenPlace(evidence.case.rows[turn.row], turn, start, index, late))
             before = evidence.outputs[turn.row][:count]
             chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row, before)
     return chosen

@@ -136,7 +136,7 @@ class ContextEdit(Edit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context(Hypothesis):
+class EditedContext(Hypothesis):
     """One edit of what is seen: by how much, in which rounds, and with the row or token where it concerns only one.
 
     ``amount`` is a number of tokens or positions, or another row. The engine is of one ``style``; ``schedule`` names
@@ -169,7 +169,7 @@ class Simulation:
     are ahead of them; ``blocks`` are what each row is fed in the present round; ``rows`` those of the entries.
     """
 
-    def __init__(self, evidence: Evidence, context: Context, rounds: Sequence[Round]) -> None:
+    def __init__(self, evidence: Evidence, context: EditedContext, rounds: Sequence[Round]) -> None:
         self.evidence, self.style, self.context = evidence, context.style, context
         count = len(evidence.texts)
         self.rows: list[int] = []

@@ -58,7 +58,7 @@ class _Storage:
         return writes_in(numbers.numpy().reshape(-1, WIDTH))
 
 
-class Held(NamedTuple):
+class HeldStorage(NamedTuple):
     """A storage at a moment: what its entries are, `eqcheck.hashlm.hashing.writes`, or None where they cannot be read.
 
     ``idle`` is for how many rounds nobody has read or written it, ``made`` the round that it was made in.
@@ -75,7 +75,7 @@ class Moment(NamedTuple):
 
     call: int
     round: int
-    held: list[Held]
+    held: list[HeldStorage]
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._round += 1
             now = self._round
             self._reading = True
-            held = [Held(s.size, s.made, now - 1 - s.used, s.contents()) for s in self._living()]
+            held = [HeldStorage(s.size, s.made, now - 1 - s.used, s.contents()) for s in self._living()]
             self._reading = False
             self.moments.append(Moment(call.number, now, held))
 
@@ -268,7 +268,7 @@ def _use(writes: Writes, moment: Moment, since: int, ended: Bools, handed: dict[
     return Use(moment.round, total, idle, rows, layout, finished)
 
 
-def _kinds(writes: Writes, held: Held, since: int, ended: Bools, seen: Ints) -> tuple[Ints, Ints]:
+def _kinds(writes: Writes, held: HeldStorage, since: int, ended: Bools, seen: Ints) -> tuple[Ints, Ints]:
     """The kind of each entry of a storage, and what was ``seen`` of tokens there and before."""
     assert held.entries is not None
     at = writes.find(held.entries)
