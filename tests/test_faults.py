@@ -134,7 +134,7 @@ def test_declarations_hold_together(fault: Fault) -> None:
     assert fault.link.startswith("https://")
     assert set(fault.families) <= set(build.families)
     assert set(fault.cache_states) <= set(build.cache_states)
-    assert fault.mechanism
+    assert fault.title
     assert fault.rows in (1, 2, 3, 4, 5)
 
 

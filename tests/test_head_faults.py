@@ -11,7 +11,8 @@ import torch
 from eqcheck.attribution.heads import head_losses
 from eqcheck.attribution.losses import head_warnings
 from eqcheck.case.record import Case
-from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
+from eqcheck.catalogue.engines.builds import HEAD_BUILDS
+from eqcheck.catalogue.faults import HEAD_FAULTS, Fault
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.harness import run
 from eqcheck.hashlm.trace import TARGET
@@ -49,7 +50,7 @@ def test_every_kind_is_planted_and_a_third_is_held_back() -> None:
     kinds = {name for name, kind in KINDS.items() if kind.component == "draft"} - {"desync", "lost-bonus"}
     assert {fault.kind for fault in HEAD_FAULTS if fault.component == "draft"} == kinds
     assert all(
-        issubclass(HEAD_BUILDS[fault.id.partition(".")[2]].engine, fault.patch.__mro__[1]) for fault in HEAD_FAULTS
+        issubclass(HEAD_BUILDS[fault.id.partition(".")[2]].engine, fault.patches[0].__mro__[1]) for fault in HEAD_FAULTS
     )
     switches = {fault.id.partition(".")[0]: fault.held_back for fault in HEAD_FAULTS}
     assert 0.3 < sum(switches.values()) / len(switches) < 0.5
@@ -79,7 +80,9 @@ def test_a_fault_that_cannot_show_is_missed(monkeypatch: pytest.MonkeyPatch) -> 
     class Nothing(HEAD_BUILDS["head_column"].engine):  # type: ignore[misc]
         """Nothing is broken."""
 
-    monkeypatch.setattr(selfcheck, "HEAD_FAULTS", [replace(HEAD_FAULTS[0], id="H0-nothing.head_column", patch=Nothing)])
+    monkeypatch.setattr(
+        selfcheck, "HEAD_FAULTS", [replace(HEAD_FAULTS[0], id="H0-nothing.head_column", patches=(Nothing,))]
+    )
     monkeypatch.setattr(selfcheck, "MOST_CASES", 3)
     assert not check_head(0).caught
 
@@ -92,7 +95,7 @@ def test_rows_of_one_call_accept_different_numbers(name: str) -> None:
     assert losses == {"head rounds": losses["head rounds"], "head allowed": 8}
 
 
-def one(switch: str) -> HeadFault:
+def one(switch: str) -> Fault:
     return next(fault for fault in HEAD_FAULTS if fault.id.startswith(f"{switch}-"))
 
 

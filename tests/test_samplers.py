@@ -185,4 +185,4 @@ def test_ids_are_unique_and_every_third_is_held_back() -> None:
     held_back = [fault.number for fault in SAMPLED_FAULTS if fault.held_back]
     assert all(number % 3 == 0 for number in held_back)
     assert 0.25 < len(held_back) / len(SAMPLED_FAULTS) < 0.4
-    assert all(fault.shows in SHOWS and fault.mechanism for fault in SAMPLED_FAULTS)
+    assert all(fault.shows in SHOWS and fault.title for fault in SAMPLED_FAULTS)

@@ -16,7 +16,7 @@ from eqcheck.catalogue.engines.batched import Batched
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged import Paged
-from eqcheck.catalogue.faults.fault import issue, patched
+from eqcheck.catalogue.faults.fault import address, patched
 from eqcheck.contract.decoder import Decoder
 
 NOBODY = -1  # the row of an entry that nobody sees
@@ -133,11 +133,11 @@ class PagesShelved(Paged):
 
 _STORAGE, _ROW, _REJECTED = "memory/storage-kept", "memory/finished-row-kept", "memory/rejected-kept"
 _GROWTH, _SHELF = "memory/growth", "memory/kept-after-return"
-_APPENDED, _SLOTS = issue("vllm-project/vllm", 15506), issue("sgl-project/sglang-jax", 1147)
+_APPENDED, _SLOTS = address("vllm-project/vllm#15506"), address("sgl-project/sglang-jax#1147")
 _NEVER_FREED, _OVER, _ATTRIBUTE = (
-    issue("ggml-org/llama.cpp", 27692),
-    issue("sgl-project/sglang", 19518),
-    issue("huggingface/transformers", 47731),
+    address("ggml-org/llama.cpp#27692"),
+    address("sgl-project/sglang#19518"),
+    address("huggingface/transformers#47731"),
 )
 LEAKS = (
     Leak("L1-caches-kept", _STORAGE, _APPENDED, "realigned", (CachesKept,)),

@@ -22,10 +22,10 @@ from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
+from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.faults import PLANTED
+from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS, PLANTED
 from eqcheck.catalogue.faults.rare import RARE, Seen, recording
-from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS, HeadFault
 from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
 from eqcheck.decoding.harness import run
@@ -55,7 +55,8 @@ class FaultResult:
 
     ``cases_to_catch`` counts the cases until the first violation, ``seconds`` the time they took on one thread, drawing
     included; both None when it was not caught. ``attributed``: that violation is ``named`` as declared, after repair.
-    Of ``judged`` violations ``component_right`` and ``kind_right`` were read as declared.
+    Of ``judged`` violations ``component_right`` and ``kind_right`` were read as declared. ``unseen``: no fault of its
+    ``mechanism`` was developed on.
     """
 
     id: str
@@ -71,6 +72,8 @@ class FaultResult:
     component_right: int = 0
     kind_right: int = 0
     named: str = ""
+    mechanism: str = ""
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,8 @@ class SelfCheck:
         if len(late) > RARE_LATE * len(self.rare):
             found.append(f"{len(late)} of {len(self.rare)} rare conjunctions not met within {RARE_USUAL} cases")
         for what, share, least in (
-            ("component", self.share("component_right"), COMPONENTS_RIGHT),
-            ("kind", self.share("kind_right"), KINDS_RIGHT),
+            ("component", self.share("component_right", unseen=False), COMPONENTS_RIGHT),
+            ("kind", self.share("kind_right", unseen=False), KINDS_RIGHT),
         ):
             if share < least:
                 found.append(
@@ -139,11 +142,14 @@ class SelfCheck:
             found.append(f"of {seen} faults of sampling {right} are named as planted, and {wrong} by another kind")
         return found
 
-    def share(self, what: str, held_back: bool | None = None) -> float:
-        """Violations read as declared, as a share; ``what`` is ``component_right`` or ``kind_right``."""
-        chosen = [f for f in self.faults if held_back is None or f.held_back == held_back]
-        judged = sum(fault.judged for fault in chosen)
-        return sum(getattr(fault, what) for fault in chosen) / judged if judged else 1.0
+    def share(self, what: str, **chosen: bool) -> float:
+        """Violations read as declared, as a share; ``what`` is ``component_right`` or ``kind_right``.
+
+        ``chosen`` are values that a fault has: whether it is ``held_back``, and whether its mechanism is ``unseen``.
+        """
+        faults = [fault for fault in self.faults if all(getattr(fault, name) == chosen[name] for name in chosen)]
+        judged = sum(fault.judged for fault in faults)
+        return sum(getattr(fault, what) for fault in faults) / judged if judged else 1.0
 
     def seconds(self) -> tuple[float, float]:
         """Median and longest time to the first catch."""
@@ -181,10 +187,11 @@ def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda
 
 @cache
 def short() -> SelfCheck:
-    """A few seconds of it: the last fault of each kind, and two known-good decoders."""
+    """A few seconds of it: the last fault of each kind that was developed on, and two known-good decoders."""
     last: dict[str, int] = {}
     for number, fault in enumerate(FAULTS):
-        if LLAMA in fault.families and fault.cache_states == ("empty",) and fault.component != "crash":
+        usual = LLAMA in fault.families and fault.cache_states == ("empty",) and fault.component != "crash"
+        if usual and fault.mechanism in DEVELOPED:
             last[fault.fingerprint] = number
     results: list[_Result] = [check_fault(number, judged=1, opinion=False) for number in last.values()]
     results += [check_known_good(name, 0, 10) for name in ("realigned", "per_row")]
@@ -289,7 +296,7 @@ def check_head(number: int) -> FaultResult:
     return _checked(HEAD_FAULTS[number], JUDGED, False)
 
 
-def _checked(fault: Fault | HeadFault, judged: int, opinion: bool) -> FaultResult:
+def _checked(fault: Fault, judged: int, opinion: bool) -> FaultResult:
     torch.set_num_threads(1)
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
@@ -327,14 +334,16 @@ def _checked(fault: Fault | HeadFault, judged: int, opinion: bool) -> FaultResul
         component_right=same_component,
         kind_right=sum(n for name, n in found.items() if _is(name, fault)),
         named=named,
+        mechanism=fault.mechanism,
+        unseen=fault.mechanism not in DEVELOPED,
     )
 
 
-def _is(name: str, fault: Fault | HeadFault) -> bool:
+def _is(name: str, fault: Fault) -> bool:
     return name.partition(":")[0] == fault.fingerprint
 
 
-def _seen(fault: Fault | HeadFault, done: Run, losses: Counter[str]) -> Explanation | None:
+def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
     """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":

@@ -43,7 +43,7 @@ def check_one_fault(number: int) -> Found:
     seconds = time.perf_counter() - start
     return {
         "id": fault.id,
-        "mechanism": fault.mechanism,
+        "mechanism": fault.title,
         "group": group(fault),
         "component": fault.component,
         "kind": fault.kind,

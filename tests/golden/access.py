@@ -20,7 +20,8 @@ from clock import CHECKPOINT, TRANSPARENT, Clock
 from eqcheck import cli
 from eqcheck.attribution.losses import all_warnings
 from eqcheck.catalogue import BUILDS, PAIRS, PLANTED
-from eqcheck.catalogue.heads import HEAD_BUILDS, HEAD_FAULTS
+from eqcheck.catalogue.engines.builds import HEAD_BUILDS
+from eqcheck.catalogue.faults import HEAD_FAULTS
 from eqcheck.catalogue.leaks import LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.build import sampler

@@ -10,6 +10,7 @@ from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.forked import Forked, ForkedRows
+from eqcheck.catalogue.engines.headed import AcceptedHead, ColumnHead, PairsHead
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged import Paged, PagedSmall, Prefixed, PrefixedSmall
 from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
@@ -72,6 +73,13 @@ BUILDS = {
     "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
     "forked": Build(Forked, _TREES, (*TAKEN, "tree")),
     "forked_rows": Build(ForkedRows, _TREES, (*TAKEN, "tree")),
+}
+
+# Engines that draft with a head on the target's hidden states.
+HEAD_BUILDS = {
+    "head_column": Build(ColumnHead, BUILDS["realigned"].families),
+    "head_accepted": Build(AcceptedHead, BUILDS["holes"].families),
+    "head_pairs": Build(PairsHead, BUILDS["realigned"].families),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.plain import Expanded
-from eqcheck.catalogue.faults.fault import EQSPEC, fault, issue, planted
+from eqcheck.catalogue.faults.fault import fault, planted, step
 from eqcheck.contract.decoder import Request
 
 
@@ -31,7 +31,7 @@ class OtherAnswers(RoundEngine):
 
 
 @planted("realigned per_row", "expanded packed", edit="rejected-emitted")
-@fault("T10-correction-from-draft", "bookkeeping/over-accept", EQSPEC)
+@fault("T10-correction-from-draft", "bookkeeping/over-accept")
 class CorrectionFromDraft(RoundEngine):
     """The correction is taken from the draft."""
 
@@ -40,7 +40,7 @@ class CorrectionFromDraft(RoundEngine):
 
 
 @planted("uncached per_row packed static", "realigned staged", edit="newest-twice")
-@fault("T10-correction-twice", "bookkeeping/repeated-token", issue("vllm-project/vllm", 33251))
+@fault("T10-correction-twice", "bookkeeping/repeated-token", "vllm-project/vllm#33251")
 class CorrectionTwice(RoundEngine):
     """The correction or bonus token is committed twice."""
 
@@ -49,7 +49,7 @@ class CorrectionTwice(RoundEngine):
 
 
 @planted("realigned holes", "continuous", edit="rejected-answered")
-@fault("T11-first-mismatch-accepted", "bookkeeping/over-accept", issue("ohdearquant/lattice", 243))
+@fault("T11-first-mismatch-accepted", "bookkeeping/over-accept", "ohdearquant/lattice#243")
 class FirstMismatchAccepted(RoundEngine):
     """The first draft token that differs is accepted, and the token after it taken from the target."""
 
@@ -58,7 +58,7 @@ class FirstMismatchAccepted(RoundEngine):
 
 
 @planted("uncached per_row", "holes continuous", edit="last-of-several-lost")
-@fault("T13-accepted-dropped", "bookkeeping/lost-token", issue("NVIDIA/TensorRT-LLM", 7803))
+@fault("T13-accepted-dropped", "bookkeeping/lost-token", "NVIDIA/TensorRT-LLM#7803")
 class AcceptedDropped(RoundEngine):
     """The last accepted draft token is dropped, the correction or bonus token kept."""
 
@@ -67,17 +67,15 @@ class AcceptedDropped(RoundEngine):
         return [*block[:-2], block[-1]] if count > 1 else block
 
 
-@planted("realigned per_row", "packed", edit="correction-of-last-column")
-@fault("T14-correction-from-last-column", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
-class CorrectionFromLastColumn(RoundEngine):
-    """The correction is read from the block's last column."""
-
-    def block(self, count: int, proposed: list[int], answers: list[int]) -> list[int]:
-        return [*proposed[:count], answers[-1]]
+fault("T14-correction-from-last-column", "bookkeeping/wrong-correction", "NVIDIA/TensorRT-LLM#15098").plant(
+    "The correction is read from the block's last column",
+    planted("realigned per_row", "packed", edit="correction-of-last-column"),
+    step(RoundEngine, block=lambda right, self, count, proposed, answers: [*proposed[:count], answers[-1]]),
+)
 
 
 @planted("realigned per_row", "rolled_back", rows=2, edit="correction-of-next-row")
-@fault("T14-correction-from-next-row", "bookkeeping/wrong-correction", issue("sgl-project/sglang", 26866))
+@fault("T14-correction-from-next-row", "bookkeeping/wrong-correction", "sgl-project/sglang#26866")
 class CorrectionFromNextRow(RoundEngine):
     """The correction is read from the next row."""
 
@@ -91,7 +89,7 @@ class CorrectionFromNextRow(RoundEngine):
 
 
 @planted("", "expanded", rows=2, no_edit="no edit shifts answers between rows by the lengths of their drafts")
-@fault("T14-short-window-shifts-rows", "bookkeeping/wrong-correction", issue("vllm-project/vllm", 52477))
+@fault("T14-short-window-shifts-rows", "bookkeeping/wrong-correction", "vllm-project/vllm#52477")
 class ShortWindowShiftsRows(Expanded):
     """Behind a row with fewer draft tokens, rows are given the answers of the row after them."""
 
@@ -104,7 +102,7 @@ class ShortWindowShiftsRows(Expanded):
 
 
 @planted("realigned per_row", "uncached packed", edit="any-match-accepted")
-@fault("T15-counts-matches", "bookkeeping/over-accept", issue("huggingface/transformers", 28508))
+@fault("T15-counts-matches", "bookkeeping/over-accept", "huggingface/transformers#28508")
 class CountsMatches(RoundEngine):
     """All draft tokens that agree are counted, not those before the first that does not."""
 
@@ -113,7 +111,7 @@ class CountsMatches(RoundEngine):
 
 
 @planted("realigned holes", edit="pad-for-bonus")
-@fault("T16-pad-draft-accepted", "bookkeeping/pad-in-output", EQSPEC)
+@fault("T16-pad-draft-accepted", "bookkeeping/pad-in-output")
 class PadDraftAccepted(RoundEngine):
     """The pad that fills up a short draft is accepted."""
 
@@ -124,7 +122,7 @@ class PadDraftAccepted(RoundEngine):
 
 
 @planted("holes", "continuous", rows=3, edit="next-row-once-one-left")
-@fault("X1-results-by-batch-row", "bookkeeping/wrong-correction", issue("vllm-project/vllm", 14645))
+@fault("X1-results-by-batch-row", "bookkeeping/wrong-correction", "vllm-project/vllm#14645")
 class ResultsByBatchRow(OtherAnswers):
     """Once a row has left, predictions go to the request one place off."""
 
@@ -133,7 +131,7 @@ class ResultsByBatchRow(OtherAnswers):
 
 
 @planted("uncached per_row", "packed staged", edit="correction-of-next-column")
-@fault("T14-correction-one-column-late", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
+@fault("T14-correction-one-column-late", "bookkeeping/wrong-correction", "NVIDIA/TensorRT-LLM#15098")
 class CorrectionOneColumnLate(RoundEngine):
     """The correction is read one column late, after the rejected draft token."""
 
@@ -142,7 +140,7 @@ class CorrectionOneColumnLate(RoundEngine):
 
 
 @planted("realigned per_row static", "paged", no_edit="no edit commits what follows the correction")
-@fault("T20-one-more-after-rejection", "bookkeeping/wrong-correction", issue("huggingface/transformers", 47433))
+@fault("T20-one-more-after-rejection", "bookkeeping/wrong-correction", "huggingface/transformers#47433")
 class OneMoreAfterRejection(RoundEngine):
     """After a rejection what the target predicted after the rejected draft token is committed, too."""
 
@@ -152,7 +150,7 @@ class OneMoreAfterRejection(RoundEngine):
 
 
 @planted("realigned uncached paged_small", "per_row", no_edit="no edit reads the answers to a prompt's tokens")
-@fault("T21-answers-from-wrong-end", "bookkeeping/wrong-correction", issue("NVIDIA/TensorRT-LLM", 15098))
+@fault("T21-answers-from-wrong-end", "bookkeeping/wrong-correction", "NVIDIA/TensorRT-LLM#15098")
 class AnswersFromWrongEnd(RoundEngine):
     """Where a block begins with tokens of the row, the first answers are taken for the last."""
 
@@ -160,17 +158,15 @@ class AnswersFromWrongEnd(RoundEngine):
         return [row.argmax(-1).tolist()[: len(proposed) + 1] for row, proposed in zip(logits, drafts, strict=True)]
 
 
-@planted("realigned per_row", "paged_small", edit="all-accepted")
-@fault("T22-no-verification", "bookkeeping/over-accept", issue("vllm-project/vllm-ascend", 13766))
-class NoVerification(RoundEngine):
-    """All draft tokens are committed, whatever the target predicts."""
-
-    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
-        return len(proposed)
+fault("T22-no-verification", "bookkeeping/over-accept", "vllm-project/vllm-ascend#13766").plant(
+    "All draft tokens are committed, whatever the target predicts",
+    planted("realigned per_row", "paged_small", edit="all-accepted"),
+    step(RoundEngine, accepted=lambda right, self, proposed, answers: len(proposed)),
+)
 
 
 @planted("uncached static", "continuous", no_edit="no edit asks the draft in place of the target")
-@fault("T22-verified-by-draft", "bookkeeping/unverified", EQSPEC)
+@fault("T22-verified-by-draft", "bookkeeping/unverified")
 class VerifiedByDraft(RoundEngine):
     """Draft tokens are verified by the draft itself; the target is not asked."""
 
@@ -180,7 +176,7 @@ class VerifiedByDraft(RoundEngine):
 
 
 @planted("realigned per_row", "packed", no_edit="no edit asks the draft in place of the target")
-@fault("T23-models-exchanged", "bookkeeping/unverified", EQSPEC)
+@fault("T23-models-exchanged", "bookkeeping/unverified")
 class ModelsExchanged(RoundEngine):
     """Target and draft are exchanged: the target drafts, and the draft verifies."""
 
@@ -188,17 +184,15 @@ class ModelsExchanged(RoundEngine):
         super().__init__(draft, target, request)
 
 
-@planted("realigned per_row", "staged", no_edit="no edit cuts the answers of a round")
-@fault("T25-answers-cut-at-seven", "bookkeeping/repeated-token", issue("antirez/ds4", 358))
-class AnswersCutAtSeven(OtherAnswers):
-    """The answers of a round are kept in a buffer for seven, so the seventh is taken again for the eighth."""
-
-    def others(self, predicted: Rows) -> Rows:
-        return [answers[:7] for answers in predicted]
+fault("T25-answers-cut-at-seven", "bookkeeping/repeated-token", "antirez/ds4#358").plant(
+    "The answers of a round are kept in a buffer for seven, so the seventh is taken again for the eighth",
+    planted("realigned per_row", "staged", no_edit="no edit cuts the answers of a round"),
+    step(OtherAnswers, others=lambda right, self, predicted: [answers[:7] for answers in predicted]),
+)
 
 
 @planted("realigned uncached", "paged", rows=5, no_edit="no edit gives some rows the answers of others")
-@fault("X11-four-rows-at-once", "bookkeeping/wrong-correction", issue("vllm-project/vllm", 46324))
+@fault("X11-four-rows-at-once", "bookkeeping/wrong-correction", "vllm-project/vllm#46324")
 class FourRowsAtOnce(OtherAnswers):
     """Answers are kept for four rows, and further rows are given those of the first."""
 
@@ -207,7 +201,7 @@ class FourRowsAtOnce(OtherAnswers):
 
 
 @planted("realigned static", "paged", rows=2, no_edit="no edit gives some rows the answers of others")
-@fault("X12-answers-by-first-token", "bookkeeping/wrong-correction", issue("sgl-project/sglang", 8726))
+@fault("X12-answers-by-first-token", "bookkeeping/wrong-correction", "sgl-project/sglang#8726")
 class AnswersByFirstToken(OtherAnswers):
     """Answers are looked up by a row's first token, so rows that share it are given those of one."""
 

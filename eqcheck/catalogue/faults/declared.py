@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, planted, step
 from eqcheck.contract.decoder import CLAIMED, Request
 
 
@@ -21,17 +21,15 @@ class Mistaken(RoundEngine):
         raise NotImplementedError
 
 
-@planted("realigned per_row", "paged", cache_states=("chunked",), no_edit=OUTPUT_RIGHT)
-@fault("S1-chunks-ignored", "options/ignored-option", issue("NVIDIA/TensorRT-LLM", 16101))
-class ChunksIgnored(Mistaken):
-    """Prompts are fed whole, whatever the size of a chunk is to be."""
-
-    def mistaken(self, request: Request) -> Request:
-        return replace(request, prefill_chunk=None)
+fault("S1-chunks-ignored", "options/ignored-option", "NVIDIA/TensorRT-LLM#16101").plant(
+    "Prompts are fed whole, whatever the size of a chunk is to be",
+    planted("realigned per_row", "paged", cache_states=("chunked",), no_edit=OUTPUT_RIGHT),
+    step(Mistaken, mistaken=lambda right, self, request: replace(request, prefill_chunk=None)),
+)
 
 
 @planted("holes restored", "continuous", cache_states=("chunked",), no_edit=OUTPUT_RIGHT)
-@fault("S1-chunk-one-too-long", "options/ignored-option", issue("NVIDIA/TensorRT-LLM", 16101))
+@fault("S1-chunk-one-too-long", "options/ignored-option", "NVIDIA/TensorRT-LLM#16101")
 class ChunkOneTooLong(Mistaken):
     """A chunk of a prompt is one token longer than it may be."""
 
@@ -39,17 +37,15 @@ class ChunkOneTooLong(Mistaken):
         return replace(request, prefill_chunk=request.prefill_chunk and request.prefill_chunk + 1)
 
 
-@planted("continuous", "per_row", cache_states=("late-rows",), rows=2, no_edit=OUTPUT_RIGHT)
-@fault("S2-arrivals-ignored", "options/ignored-option", issue("vllm-project/vllm", 55894))
-class ArrivalsIgnored(Mistaken):
-    """All rows are fed at once, also those that have not arrived."""
-
-    def mistaken(self, request: Request) -> Request:
-        return replace(request, arrivals=())
+fault("S2-arrivals-ignored", "options/ignored-option", "vllm-project/vllm#55894").plant(
+    "All rows are fed at once, also those that have not arrived",
+    planted("continuous", "per_row", cache_states=("late-rows",), rows=2, no_edit=OUTPUT_RIGHT),
+    step(Mistaken, mistaken=lambda right, self, request: replace(request, arrivals=())),
+)
 
 
 @planted("continuous per_row", cache_states=("late-rows",), rows=2, no_edit=OUTPUT_RIGHT)
-@fault("S2-calls-counted-twice", "options/ignored-option", issue("vllm-project/vllm", 55894))
+@fault("S2-calls-counted-twice", "options/ignored-option", "vllm-project/vllm#55894")
 class CallsCountedTwice(Mistaken):
     """Every call of the target is counted twice, so rows join too early."""
 
@@ -58,7 +54,7 @@ class CallsCountedTwice(Mistaken):
 
 
 @planted("realigned per_row", "continuous", cache_states=("prefix",), no_edit=OUTPUT_RIGHT)
-@fault("S3-prefix-fed-again", "options/ignored-option", issue("vllm-project/vllm", 53505))
+@fault("S3-prefix-fed-again", "options/ignored-option", "vllm-project/vllm#53505")
 class PrefixFedAgain(Mistaken):
     """A prefix whose cache is handed over is fed again with each prompt."""
 
@@ -67,7 +63,7 @@ class PrefixFedAgain(Mistaken):
 
 
 @planted("holes", "paged", families=CLAIMED, cache_states=("prefix",), no_edit=OUTPUT_RIGHT)
-@fault("S3-last-prefix-token-fed-again", "options/ignored-option", issue("vllm-project/vllm", 53505))
+@fault("S3-last-prefix-token-fed-again", "options/ignored-option", "vllm-project/vllm#53505")
 class LastPrefixTokenFedAgain(Mistaken):
     """The last token of a prefix whose cache is handed over is fed again."""
 
@@ -81,10 +77,8 @@ class LastPrefixTokenFedAgain(Mistaken):
         return replace(request, prefix_length=length, target_cache=target_cache, draft_cache=draft_cache)
 
 
-@planted("holes", "rolled_back", cache_states=("preallocated",), no_edit=OUTPUT_RIGHT)
-@fault("S4-preallocated-ignored", "options/ignored-option", issue("sgl-project/sglang", 19796))
-class PreallocatedIgnored(Mistaken):
-    """A cache of its own is used in place of the preallocated one that is handed over."""
-
-    def mistaken(self, request: Request) -> Request:
-        return replace(request, target_cache=None, draft_cache=None)
+fault("S4-preallocated-ignored", "options/ignored-option", "sgl-project/sglang#19796").plant(
+    "A cache of its own is used in place of the preallocated one that is handed over",
+    planted("holes", "rolled_back", cache_states=("preallocated",), no_edit=OUTPUT_RIGHT),
+    step(Mistaken, mistaken=lambda right, self, request: replace(request, target_cache=None, draft_cache=None)),
+)

@@ -9,7 +9,7 @@ import torch
 from eqcheck.catalogue.engines.batched import Batched
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.faults.fault import EQSPEC, FED, OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.catalogue.faults.fault import FED, OUTPUT_RIGHT, fault, planted, step
 from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
 from eqcheck.catalogue.faults.rollback import NeverCropped, OneTooManyDropped
@@ -17,7 +17,7 @@ from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped
 
 
 @planted("realigned holes", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D1-last-draft-token-missing", "draft/desync", issue("mlc-ai/mlc-llm", 2285))
+@fault("D1-last-draft-token-missing", "draft/desync", "mlc-ai/mlc-llm#2285")
 class LastDraftTokenMissing:
     """After full acceptance the draft's cache lacks the last draft token."""
 
@@ -33,32 +33,27 @@ class LastDraftTokenMissing:
                 self.drafter.lengths[i] = length
 
 
-@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D2-draft-over-trimmed", "draft/desync", issue("lablup/mlxcel", 994))
-class DraftOverTrimmed:
-    """The draft's cache is trimmed by one token too many."""
+fault("D2-draft-over-trimmed", "draft/desync", "lablup/mlxcel#994", mechanism="K2-one-too-many-dropped").plant(
+    "The draft's cache is trimmed by one token too many",
+    planted("realigned", "continuous", no_edit=OUTPUT_RIGHT),
+    on_draft=(OneTooManyDropped,),
+)
 
-    on_draft = (OneTooManyDropped,)
+fault("D3-draft-keeps-rejected", "draft/desync", "vllm-project/vllm#14649", mechanism="K3-never-cropped").plant(
+    "Rejected tokens stay in the draft's cache",
+    planted("realigned", "continuous", no_edit=OUTPUT_RIGHT),
+    on_draft=(NeverCropped,),
+)
 
-
-@planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D3-draft-keeps-rejected", "draft/desync", issue("vllm-project/vllm", 14649))
-class DraftKeepsRejected:
-    """Rejected tokens stay in the draft's cache."""
-
-    on_draft = (NeverCropped,)
-
-
-@planted("realigned", "continuous", rows=3, no_edit=OUTPUT_RIGHT)
-@fault("D4-draft-rows-not-permuted", "draft/desync", issue("1CatAI/1Cat-vLLM", 656))
-class DraftRowsNotPermuted:
-    """When rows leave or join, the draft's cache keeps the old order."""
-
-    on_draft = (StaleRowIndex, ReadInSlotOrder)
+fault("D4-draft-rows-not-permuted", "draft/desync", "1CatAI/1Cat-vLLM#656", mechanism="X2-stale-row-index").plant(
+    "When rows leave or join, the draft's cache keeps the old order",
+    planted("realigned", "continuous", rows=3, no_edit=OUTPUT_RIGHT),
+    on_draft=(StaleRowIndex, ReadInSlotOrder),
+)
 
 
 @planted("", "continuous", cache_states=("chunked",), no_edit=OUTPUT_RIGHT)
-@fault("D5-chunks-not-drafted-on", "draft/desync", issue("vllm-project/vllm-metal", 716))
+@fault("D5-chunks-not-drafted-on", "draft/desync", "vllm-project/vllm-metal#716")
 class ChunksNotDraftedOn(Continuous):
     """Prompt chunks that are fed in a step without drafts never reach the draft."""
 
@@ -68,7 +63,7 @@ class ChunksNotDraftedOn(Continuous):
 
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D6-previous-bonus-drafted-on", "draft/desync", issue("vllm-project/vllm", 9730))
+@fault("D6-previous-bonus-drafted-on", "draft/desync", "vllm-project/vllm#9730")
 class PreviousBonusDraftedOn(RoundEngine):
     """The draft is given the bonus token of the round before."""
 
@@ -85,16 +80,15 @@ class PreviousBonusDraftedOn(RoundEngine):
         return super().verify(drafts)
 
 
-@planted("realigned", "continuous", rows=2, no_edit=OUTPUT_RIGHT)
-@fault("M2-draft-without-mask", "draft/desync", EQSPEC)
-class DraftWithoutMask:
-    """The draft attends to pads."""
-
-    on_draft = (NoMask, ShortBlockPadsVisible)
+fault("M2-draft-without-mask", "draft/desync", mechanism="M1-no-mask").plant(
+    "The draft attends to pads",
+    planted("realigned", "continuous", rows=2, no_edit=OUTPUT_RIGHT),
+    on_draft=(NoMask, ShortBlockPadsVisible),
+)
 
 
 @planted("realigned", no_edit=OUTPUT_RIGHT)
-@fault("T12-full-acceptance-is-none", "draft/lost-bonus", EQSPEC)
+@fault("T12-full-acceptance-is-none", "draft/lost-bonus")
 class FullAcceptanceIsNone(RoundEngine):
     """When all draft tokens agree, none is accepted: the first mismatch is read as place 0."""
 
@@ -104,7 +98,7 @@ class FullAcceptanceIsNone(RoundEngine):
 
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("T13-bonus-dropped", "draft/lost-bonus", EQSPEC)
+@fault("T13-bonus-dropped", "draft/lost-bonus")
 class BonusDropped(RoundEngine):
     """After full acceptance the bonus token is not committed."""
 
@@ -113,17 +107,16 @@ class BonusDropped(RoundEngine):
         return block[:-1] if proposed and count == len(proposed) else block
 
 
-@planted("", "continuous", rows=3, no_edit=OUTPUT_RIGHT)
-@fault("X8-draft-state-of-last-tenant", "draft/desync", issue("vllm-project/vllm", 30916))
-class DraftStateOfLastTenant:
-    """A row begins with what the draft's cache holds of the row that had its slot."""
-
-    on_draft = (NotReset,)
-    room = NotReset.Room
+fault("X8-draft-state-of-last-tenant", "draft/desync", "vllm-project/vllm#30916", mechanism="K9-slot-not-reset").plant(
+    "A row begins with what the draft's cache holds of the row that had its slot",
+    planted("", "continuous", rows=3, no_edit=OUTPUT_RIGHT),
+    NotReset.Room,
+    on_draft=(NotReset,),
+)
 
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D7-first-token-from-first-column", "draft/desync", EQSPEC)
+@fault("D7-first-token-from-first-column", "draft/desync")
 class FirstTokenFromFirstColumn(RoundEngine):
     """In a row's first round, the first draft token is read from the prompt's first column."""
 
@@ -132,24 +125,21 @@ class FirstTokenFromFirstColumn(RoundEngine):
         return super().next_draft(i, logits[:1] if first else logits, drafted)
 
 
-@planted("realigned holes", "continuous", families=FED, no_edit=OUTPUT_RIGHT)
-@fault("D8-draft-positions-off", "draft/desync", issue("sgl-project/SpecForge", 244))
-class DraftPositionsOff:
-    """The draft is fed the correction or bonus token with the position of the token before it."""
+fault("D8-draft-positions-off", "draft/desync", "sgl-project/SpecForge#244", mechanism="P6-bonus-off-by-one").plant(
+    "The draft is fed the correction or bonus token with the position of the token before it",
+    planted("realigned holes", "continuous", families=FED, no_edit=OUTPUT_RIGHT),
+    on_draft=(NewestOffByOne,),
+)
 
-    on_draft = (NewestOffByOne,)
-
-
-@planted("realigned", "holes", rows=2, no_edit=OUTPUT_RIGHT)
-@fault("D9-draft-cache-of-other-row", "draft/desync", issue("sgl-project/sglang", 27338))
-class DraftCacheOfOtherRow:
-    """The rows of the draft's cache are exchanged."""
-
-    on_draft = (RowsSwapped,)
+fault("D9-draft-cache-of-other-row", "draft/desync", "sgl-project/sglang#27338", mechanism="K7-rows-swapped").plant(
+    "The rows of the draft's cache are exchanged",
+    planted("realigned", "holes", rows=2, no_edit=OUTPUT_RIGHT),
+    on_draft=(RowsSwapped,),
+)
 
 
 @planted("realigned", "continuous", no_edit=OUTPUT_RIGHT)
-@fault("D10-rejected-drafted-on", "draft/desync", EQSPEC)
+@fault("D10-rejected-drafted-on", "draft/desync")
 class RejectedDraftedOn(RoundEngine):
     """After a rejection the draft is fed the rejected token in place of the correction."""
 
@@ -167,17 +157,15 @@ class RejectedDraftedOn(RoundEngine):
         return [*tokens[:-1], self.rejected.get(i, tokens[-1])]
 
 
-@planted("uncached per_row", "packed", no_edit=OUTPUT_RIGHT)
-@fault("D11-first-draft-dropped", "draft/desync", EQSPEC)
-class FirstDraftDropped(RoundEngine):
-    """The first draft token of each row is dropped before the others are verified."""
-
-    def propose(self, budget: Sequence[int]) -> Rows:
-        return [proposed[1:] for proposed in super().propose(budget)]
+fault("D11-first-draft-dropped", "draft/desync").plant(
+    "The first draft token of each row is dropped before the others are verified",
+    planted("uncached per_row", "packed", no_edit=OUTPUT_RIGHT),
+    step(RoundEngine, propose=lambda right, self, budget: [proposed[1:] for proposed in right(budget)]),
+)
 
 
 @planted("realigned per_row", "expanded", rows=2, no_edit=OUTPUT_RIGHT)
-@fault("D12-drafts-of-next-row", "draft/desync", issue("vllm-project/vllm", 46899))
+@fault("D12-drafts-of-next-row", "draft/desync", "vllm-project/vllm#46899")
 class DraftsOfNextRow(RoundEngine):
     """Each row is given the draft tokens of the row after it."""
 
@@ -187,7 +175,7 @@ class DraftsOfNextRow(RoundEngine):
 
 
 @planted("realigned staged", "rolled_back", no_edit=OUTPUT_RIGHT)
-@fault("D13-drafts-of-round-before", "draft/desync", issue("vllm-project/vllm", 30916))
+@fault("D13-drafts-of-round-before", "draft/desync", "vllm-project/vllm#30916")
 class DraftsOfRoundBefore(RoundEngine):
     """The draft tokens of the round before are verified once more."""
 

@@ -7,12 +7,14 @@ from typing import Any
 
 from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, fault, issue, planted
+from eqcheck.catalogue.faults.fault import NO_TOKENS, amount, fault, planted, step
 from eqcheck.contract.decoder import Request
+
+KEPT = amount("tokens kept", 10, 8, 12)
 
 
 @planted("realigned per_row", "expanded packed", edit="eos-passed")
-@fault("T1-eos-inside-block", "bookkeeping/past-eos", issue("huggingface/transformers", 47912))
+@fault("T1-eos-inside-block", "bookkeeping/past-eos", "huggingface/transformers#47912")
 class EosInsideBlock(RoundEngine):
     """Only the last token of a block is tested for EOS."""
 
@@ -21,7 +23,7 @@ class EosInsideBlock(RoundEngine):
 
 
 @planted("realigned per_row", "continuous", edit="ends-early")
-@fault("T1-eos-stripped", "bookkeeping/premature-stop", EQSPEC)
+@fault("T1-eos-stripped", "bookkeeping/premature-stop")
 class EosStripped(RoundEngine):
     """The EOS that ends a row is not returned."""
 
@@ -30,7 +32,7 @@ class EosStripped(RoundEngine):
 
 
 @planted("uncached per_row", edit="ends-early")
-@fault("T2-eos-in-prompt", "bookkeeping/premature-stop", EQSPEC)
+@fault("T2-eos-in-prompt", "bookkeeping/premature-stop")
 class EosInPrompt(RoundEngine):
     """EOS is searched in the prompt, too."""
 
@@ -40,7 +42,7 @@ class EosInPrompt(RoundEngine):
 
 
 @planted("realigned per_row", "continuous", edit="eos-passed")
-@fault("T3-first-eos-only", "bookkeeping/past-eos", issue("huggingface/transformers", 29459))
+@fault("T3-first-eos-only", "bookkeeping/past-eos", "huggingface/transformers#29459")
 class FirstEosOnly(RoundEngine):
     """Of several EOS ids only the first counts."""
 
@@ -50,7 +52,7 @@ class FirstEosOnly(RoundEngine):
 
 
 @planted("realigned holes", "expanded", edit="ends-early")
-@fault("T4-eos-in-draft", "bookkeeping/premature-stop", issue("huggingface/transformers", 31301))
+@fault("T4-eos-in-draft", "bookkeeping/premature-stop", "huggingface/transformers#31301")
 class EosInDraft(RoundEngine):
     """An EOS among rejected draft tokens ends the row."""
 
@@ -59,7 +61,7 @@ class EosInDraft(RoundEngine):
 
 
 @planted("realigned per_row", "continuous", edit="limit-passed")
-@fault("T5-overshoot", "bookkeeping/over-length", EQSPEC)
+@fault("T5-overshoot", "bookkeeping/over-length")
 class Overshoot(RoundEngine):
     """The limit is tested after a block is committed, and the block is not cut."""
 
@@ -72,7 +74,7 @@ class Overshoot(RoundEngine):
 
 
 @planted("realigned per_row", rows=2, edit="ends-early")
-@fault("T6-stops-with-fastest", "bookkeeping/premature-stop", issue("huggingface/transformers", 42655))
+@fault("T6-stops-with-fastest", "bookkeeping/premature-stop", "huggingface/transformers#42655")
 class StopsWithFastest(RoundEngine):
     """Generation ends for all rows when one is done."""
 
@@ -83,7 +85,7 @@ class StopsWithFastest(RoundEngine):
 
 
 @planted("realigned per_row", "continuous", edit="eos-passed")
-@fault("T7-limit-before-eos", "bookkeeping/past-eos", issue("sgl-project/sglang", 33758))
+@fault("T7-limit-before-eos", "bookkeeping/past-eos", "sgl-project/sglang#33758")
 class LimitBeforeEos(RoundEngine):
     """In the block that reaches the limit, EOS is not searched."""
 
@@ -96,7 +98,7 @@ class LimitBeforeEos(RoundEngine):
 
 
 @planted("uncached", "realigned", edit="missing-in-output")
-@fault("T17-slice-by-first-non-pad", "bookkeeping/lost-token", EQSPEC)
+@fault("T17-slice-by-first-non-pad", "bookkeeping/lost-token")
 class SliceByFirstNonPad(RoundEngine):
     """The prompt is cut off by counting from the first token that is not the pad id."""
 
@@ -109,7 +111,7 @@ class SliceByFirstNonPad(RoundEngine):
 
 
 @planted("realigned per_row", "continuous", no_edit="no edit returns a part of the prompt")
-@fault("T17-start-counted-without-pads", "bookkeeping/prompt-in-output", EQSPEC)
+@fault("T17-start-counted-without-pads", "bookkeeping/prompt-in-output")
 class StartCountedWithoutPads(RoundEngine):
     """New tokens are taken to begin behind as many ids as the prompt has that are not the pad id."""
 
@@ -119,7 +121,7 @@ class StartCountedWithoutPads(RoundEngine):
 
 
 @planted("realigned per_row", rows=2, edit="rows-swapped")
-@fault("T18-sorted-order", "bookkeeping/row-swap", EQSPEC)
+@fault("T18-sorted-order", "bookkeeping/row-swap")
 class SortedOrder(RoundEngine):
     """Rows come back in the order of their lengths."""
 
@@ -129,7 +131,7 @@ class SortedOrder(RoundEngine):
 
 
 @planted("", "continuous", rows=2, edit="rows-swapped")
-@fault("T18-completion-order", "bookkeeping/row-swap", issue("HabanaAI/vllm-fork", 523))
+@fault("T18-completion-order", "bookkeeping/row-swap", "HabanaAI/vllm-fork#523", mechanism="T18-sorted-order")
 class CompletionOrder(RoundEngine):
     """Rows come back in the order in which they ended."""
 
@@ -139,7 +141,7 @@ class CompletionOrder(RoundEngine):
 
 
 @planted("realigned per_row", rows=2, edit="pads-after-end")
-@fault("X4-finished-row-padded", "bookkeeping/pad-in-output", issue("huggingface/transformers", 42655))
+@fault("X4-finished-row-padded", "bookkeeping/pad-in-output", "huggingface/transformers#42655")
 class FinishedRowPadded(RoundEngine):
     """Rows that are done are appended pads until the last is."""
 
@@ -149,7 +151,7 @@ class FinishedRowPadded(RoundEngine):
 
 
 @planted("realigned per_row", "packed", edit="ends-early")
-@fault("T28-no-room-for-a-block", "bookkeeping/premature-stop", EQSPEC)
+@fault("T28-no-room-for-a-block", "bookkeeping/premature-stop")
 class NoRoomForABlock(RoundEngine):
     """A row ends where fewer than K + 1 tokens are left to its limit."""
 
@@ -159,7 +161,7 @@ class NoRoomForABlock(RoundEngine):
 
 
 @planted("realigned", "continuous", rows=3, edit="ends-early")
-@fault("X5-limit-ends-all", "bookkeeping/premature-stop", EQSPEC)
+@fault("X5-limit-ends-all", "bookkeeping/premature-stop")
 class LimitEndsAll(RoundEngine):
     """One row at its limit ends the whole group."""
 
@@ -170,7 +172,7 @@ class LimitEndsAll(RoundEngine):
 
 
 @planted("", "continuous", rows=3, edit="ends-early")
-@fault("X7-waiting-dropped", "bookkeeping/premature-stop", EQSPEC)
+@fault("X7-waiting-dropped", "bookkeeping/premature-stop")
 class WaitingDropped(Continuous):
     """Rows that wait when the batch is full are dropped."""
 
@@ -180,26 +182,21 @@ class WaitingDropped(Continuous):
         return going
 
 
-@planted("realigned per_row", "paged static", no_edit="no edit returns the prompt")
-@fault("T24-prompt-returned", "bookkeeping/prompt-in-output", EQSPEC)
-class PromptReturned(RoundEngine):
-    """Rows are returned with their prompts."""
+fault("T24-prompt-returned", "bookkeeping/prompt-in-output").plant(
+    "Rows are returned with their prompts",
+    planted("realigned per_row", "paged static", no_edit="no edit returns the prompt"),
+    step(RoundEngine, outputs=lambda right, self: self.rows),
+)
 
-    def outputs(self) -> Rows:
-        return self.rows
-
-
-@planted("uncached paged", "static", edit="ends-early")
-@fault("T26-ten-tokens-kept", "bookkeeping/premature-stop", EQSPEC)
-class TenTokensKept(RoundEngine):
-    """Of a row's new tokens ten are returned."""
-
-    def outputs(self) -> Rows:
-        return [row[:10] for row in super().outputs()]
+fault("T26-ten-tokens-kept", "bookkeeping/premature-stop").plant(
+    "Of a row's new tokens the first ten or so are returned",
+    planted("uncached paged", "static", edit="ends-early"),
+    step(RoundEngine, outputs=lambda right, self: [row[:KEPT] for row in right()]),
+)
 
 
 @planted("realigned staged", "paged_small", rows=2, no_edit=NO_TOKENS)
-@fault("X10-equal-prompts-once", "crash/invalid-output", EQSPEC)
+@fault("X10-equal-prompts-once", "crash/invalid-output")
 class EqualPromptsOnce(RoundEngine):
     """Rows are kept by their prompts, so of equal ones a single row is returned."""
 
@@ -209,7 +206,7 @@ class EqualPromptsOnce(RoundEngine):
 
 
 @planted("", "continuous", rows=3, no_edit=NO_TOKENS)
-@fault("X7-waiting-omitted", "crash/invalid-output", issue("NVIDIA/TensorRT-LLM", 11175))
+@fault("X7-waiting-omitted", "crash/invalid-output", "NVIDIA/TensorRT-LLM#11175", mechanism="X7-waiting-dropped")
 class WaitingOmitted(WaitingDropped):
     """Rows that wait when the batch is full are dropped, also from the result."""
 
@@ -218,19 +215,14 @@ class WaitingOmitted(WaitingDropped):
         return [out[i] for i in sorted(self.finish_order)]
 
 
-@planted("", "continuous", rows=2, no_edit=NO_TOKENS)
-@fault("X3-padding-not-reserved", "crash/exception", issue("NVIDIA/TensorRT-LLM", 15708))
-class PaddingNotReserved(Continuous):
-    """Room is reserved for a row's tokens, not for the padding that is written with them."""
+fault("X3-padding-not-reserved", "crash/exception", "NVIDIA/TensorRT-LLM#15708").plant(
+    "Room is reserved for a row's tokens, not for the padding that is written with them",
+    planted("", "continuous", rows=2, no_edit=NO_TOKENS),
+    step(Continuous, capacity=lambda right, self: max(self.starts) + self.request.max_new_tokens),
+)
 
-    def capacity(self) -> int:
-        return max(self.starts) + self.request.max_new_tokens
-
-
-@planted("uncached", "expanded", no_edit=NO_TOKENS)
-@fault("X4-limit-never-retires", "crash/hang", EQSPEC)
-class LimitNeverRetires(RoundEngine):
-    """A row that reached its limit stays in the batch."""
-
-    def finished(self, i: int, drafts: Sequence[int]) -> bool:
-        return self.rows[i][-1] in self.eos
+fault("X4-limit-never-retires", "crash/hang").plant(
+    "A row that reached its limit stays in the batch",
+    planted("uncached", "expanded", no_edit=NO_TOKENS),
+    step(RoundEngine, finished=lambda right, self, i, drafts: self.rows[i][-1] in self.eos),
+)

@@ -16,7 +16,7 @@ from eqcheck.catalogue.engines.paged_cache import PagedModel
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.engines.static import Static
-from eqcheck.catalogue.faults.fault import EQSPEC, HANDED, fault, issue, planted
+from eqcheck.catalogue.faults.fault import HANDED, amount, fault, planted
 from eqcheck.catalogue.faults.leftovers import (
     SHOWN,
     Remembering,
@@ -24,6 +24,8 @@ from eqcheck.catalogue.faults.leftovers import (
     Showing,
     Stretched,
 )
+
+FED_OF_PROMPT = amount("prompt kept", 12, 10, 14)
 
 
 def skipped(memory: Shifted, i: int) -> None:
@@ -33,7 +35,7 @@ def skipped(memory: Shifted, i: int) -> None:
 
 
 @planted("realigned holes per_row staged", "continuous", edit="newest-again")
-@fault("K4-last-token-twice", "cache/duplicate-entry", issue("huggingface/transformers", 47433))
+@fault("K4-last-token-twice", "cache/duplicate-entry", "huggingface/transformers#47433")
 class LastTokenTwice:
     """The last cached token is fed again before the newest one."""
 
@@ -69,7 +71,7 @@ class LastTokenTwice:
 
 
 @planted("per_row", "restored", cache_states=("chunked",), no_edit=HANDED)
-@fault("K4-chunk-border-twice", "cache/duplicate-entry", issue("vllm-project/vllm", 43996))
+@fault("K4-chunk-border-twice", "cache/duplicate-entry", "vllm-project/vllm#43996")
 class ChunkBorderTwice(PerRow):
     """Each prefill chunk after the first begins one token early, at right positions."""
 
@@ -81,7 +83,7 @@ class ChunkBorderTwice(PerRow):
 
 
 @planted("realigned", "holes", cache_states=("prefix",), rows=2, no_edit=HANDED)
-@fault("K10-prefix-of-first-row-only", "cache/missing-entry", issue("sgl-project/sglang", 19897))
+@fault("K10-prefix-of-first-row-only", "cache/missing-entry", "sgl-project/sglang#19897")
 class PrefixOfFirstRowOnly(BatchCache):
     """Rows whose cache is empty are taken to hold the prefix that another row holds."""
 
@@ -94,7 +96,7 @@ class PrefixOfFirstRowOnly(BatchCache):
 
 
 @planted("continuous", rows=3, edit="not-prefilled-zeroed")
-@fault("K10-joined-row-not-prefilled", "cache/missing-entry", issue("vllm-project/vllm", 51865))
+@fault("K10-joined-row-not-prefilled", "cache/missing-entry", "vllm-project/vllm#51865")
 class JoinedRowNotPrefilled(Continuous):
     """A row that joins a batch in the middle of decoding is taken to be prefilled."""
 
@@ -105,7 +107,7 @@ class JoinedRowNotPrefilled(Continuous):
 
 
 @planted("realigned", edit="prompt-end-lost")
-@fault("K14-last-prompt-token-lost", "cache/missing-entry", issue("huggingface/transformers", 47433))
+@fault("K14-last-prompt-token-lost", "cache/missing-entry", "huggingface/transformers#47433")
 class LastPromptTokenLost(BatchCache):
     """The crop after prefill takes the last prompt token with it."""
 
@@ -122,7 +124,7 @@ class LastPromptTokenLost(BatchCache):
 
 
 @planted("rolled_back", "realigned continuous", cache_states=("chunked",), no_edit=HANDED)
-@fault("K14-chunk-border-lost", "cache/missing-entry", issue("vllm-project/vllm", 43996))
+@fault("K14-chunk-border-lost", "cache/missing-entry", "vllm-project/vllm#43996")
 class ChunkBorderLost:
     """Each prefill chunk after the first begins one token late."""
 
@@ -145,7 +147,7 @@ class ChunkBorderLost:
 
 
 @planted("realigned per_row static", "continuous paged_small", cache_states=("chunked",), no_edit=HANDED)
-@fault("K14-first-token-skipped", "cache/missing-entry", issue("vllm-project/vllm", 43996))
+@fault("K14-first-token-skipped", "cache/missing-entry", "vllm-project/vllm#43996")
 class FirstTokenSkipped:
     """The first of a prompt's chunks begins one token late."""
 
@@ -193,7 +195,7 @@ class FirstTokenSkipped:
 
 
 @planted("realigned", cache_states=("chunked",), no_edit=HANDED)
-@fault("K14-chunk-taken-for-decode", "cache/missing-entry", issue("vllm-project/vllm", 51865))
+@fault("K14-chunk-taken-for-decode", "cache/missing-entry", "vllm-project/vllm#51865")
 class ChunkTakenForDecode(Batched):
     """A prompt chunk of K + 1 tokens is taken for a decode step and rolled back like one."""
 
@@ -208,7 +210,7 @@ class ChunkTakenForDecode(Batched):
 
 
 @planted("paged_small", "paged", no_edit="no edit knows of blocks")
-@fault("K20-table-before-new-block", "cache/missing-entry", issue("NVIDIA/TensorRT-LLM", 15251))
+@fault("K20-table-before-new-block", "cache/missing-entry", "NVIDIA/TensorRT-LLM#15251")
 class TableBeforeNewBlock(PagedModel):
     """Where a row begins a new block, the table that is read was made before the block was added to it."""
 
@@ -221,30 +223,30 @@ class TableBeforeNewBlock(PagedModel):
 
 
 @planted("uncached per_row", "paged_small", edit="chunk-lost")
-@fault("K27-prompt-cut", "cache/missing-entry", EQSPEC)
+@fault("K27-prompt-cut", "cache/missing-entry")
 class PromptCut:
-    """Of a prompt only the last twelve tokens are fed."""
+    """Of a prompt only the last twelve tokens or so are fed."""
 
     stretched = Stretched
 
     class Anew(Uncached):
         def padded(self, rows: Sequence[tuple[int, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
-            texts = [(self.rows[i] + proposed)[max(0, self.starts[i] - 12) :] for i, proposed in rows]
+            texts = [(self.rows[i] + proposed)[max(0, self.starts[i] - FED_OF_PROMPT) :] for i, proposed in rows]
             return left_padded(texts, self.request.pad_token_id)
 
     class InRows(PerRow):
         def begin(self) -> None:
             super().begin()
-            self.lengths = [max(n, start - 12) for n, start in zip(self.lengths, self.starts, strict=True)]
+            self.lengths = [max(n, start - FED_OF_PROMPT) for n, start in zip(self.lengths, self.starts, strict=True)]
 
     class InBlocks(Paged):
         def join(self, i: int) -> None:
-            cast(Stretched, self.verifier).skip(i, max(0, self.starts[i] - 12))
+            cast(Stretched, self.verifier).skip(i, max(0, self.starts[i] - FED_OF_PROMPT))
             super().join(i)
 
 
 @planted("per_row", "continuous paged", cache_states=("chunked",), no_edit=HANDED)
-@fault("T29-first-piece-answered", "bookkeeping/unfinished-prompt", issue("vllm-project/vllm", 43996))
+@fault("T29-first-piece-answered", "bookkeeping/unfinished-prompt", "vllm-project/vllm#43996")
 class FirstPieceAnswered:
     """The answer behind the first piece of a prompt is committed as the first new token."""
 

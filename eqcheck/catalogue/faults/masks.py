@@ -12,7 +12,7 @@ from eqcheck.catalogue.engines.offset_cache import OffsetCache
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.paged_cache import PagedModel
 from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.faults.fault import EQSPEC, FOUR_D, HANDED, OTHER_MODEL, SLOTS, fault, issue, planted
+from eqcheck.catalogue.faults.fault import FOUR_D, HANDED, OTHER_MODEL, SLOTS, fault, planted, step
 from eqcheck.catalogue.faults.leftovers import SHOWN, Remembering, Showing, ShowingColumns
 
 
@@ -35,7 +35,7 @@ class PerQuery(BatchCache):
 
 
 @planted("uncached realigned holes expanded", rows=2, edit="pads-seen")
-@fault("M1-no-mask", "mask/pad-visible", EQSPEC)
+@fault("M1-no-mask", "mask/pad-visible")
 class NoMask:
     """No mask: pads are attended."""
 
@@ -49,7 +49,7 @@ class NoMask:
 
 
 @planted("uncached realigned", "expanded", families=SLOTS, edit="pad-id-hidden")
-@fault("M3-mask-by-token", "mask/token-hidden", issue("huggingface/transformers", 25790))
+@fault("M3-mask-by-token", "mask/token-hidden", "huggingface/transformers#25790")
 class MaskByToken:
     """The mask is made from the tokens: whatever equals the pad id is hidden."""
 
@@ -64,7 +64,7 @@ class MaskByToken:
 
 
 @planted("holes", edit="newest-lost")
-@fault("M4-accepted-hidden", "mask/token-hidden", issue("lablup/mlxcel", 994))
+@fault("M4-accepted-hidden", "mask/token-hidden", "lablup/mlxcel#994")
 class AcceptedHidden(HoleyCache):
     """The newest accepted token is hidden with the rejected ones."""
 
@@ -73,7 +73,7 @@ class AcceptedHidden(HoleyCache):
 
 
 @planted("holes", edit="rejected-kept")
-@fault("M4-rejected-visible", "cache/stale-entry", issue("lablup/mlxcel", 163))
+@fault("M4-rejected-visible", "cache/stale-entry", "lablup/mlxcel#163")
 class RejectedVisible(Showing):
     """Rejected slots that were to be hidden by the mask stay visible."""
 
@@ -82,7 +82,7 @@ class RejectedVisible(Showing):
 
 
 @planted("realigned", rows=2, edit="new-pads-seen")
-@fault("M5-new-pads-visible", "mask/pad-visible", issue("huggingface/transformers", 32189))
+@fault("M5-new-pads-visible", "mask/pad-visible", "huggingface/transformers#32189")
 class NewPadsVisible(RealignedCache):
     """The mask keeps a row's old number of pads when realignment gives it more."""
 
@@ -100,7 +100,7 @@ class NewPadsVisible(RealignedCache):
 
 
 @planted("holes", edit="rejected-zeroed")
-@fault("M6-zeroed-not-masked", "mask/pad-visible", issue("Blaizzy/mlx-vlm", 1962))
+@fault("M6-zeroed-not-masked", "mask/pad-visible", "Blaizzy/mlx-vlm#1962")
 class ZeroedNotMasked(RejectedVisible):
     """Rejected entries are zeroed and stay visible; a zero still counts in the softmax."""
 
@@ -113,7 +113,7 @@ class ZeroedNotMasked(RejectedVisible):
 
 
 @planted("realigned holes rolled_back", "continuous", families=FOUR_D, edit="future-seen")
-@fault("M7-sees-next-draft", "mask/future-visible", issue("sgl-project/SpecForge", 244))
+@fault("M7-sees-next-draft", "mask/future-visible", "sgl-project/SpecForge#244")
 class SeesNextDraft:
     """Within the block each token also sees the one after it."""
 
@@ -130,7 +130,7 @@ class SeesNextDraft:
 
 
 @planted("realigned holes rolled_back", "continuous", families=FOUR_D, edit="itself-hidden")
-@fault("M7-misses-itself", "mask/token-hidden", issue("sgl-project/SpecForge", 245))
+@fault("M7-misses-itself", "mask/token-hidden", "sgl-project/SpecForge#245")
 class MissesItself:
     """Within the block each token but the first is hidden from itself."""
 
@@ -145,7 +145,7 @@ class MissesItself:
 
 
 @planted("realigned holes", rows=2, edit="block-pads-seen")
-@fault("M8-short-draft-pads-visible", "mask/pad-visible", EQSPEC)
+@fault("M8-short-draft-pads-visible", "mask/pad-visible")
 class ShortDraftPadsVisible(BatchCache):
     """Where a row has fewer draft tokens than another, its padding is marked visible."""
 
@@ -158,7 +158,7 @@ class ShortDraftPadsVisible(BatchCache):
 
 @planted("static", rows=2, no_edit="no edit keeps the pads of earlier blocks")
 @planted("", "continuous", rows=2, edit="pads-after-seen")
-@fault("M8-short-block-pads-visible", "mask/pad-visible", issue("vllm-project/vllm-ascend", 15461))
+@fault("M8-short-block-pads-visible", "mask/pad-visible", "vllm-project/vllm-ascend#15461")
 class ShortBlockPadsVisible:
     """The mask covers every row's block up to the width of the widest."""
 
@@ -175,7 +175,7 @@ class ShortBlockPadsVisible:
 
 
 @planted("rolled_back", "continuous", families=("window",), cache_states=("wrapped",), no_edit=OTHER_MODEL)
-@fault("M10-window-once-per-block", "mask/window", issue("flashinfer-ai/flashinfer", 4137))
+@fault("M10-window-once-per-block", "mask/window", "flashinfer-ai/flashinfer#4137")
 class WindowOncePerBlock:
     """The start of the attention window is computed for a block's first token and used for all."""
 
@@ -192,7 +192,7 @@ class WindowOncePerBlock:
 
 
 @planted("uncached", "expanded", rows=2, edit="pads-accumulate")
-@fault("M11-pads-accumulate", "mask/pad-visible", EQSPEC)
+@fault("M11-pads-accumulate", "mask/pad-visible")
 class PadsAccumulate(Uncached):
     """Rows are padded to one length after each round and never unpadded, and the pads are marked visible."""
 
@@ -219,7 +219,7 @@ class PadsAccumulate(Uncached):
 
 
 @planted("packed paged_small", edit="prompt-begin-lost")
-@fault("M12-first-token-hidden", "mask/token-hidden", EQSPEC)
+@fault("M12-first-token-hidden", "mask/token-hidden")
 class FirstTokenHidden:
     """Once a row is prefilled, its first token is hidden."""
 
@@ -235,7 +235,7 @@ class FirstTokenHidden:
 
 
 @planted("packed pooled", "paged_small", no_edit="no edit hides a block from itself")
-@fault("M13-rest-of-block-hidden", "mask/token-hidden", EQSPEC)
+@fault("M13-rest-of-block-hidden", "mask/token-hidden")
 class RestOfBlockHidden:
     """A query sees what is cached, and of its own block only itself."""
 
@@ -249,26 +249,21 @@ class RestOfBlockHidden:
             return super().visible(at, ends) & ((keys < at[:, :1, None]) | (keys == at[..., None]))
 
 
-@planted("", "packed", rows=2, no_edit="no edit shows a row the tokens of all others")
-@fault("M12-rows-not-kept-apart", "mask/other-row-visible", EQSPEC)
-class RowsNotKeptApart(Packed):
-    """Rows that lie behind one another see each other."""
+fault("M12-rows-not-kept-apart", "mask/other-row-visible").plant(
+    "Rows that lie behind one another see each other",
+    planted("", "packed", rows=2, no_edit="no edit shows a row the tokens of all others"),
+    step(Packed, sees=lambda right, self, i, at, row, position: position <= at),
+)
 
-    def sees(self, i: int, at: int, row: int, position: int) -> bool:
-        return position <= at
-
-
-@planted("uncached", "expanded", families=SLOTS, rows=2, edit="mask-of-another")
-@fault("X3-mask-of-first-row", "mask/token-hidden", EQSPEC)
-class MaskOfFirstRow(Uncached):
-    """Rows are grouped whatever their padding, and all get the mask of the group's first."""
-
-    def visible(self, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        return real & real[:1]
+fault("X3-mask-of-first-row", "mask/token-hidden").plant(
+    "Rows are grouped whatever their padding, and all get the mask of the group's first",
+    planted("uncached", "expanded", families=SLOTS, rows=2, edit="mask-of-another"),
+    step(Uncached, visible=lambda right, self, ids, real: real & real[:1]),
+)
 
 
 @planted("rolled_back", "holes", families=FOUR_D, cache_states=("preallocated",), no_edit=HANDED)
-@fault("K9-spare-slots-visible", "mask/pad-visible", issue("sgl-project/sglang", 19796))
+@fault("K9-spare-slots-visible", "mask/pad-visible", "sgl-project/sglang#19796")
 class SpareSlotsVisible(PerQuery):
     """The mask shows the slots of a preallocated cache that nothing was written to."""
 

@@ -13,9 +13,11 @@ from eqcheck.catalogue.engines.offset_cache import OffsetCache
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.plain import Uncached
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.faults.fault import EQSPEC, FED, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, fault, issue, planted
+from eqcheck.catalogue.faults.fault import FED, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, amount, fault, planted, step
 from eqcheck.catalogue.faults.tensors import Mixing, Tensors
 from eqcheck.hashlm.hashing import POSITION_DIGITS
+
+TABLE = amount("positions", 16, 14, 20)
 
 
 class Drifting(BatchCache):
@@ -50,17 +52,15 @@ class DriftingLines(OffsetCache):
         return starts[:, None] + torch.arange(width)
 
 
-@planted("holes realigned", "static", families=FED, rows=2, edit="slot-positions")
-@fault("P1-positions-by-slot", "position/query-position", issue("lablup/mlxcel", 203))
-class NumberedBySlot(Handling):
-    """No position ids: tokens are numbered by the slots they are written to, pads and holes counted."""
-
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return None
+fault("P1-positions-by-slot", "position/query-position", "lablup/mlxcel#203").plant(
+    "No position ids: tokens are numbered by the slots they are written to, pads and holes counted",
+    planted("holes realigned", "static", families=FED, rows=2, edit="slot-positions"),
+    step(Handling, positions=lambda right, self, at, real: None),
+)
 
 
 @planted("realigned", "continuous", families=FED, cache_states=("prefix",), no_edit=HANDED)
-@fault("P1-positions-without-prefix", "position/query-position", issue("huggingface/text-generation-inference", 2711))
+@fault("P1-positions-without-prefix", "position/query-position", "huggingface/text-generation-inference#2711")
 class NumberedWithoutPrefix:
     """The first positions after a cached prefix begin at 0."""
 
@@ -83,44 +83,33 @@ class NumberedWithoutPrefix:
                 self.drift[i] = 0
 
 
-@planted("uncached", "expanded", families=("learned",), rows=2, no_edit=OTHER_MODEL)
-@fault("P2-no-positions", "position/query-position", issue("ndif-team/nnsight", 672))
-class NoPositions(Uncached):
-    """Left-padded rows are fed without position ids, so each is off by its padding."""
+fault("P2-no-positions", "position/query-position", "ndif-team/nnsight#672").plant(
+    "Left-padded rows are fed without position ids, so each is off by its padding",
+    planted("uncached", "expanded", families=("learned",), rows=2, no_edit=OTHER_MODEL),
+    step(Uncached, positions=lambda right, self, at, real: None),
+)
 
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return None
+fault("P3-row-0-positions", "position/query-position", "unslothai/unsloth#3699").plant(
+    "The positions of row 0 are used for every row",
+    planted("uncached realigned holes", "expanded", families=FED, rows=2, edit="another-rows-positions"),
+    step(Handling, positions=lambda right, self, at, real: right(at[:1], real[:1])),
+)
 
+fault("P3-shared-positions", "position/query-position", "unslothai/unsloth#3795", mechanism="P3-row-0-positions").plant(
+    "One counter of cached tokens, that of the longest row, numbers the tokens of all rows",
+    planted("", "continuous", families=FED, rows=2, edit="longest-positions"),
+    step(OffsetCache, numbered=lambda right, self, rows, width: None),
+)
 
-@planted("uncached realigned holes", "expanded", families=FED, rows=2, edit="another-rows-positions")
-@fault("P3-row-0-positions", "position/query-position", issue("unslothai/unsloth", 3699))
-class PositionsOfRow0(Handling):
-    """The positions of row 0 are used for every row."""
-
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return super().positions(at[:1], real[:1])
-
-
-@planted("", "continuous", families=FED, rows=2, edit="longest-positions")
-@fault("P3-shared-positions", "position/query-position", issue("unslothai/unsloth", 3795))
-class PositionsShared(OffsetCache):
-    """One counter of cached tokens, that of the longest row, numbers the tokens of all rows."""
-
-    def numbered(self, rows: Sequence[int], width: int) -> torch.Tensor | None:
-        return None
-
-
-@planted("realigned holes", families=FED, rows=2, edit="drift-most")
-@fault("P4-scalar-advance", "position/query-position", issue("huggingface/transformers", 43734))
-class AdvancesByMost(Drifting):
-    """Positions are carried on, and advance by the most accepted tokens of the batch in every row."""
-
-    def drifted(self, drift: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        return drift + surplus - surplus.min()
+fault("P4-scalar-advance", "position/query-position", "huggingface/transformers#43734").plant(
+    "Positions are carried on, and advance by the most accepted tokens of the batch in every row",
+    planted("realigned holes", families=FED, rows=2, edit="drift-most"),
+    step(Drifting, drifted=lambda right, self, drift, surplus: drift + surplus - surplus.min()),
+)
 
 
 @planted("realigned per_row staged", "holes continuous", families=FED, edit="drift-rejected")
-@fault("P5-advance-by-k", "position/query-position", issue("Blaizzy/mlx-vlm", 1155))
+@fault("P5-advance-by-k", "position/query-position", "Blaizzy/mlx-vlm#1155")
 class AdvancesByAll:
     """Positions are carried on, and advance by all tokens fed instead of those accepted."""
 
@@ -148,7 +137,7 @@ class AdvancesByAll:
 
 
 @planted("realigned holes rolled_back", "continuous", families=FED, edit="newest-shifted")
-@fault("P6-bonus-off-by-one", "position/query-position", issue("huggingface/transformers", 30042))
+@fault("P6-bonus-off-by-one", "position/query-position", "huggingface/transformers#30042")
 class NewestOffByOne:
     """The correction or bonus token is fed with the position of the token before it."""
 
@@ -167,7 +156,7 @@ class NewestOffByOne:
 
 
 @planted("realigned", families=FED, no_edit=NUMBERS)
-@fault("P7-moved-keys-rotated", "position/key-position", issue("lablup/mlxcel", 203), hashlm_only=True)
+@fault("P7-moved-keys-rotated", "position/key-position", "lablup/mlxcel#203", hashlm_only=True)
 class MovedKeysRotated(Mixing):
     """Entries that are only moved to other slots are given new positions."""
 
@@ -177,26 +166,21 @@ class MovedKeysRotated(Mixing):
         return moved
 
 
-@planted("uncached holes realigned", "expanded", families=FED, edit="clamped-positions")
-@fault("P8-clamped-at-one", "position/query-position", issue("huggingface/transformers", 43734))
-class ClampedAtOne(Handling):
-    """Positions are clamped to what pads are given, 1, which moves the first token of a row, too."""
+fault("P8-clamped-at-one", "position/query-position", "huggingface/transformers#43734").plant(
+    "Positions are clamped to what pads are given, 1, which moves the first token of a row, too",
+    planted("uncached holes realigned", "expanded", families=FED, edit="clamped-positions"),
+    step(Handling, positions=lambda right, self, at, real: at.masked_fill(~real, 0).clamp(min=1)),
+)
 
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return at.masked_fill(~real, 0).clamp(min=1)
-
-
-@planted("uncached realigned", "expanded", families=("learned",), rows=2, no_edit=NO_TOKENS)
-@fault("P9-pads-before-table", "crash/exception", issue("huggingface/transformers", 43734))
-class PadsBeforeTable(Handling):
-    """Pads are given position -1, which a table of positions does not have."""
-
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return at.masked_fill(~real, -1)
+fault("P9-pads-before-table", "crash/exception", "huggingface/transformers#43734").plant(
+    "Pads are given position -1, which a table of positions does not have",
+    planted("uncached realigned", "expanded", families=("learned",), rows=2, no_edit=NO_TOKENS),
+    step(Handling, positions=lambda right, self, at, real: at.masked_fill(~real, -1)),
+)
 
 
 @planted("realigned static", "paged", families=("learned",), rows=2, no_edit=NO_TOKENS)
-@fault("P9-pads-behind-table", "crash/exception", issue("huggingface/transformers", 43734))
+@fault("P9-pads-behind-table", "crash/exception", "huggingface/transformers#43734")
 class PadsBehindTable(Handling):
     """Pads are given the first position behind a table of positions."""
 
@@ -206,19 +190,14 @@ class PadsBehindTable(Handling):
         return at.masked_fill(~real, int(self.model.config.max_position_embeddings))
 
 
-@planted("packed", families=FED, rows=2, no_edit="no edit counts positions on from row to row")
-@fault("P10-positions-not-restarted", "position/query-position", EQSPEC)
-class PositionsNotRestarted(Packed):
-    """Positions are counted through all rows that lie behind one another."""
+fault("P10-positions-not-restarted", "position/query-position").plant(
+    "Positions are counted through all rows that lie behind one another",
+    planted("packed", families=FED, rows=2, no_edit="no edit counts positions on from row to row"),
+    step(Packed, numbered=lambda right, self, fed: list(range(fed[0][1], fed[0][1] + len(fed)))),
+)
 
-    def numbered(self, fed: list[tuple[int, int]]) -> list[int]:
-        return list(range(fed[0][1], fed[0][1] + len(fed)))
-
-
-@planted("static per_row", "paged", families=FED, no_edit="no edit holds positions at a table's end")
-@fault("P11-positions-end-at-16", "position/query-position", EQSPEC)
-class PositionsEndAt16(Handling):
-    """The table of positions was made for 16 tokens, and later ones take its last."""
-
-    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
-        return super().positions(at.clamp(max=15), real)
+fault("P11-positions-end-at-16", "position/query-position").plant(
+    "The table of positions is short, and later tokens take its last",
+    planted("static per_row", "paged", families=FED, no_edit="no edit holds positions at a table's end"),
+    step(Handling, positions=lambda right, self, at, real: right(at.clamp(max=TABLE - 1), real)),
+)

@@ -13,7 +13,7 @@ from eqcheck.catalogue.engines.batched import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.packed import Packed
 from eqcheck.catalogue.engines.rows import PerRow, Restored
-from eqcheck.catalogue.faults.fault import EQSPEC, OTHER_MODEL, fault, issue, patched, patches_of, planted
+from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, patched, patches_of, planted
 from eqcheck.catalogue.faults.leftovers import (
     SHOWN,
     Roomy,
@@ -27,7 +27,7 @@ from eqcheck.contract.family import named
 
 
 @planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most")
-@fault("K1-crop-to-max", "cache/stale-entry", issue("Blaizzy/mlx-vlm", 1155))
+@fault("K1-crop-to-max", "cache/stale-entry", "Blaizzy/mlx-vlm#1155")
 class CroppedToMax:
     """Every row is cropped as the row that accepted most, so others keep rejected entries."""
 
@@ -49,7 +49,7 @@ class CroppedToMax:
 
 
 @planted("realigned rolled_back", rows=2, edit="lost-to-least")
-@fault("K2-crop-to-min-keep-tokens", "cache/missing-entry", EQSPEC)
+@fault("K2-crop-to-min-keep-tokens", "cache/missing-entry")
 class CroppedToMin:
     """The cache is cropped to the batch's least accepted count, but rows keep all their accepted tokens."""
 
@@ -64,7 +64,7 @@ class CroppedToMin:
 
 
 @planted("realigned per_row rolled_back paged packed", "continuous staged", edit="newest-lost")
-@fault("K2-one-too-many-dropped", "cache/missing-entry", issue("lablup/mlxcel", 994))
+@fault("K2-one-too-many-dropped", "cache/missing-entry", "lablup/mlxcel#994")
 class OneTooManyDropped:
     """Rollback drops one accepted token with the rejected ones."""
 
@@ -93,7 +93,7 @@ class OneTooManyDropped:
 
 
 @planted("realigned per_row staged paged_small", "continuous packed static", edit="rejected-kept")
-@fault("K3-never-cropped", "cache/stale-entry", issue("ml-explore/mlx-lm", 1423))
+@fault("K3-never-cropped", "cache/stale-entry", "ml-explore/mlx-lm#1423")
 class NeverCropped:
     """Rejected tokens stay in the cache."""
 
@@ -127,7 +127,7 @@ class NeverCropped:
 
 
 @planted("realigned holes static", edit="first-rejected-kept")
-@fault("K3-one-rejected-kept", "cache/stale-entry", issue("ohdearquant/lattice", 243))
+@fault("K3-one-rejected-kept", "cache/stale-entry", "ohdearquant/lattice#243")
 class OneRejectedKept:
     """Rollback stops one token short."""
 
@@ -143,7 +143,7 @@ class OneRejectedKept:
 
 
 @planted("restored", families=named(lambda family: not family.window), edit="restored-with-all")
-@fault("K8-copy-shares-memory", "cache/stale-entry", EQSPEC)
+@fault("K8-copy-shares-memory", "cache/stale-entry")
 class CopySharesMemory(Restored):
     """The copy to go back to shares the cache's memory."""
 
@@ -152,7 +152,7 @@ class CopySharesMemory(Restored):
 
 
 @planted("realigned per_row", edit="reset")
-@fault("K11-reset-instead-of-rollback", "cache/missing-entry", issue("paiml/aprender", 2014))
+@fault("K11-reset-instead-of-rollback", "cache/missing-entry", "paiml/aprender#2014")
 class ResetInsteadOfRollback:
     """After a rejection the cache is emptied instead of rolled back."""
 
@@ -169,7 +169,7 @@ class ResetInsteadOfRollback:
 
 
 @planted("restored", families=("recurrent",), no_edit=OTHER_MODEL)
-@fault("K13-trim-without-effect", "cache/stale-entry", issue("ml-explore/mlx-lm", 1109))
+@fault("K13-trim-without-effect", "cache/stale-entry", "ml-explore/mlx-lm#1109")
 class TrimWithoutEffect(Restored):
     """A state that cannot be trimmed is trimmed, without effect."""
 
@@ -178,7 +178,7 @@ class TrimWithoutEffect(Restored):
 
 
 @planted("paged_small continuous", "paged", no_edit="no edit keeps rejected tokens and counts positions from them")
-@fault("K21-length-not-rolled-back", "cache/stale-entry", issue("ml-explore/mlx-lm", 1109))
+@fault("K21-length-not-rolled-back", "cache/stale-entry", "ml-explore/mlx-lm#1109")
 class LengthNotRolledBack:
     """A row's length in the cache is not shortened after a rejection, and positions are counted from it."""
 
@@ -192,7 +192,7 @@ class LengthNotRolledBack:
 
 
 @planted("static per_row", "paged_small", edit="rejected-kept")
-@fault("K24-not-cropped-from-k-7", "cache/stale-entry", issue("vllm-project/vllm", 51865))
+@fault("K24-not-cropped-from-k-7", "cache/stale-entry", "vllm-project/vllm#51865")
 class NotCroppedFromK7(RoundEngine):
     """A round of seven draft tokens or more is taken for a prompt chunk, and nothing is rolled back after it."""
 

@@ -16,12 +16,12 @@ from eqcheck.catalogue.engines.paged import Paged, Prefixed
 from eqcheck.catalogue.engines.paged_cache import PagedModel
 from eqcheck.catalogue.engines.pooled import Pooled
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.faults.fault import EQSPEC, FED, HANDED, SLOTS, fault, issue, planted
+from eqcheck.catalogue.faults.fault import FED, HANDED, SLOTS, fault, planted, step
 from eqcheck.catalogue.faults.leftovers import Shifted
 
 
 @planted("realigned holes rolled_back", rows=2, edit="rows-reversed")
-@fault("K7-rows-swapped", "cache/wrong-row", EQSPEC)
+@fault("K7-rows-swapped", "cache/wrong-row")
 class RowsSwapped(BatchCache):
     """The rows of the cache come back in another order."""
 
@@ -30,7 +30,7 @@ class RowsSwapped(BatchCache):
 
 
 @planted("per_row", rows=2, edit="caches-exchanged")
-@fault("K7-caches-exchanged", "cache/wrong-row", EQSPEC)
+@fault("K7-caches-exchanged", "cache/wrong-row")
 class CachesExchanged(PerRow):
     """Each row is given the next row's cache."""
 
@@ -44,7 +44,7 @@ class CachesExchanged(PerRow):
 
 
 @planted("", "continuous", rows=4, no_edit="no edit has rows wait for memory")
-@fault("K8-slot-released-twice", "cache/wrong-row", issue("sgl-project/sglang", 10892))
+@fault("K8-slot-released-twice", "cache/wrong-row", "sgl-project/sglang#10892")
 class ReleasedTwice(Continuous):
     """A slot that was released twice is given to two rows."""
 
@@ -56,7 +56,7 @@ class ReleasedTwice(Continuous):
 
 
 @planted("", "continuous", rows=3, edit="ended-row-seen")
-@fault("K9-slot-not-reset", "cache/wrong-row", issue("huggingface/text-generation-inference", 2711))
+@fault("K9-slot-not-reset", "cache/wrong-row", "huggingface/text-generation-inference#2711")
 class NotReset:
     """A slot is reused without being cleared, behind the entries of the row that had it."""
 
@@ -74,7 +74,7 @@ class NotReset:
 
 
 @planted("", "continuous", cache_states=("prefix",), rows=3, no_edit=HANDED)
-@fault("K12-published-with-unemitted", "cache/wrong-row", issue("jundot/omlx", 3533))
+@fault("K12-published-with-unemitted", "cache/wrong-row", "jundot/omlx#3533")
 class PublishedWithUnemitted(Shifted):
     """A row begins with the prefix a finished row left behind, one token longer than what they share."""
 
@@ -86,7 +86,7 @@ class PublishedWithUnemitted(Shifted):
 
 
 @planted("paged_small", "paged", rows=2, no_edit="no edit knows of blocks")
-@fault("K22-last-block-of-next-row", "cache/wrong-row", issue("vllm-project/vllm", 43682))
+@fault("K22-last-block-of-next-row", "cache/wrong-row", "vllm-project/vllm#43682")
 class LastBlockOfNextRow(PagedModel):
     """The last block that a row is shown is another row's."""
 
@@ -96,7 +96,7 @@ class LastBlockOfNextRow(PagedModel):
 
 
 @planted("paged per_row", "staged", cache_states=("prefix",), rows=2, no_edit=HANDED)
-@fault("K23-prefix-not-copied", "cache/wrong-row", issue("Avarok-Cybersecurity/atlas", 1193))
+@fault("K23-prefix-not-copied", "cache/wrong-row", "Avarok-Cybersecurity/atlas#1193")
 class PrefixNotCopied:
     """Rows write into the memory of the prefix that they share."""
 
@@ -117,7 +117,7 @@ def beginning_of(engine: RoundEngine, i: int) -> int | None:
 
 
 @planted("per_row", "paged", rows=2, no_edit="no edit lets two rows write to one cache")
-@fault("K25-rows-grow-out-of-one-cache", "cache/wrong-row", issue("Avarok-Cybersecurity/atlas", 1193))
+@fault("K25-rows-grow-out-of-one-cache", "cache/wrong-row", "Avarok-Cybersecurity/atlas#1193")
 class GrowsOutOfOneCache:
     """A row whose prompt goes on where another's ends goes on in that row's cache, not in a copy."""
 
@@ -147,7 +147,7 @@ class GrowsOutOfOneCache:
 
 
 @planted("realigned holes rolled_back", rows=2, edit="stale-rows")
-@fault("X2-stale-row-index", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+@fault("X2-stale-row-index", "cache/wrong-row", "vllm-project/vllm#47199")
 class StaleRowIndex(BatchCache):
     """When a row leaves the batch, the cache keeps the rows' old numbers."""
 
@@ -173,7 +173,7 @@ class OldNumbers(BatchCache):
 
 
 @planted("holes", "rolled_back", families=SLOTS, rows=3, no_edit="no edit gives a row another's mask")
-@fault("X3-mask-of-old-rows", "mask/of-another-row", issue("vllm-project/vllm", 47199))
+@fault("X3-mask-of-old-rows", "mask/of-another-row", "vllm-project/vllm#47199")
 class MaskOfOldRows(OldNumbers):
     """When a row leaves the batch, the mask keeps the rows' old numbers."""
 
@@ -190,7 +190,7 @@ class MaskOfOldRows(OldNumbers):
 
 
 @planted("holes", "rolled_back realigned", families=FED, rows=3, no_edit="no edit gives a row another's position")
-@fault("X3-positions-of-old-rows", "position/query-position", issue("vllm-project/vllm", 47199))
+@fault("X3-positions-of-old-rows", "position/query-position", "vllm-project/vllm#47199")
 class PositionsOfOldRows(OldNumbers):
     """When a row leaves the batch, positions go on from the rows' old numbers."""
 
@@ -206,7 +206,7 @@ class PositionsOfOldRows(OldNumbers):
 
 
 @planted("", "continuous", rows=3, no_edit="no edit has rows wait for memory")
-@fault("X2-read-in-slot-order", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+@fault("X2-read-in-slot-order", "cache/wrong-row", "vllm-project/vllm#47199")
 class ReadInSlotOrder(OffsetLayer):
     """The batch is in order of arrival, what is read from the cache in order of slots."""
 
@@ -215,7 +215,7 @@ class ReadInSlotOrder(OffsetLayer):
 
 
 @planted("continuous", rows=3, no_edit="no edit has rows wait for memory")
-@fault("K41-live-line", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+@fault("K41-live-line", "cache/wrong-row", "vllm-project/vllm#47199")
 class LiveLine(Continuous):
     """A row that joins is given the line of a row that is still decoded."""
 
@@ -225,7 +225,7 @@ class LiveLine(Continuous):
 
 
 @planted("paged", "paged_small", rows=2, no_edit="no edit knows of blocks")
-@fault("K41-live-block", "cache/wrong-row", issue("vllm-project/vllm", 47199))
+@fault("K41-live-block", "cache/wrong-row", "vllm-project/vllm#47199")
 class LiveBlock(PagedModel):
     """A row that joins is given the first block of a row that is still decoded."""
 
@@ -235,17 +235,15 @@ class LiveBlock(PagedModel):
         super().reserve(i, count)
 
 
-@planted("prefixed", "prefixed_small", rows=2, no_edit="no edit knows of blocks")
-@fault("K42-key-without-last-token", "cache/wrong-row", issue("sgl-project/sglang", 10892))
-class KeyWithoutLastToken(Prefixed):
-    """The key of a block of the prefix cache leaves out the block's last token."""
-
-    def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
-        return super().key(text, end)[:-1]
+fault("K42-key-without-last-token", "cache/wrong-row", "sgl-project/sglang#10892").plant(
+    "The key of a block of the prefix cache leaves out the block's last token",
+    planted("prefixed", "prefixed_small", rows=2, no_edit="no edit knows of blocks"),
+    step(Prefixed, key=lambda right, self, text, end: right(text, end)[:-1]),
+)
 
 
 @planted("packed", rows=2, no_edit="no edit reads a row's entries in another order")
-@fault("K26-moved-in-another-order", "cache/misaligned", issue("vllm-project/vllm", 47199))
+@fault("K26-moved-in-another-order", "cache/misaligned", "vllm-project/vllm#47199")
 class MovedInAnotherOrder(Packed):
     """Rows are moved in the cache, and the mask expects them in another order."""
 
@@ -259,7 +257,7 @@ class MovedInAnotherOrder(Packed):
 
 
 @planted("pooled", rows=2, no_edit="no edit reads a row's entries in another order")
-@fault("K26-tables-in-another-order", "cache/misaligned", issue("vllm-project/vllm", 47199))
+@fault("K26-tables-in-another-order", "cache/misaligned", "vllm-project/vllm#47199")
 class TablesInAnotherOrder(Pooled):
     """The slots of the rows of a call are read in another order than the mask expects them."""
 
@@ -268,7 +266,7 @@ class TablesInAnotherOrder(Pooled):
 
 
 @planted("", "pooled", no_edit="no edit reads a row's entries in another order")
-@fault("K26-read-one-slot-on", "cache/misaligned", issue("vllm-project/vllm", 47199))
+@fault("K26-read-one-slot-on", "cache/misaligned", "vllm-project/vllm#47199")
 class ReadOneSlotOn(Pooled):
     """Every slot of a table is read one too far."""
 

@@ -14,7 +14,9 @@ from eqcheck.catalogue.engines.offset_cache import OffsetLayer
 from eqcheck.catalogue.engines.paged_cache import PagedCache
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.engines.static_cache import FixedLayer, StaticModel
-from eqcheck.catalogue.faults.fault import EQSPEC, NO_TOKENS, NUMBERS, SLOTS, fault, issue, planted
+from eqcheck.catalogue.faults.fault import NO_TOKENS, NUMBERS, SLOTS, amount, fault, planted, step
+
+SCALE = amount("key scale", 2, 2, 4)
 
 Tensors = list[torch.Tensor]  # K and V of a layer
 
@@ -46,7 +48,7 @@ class AfterRounds(PerRow, Handling):
 
 
 @planted("realigned", edit="not-moved")
-@fault("K5-cache-not-moved", "cache/misaligned", issue("huggingface/transformers", 42655))
+@fault("K5-cache-not-moved", "cache/misaligned", "huggingface/transformers#42655")
 class NotMoved(RealignedCache):
     """Mask and positions are realigned, the cache is not."""
 
@@ -60,7 +62,7 @@ class NotMoved(RealignedCache):
 
 
 @planted("static", no_edit="no edit compacts a cache of fixed shape")
-@fault("K5-cache-not-moved", "cache/stale-entry", issue("huggingface/transformers", 42655))
+@fault("K5-cache-not-moved", "cache/stale-entry", "huggingface/transformers#42655")
 class ColumnsNotMoved(StaticModel):
     """Rows are compacted in mask and positions, not in the cache: rejected entries are seen in the place of tokens."""
 
@@ -72,7 +74,7 @@ class ColumnsNotMoved(StaticModel):
 
 
 @planted("realigned", rows=2, edit="moved-wrong-way")
-@fault("K5-moved-the-wrong-way", "cache/misaligned", issue("huggingface/transformers", 32189))
+@fault("K5-moved-the-wrong-way", "cache/misaligned", "huggingface/transformers#32189")
 class MovedTheWrongWay(RealignedCache):
     """Entries are moved together at the wrong edge."""
 
@@ -82,7 +84,7 @@ class MovedTheWrongWay(RealignedCache):
 
 @planted("", "static", no_edit="no edit compacts a cache of fixed shape")
 @planted("realigned", edit="values-not-moved")
-@fault("K6-values-not-moved", "cache/torn-entry", issue("alibaba/MNN", 4600))
+@fault("K6-values-not-moved", "cache/torn-entry", "alibaba/MNN#4600")
 class ValuesNotMoved:
     """Keys are realigned, values are not."""
 
@@ -98,17 +100,15 @@ class ValuesNotMoved:
                 layer.values = values
 
 
-@planted("realigned", edit="layers-not-moved")
-@fault("K6-layer-not-moved", "cache/torn-entry", issue("huggingface/transformers", 48280))
-class LayerNotMoved(Mixing):
-    """Only the first layer is realigned."""
-
-    def mixed(self, number: int, moved: Tensors, left: Tensors) -> Tensors:
-        return left if number else moved
+fault("K6-layer-not-moved", "cache/torn-entry", "huggingface/transformers#48280").plant(
+    "Only the first layer is realigned",
+    planted("realigned", edit="layers-not-moved"),
+    step(Mixing, mixed=lambda right, self, number, moved, left: left if number else moved),
+)
 
 
 @planted("realigned", edit="heads-not-moved")
-@fault("K6-head-not-moved", "cache/torn-entry", issue("alibaba/MNN", 4600))
+@fault("K6-head-not-moved", "cache/torn-entry", "alibaba/MNN#4600")
 class HeadNotMoved(Mixing):
     """Only the first head is realigned."""
 
@@ -117,7 +117,7 @@ class HeadNotMoved(Mixing):
 
 
 @planted("", "continuous", rows=2, no_edit="no edit writes keys and values to different slots")
-@fault("K6-values-at-longest-offset", "cache/torn-entry", issue("alibaba/MNN", 4600))
+@fault("K6-values-at-longest-offset", "cache/torn-entry", "alibaba/MNN#4600")
 class ValuesAtLongestOffset(OffsetLayer):
     """Keys are written at each row's offset, values at the longest row's."""
 
@@ -125,26 +125,21 @@ class ValuesAtLongestOffset(OffsetLayer):
         super().write(memory, block, starts.max().expand(len(starts)) if memory is self.values else starts)
 
 
-@planted("realigned paged_small", "continuous", no_edit=NUMBERS)
-@fault("K15-keys-and-values-exchanged", "cache/torn-entry", issue("ovg-project/kvcached", 391))
-class KeysAndValuesExchanged(Handling):
-    """K and V are exchanged."""
+fault("K15-keys-and-values-exchanged", "cache/torn-entry", "ovg-project/kvcached#391").plant(
+    "K and V are exchanged",
+    planted("realigned paged_small", "continuous", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (values, keys)),
+)
 
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return values, keys
-
-
-@planted("realigned static", "packed", no_edit=NUMBERS)
-@fault("K15-values-as-keys", "cache/torn-entry", issue("alibaba/MNN", 4600))
-class ValuesAsKeys(Handling):
-    """V is handed out as K."""
-
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return values, values
+fault("K15-values-as-keys", "cache/torn-entry", "alibaba/MNN#4600").plant(
+    "V is handed out as K",
+    planted("realigned static", "packed", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (values, values)),
+)
 
 
 @planted("paged", "static", no_edit=NUMBERS)
-@fault("K15-one-buffer", "cache/torn-entry", issue("vllm-project/vllm-ascend", 11021))
+@fault("K15-one-buffer", "cache/torn-entry", "vllm-project/vllm-ascend#11021")
 class OneBuffer:
     """K and V share one buffer, so V is written over K."""
 
@@ -160,7 +155,7 @@ class OneBuffer:
 
 
 @planted("realigned static", "per_row", no_edit=NUMBERS)
-@fault("K16-heads-rolled", "cache/torn-entry", issue("apple/axlearn", 842))
+@fault("K16-heads-rolled", "cache/torn-entry", "apple/axlearn#842")
 class HeadsRolled(Handling):
     """Each head is given the K and V of the one before it."""
 
@@ -171,7 +166,7 @@ class HeadsRolled(Handling):
 
 
 @planted("packed paged_small", "continuous", no_edit=NUMBERS)
-@fault("K16-head-0-everywhere", "cache/torn-entry", EQSPEC)
+@fault("K16-head-0-everywhere", "cache/torn-entry")
 class Head0Everywhere(Handling):
     """K and V of the first head are handed out for every head."""
 
@@ -180,7 +175,7 @@ class Head0Everywhere(Handling):
 
 
 @planted("per_row", "paged", no_edit=NUMBERS)
-@fault("K16-keys-heads-reversed", "cache/torn-entry", issue("onnx/onnx", 7274))
+@fault("K16-keys-heads-reversed", "cache/torn-entry", "onnx/onnx#7274")
 class KeysHeadsReversed(Handling):
     """The heads of K come in another order than those of V."""
 
@@ -191,7 +186,7 @@ class KeysHeadsReversed(Handling):
 
 
 @planted("realigned per_row", "static", no_edit=NUMBERS)
-@fault("K17-layers-exchanged", "cache/torn-entry", EQSPEC)
+@fault("K17-layers-exchanged", "cache/torn-entry")
 class LayersExchanged:
     """The layers of the cache are exchanged."""
 
@@ -212,17 +207,15 @@ class LayersExchanged:
                 self.caches[i].layers.reverse()
 
 
-@planted("continuous realigned", "paged_small", no_edit=NUMBERS)
-@fault("K18-keys-scaled", "cache/torn-entry", issue("lightseekorg/tokenspeed", 759))
-class KeysScaled(Handling):
-    """K is handed out with a scale that is not undone."""
-
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return keys * 2, values
+fault("K18-keys-scaled", "cache/torn-entry", "lightseekorg/tokenspeed#759").plant(
+    "K is handed out with a scale that is not undone",
+    planted("continuous realigned", "paged_small", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (keys * SCALE, values)),
+)
 
 
 @planted("static per_row", "packed", no_edit=NUMBERS)
-@fault("K18-values-negated", "cache/torn-entry", EQSPEC)
+@fault("K18-values-negated", "cache/torn-entry")
 class ValuesNegated(Handling):
     """V is negated."""
 
@@ -233,7 +226,7 @@ class ValuesNegated(Handling):
 
 
 @planted("realigned paged", "paged_small", rows=2, no_edit=NUMBERS)
-@fault("K19-keys-of-another-row", "cache/torn-entry", EQSPEC)
+@fault("K19-keys-of-another-row", "cache/torn-entry")
 class KeysOfAnotherRow:
     """In the upper layer each row is given the K of another row."""
 
@@ -251,13 +244,11 @@ class KeysOfAnotherRow:
             return keys.roll(1, 0) if layer_idx else keys, values
 
 
-@planted("paged_small", "continuous", no_edit=NUMBERS)
-@fault("K26-viewed-not-transposed", "cache/torn-entry", issue("vllm-project/vllm", 49012))
-class ViewedNotTransposed(Handling):
-    """A block is viewed as slots by heads where it should be transposed, so tokens and heads are mixed up."""
-
-    def turned(self, block: torch.Tensor) -> torch.Tensor:
-        return block.reshape(super().turned(block).shape)
+fault("K26-viewed-not-transposed", "cache/torn-entry", "vllm-project/vllm#49012").plant(
+    "A block is viewed as slots by heads where it should be transposed, so tokens and heads are mixed up",
+    planted("paged_small", "continuous", no_edit=NUMBERS),
+    step(Handling, turned=lambda right, self, block: block.reshape(right(block).shape)),
+)
 
 
 class ToldWithoutTheBlock(DynamicCache):  # type: ignore[misc]
@@ -278,7 +269,7 @@ class ToldOneLate(DynamicCache):  # type: ignore[misc]
 
 
 @planted("realigned static", "rolled_back", families=SLOTS, no_edit=NO_TOKENS)
-@fault("K28-sizes-without-the-block", "crash/exception", issue("microsoft/VibeVoice", 303))
+@fault("K28-sizes-without-the-block", "crash/exception", "microsoft/VibeVoice#303")
 class SizesWithoutTheBlock:
     """What the cache tells of the mask leaves out the block that is fed."""
 
@@ -293,7 +284,7 @@ class SizesWithoutTheBlock:
 
 
 @planted("realigned static", "holes", families=SLOTS, no_edit="no edit moves the mask against the cache")
-@fault("K29-sizes-one-late", "mask/token-hidden", issue("microsoft/VibeVoice", 303))
+@fault("K29-sizes-one-late", "mask/token-hidden", "microsoft/VibeVoice#303")
 class SizesOneLate:
     """What the cache tells of the mask begins one slot late."""
 

@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.engines.forked import Forked, Forking
 from eqcheck.catalogue.engines.handling import KeysValues
-from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, issue, planted
+from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, planted, step
 from eqcheck.contract.trees import Nodes, depths
 
 _BUILDS = "forked forked_rows"
@@ -20,7 +20,7 @@ _SGLANG, _TRT = "sgl-project/sglang", "NVIDIA/TensorRT-LLM"
 
 
 @planted(_BUILDS, **_TREE)
-@fault("K30-path-not-moved", "cache/wrong-path", issue(_SGLANG, 26866))
+@fault("K30-path-not-moved", "cache/wrong-path", f"{_SGLANG}#26866")
 class PathNotMoved(Forking):
     """Nothing is moved: behind the committed tokens the cache holds the first nodes of the block, not the path."""
 
@@ -28,35 +28,27 @@ class PathNotMoved(Forking):
         return unmoved
 
 
-@planted(_BUILDS, **_TREE)
-@fault("K30-lower-layer-moved", "cache/torn-entry", issue("openvinotoolkit/openvino", 38079))
-class LowerLayerMoved(Forking):
-    """The path is moved in the first layer alone."""
+fault("K30-lower-layer-moved", "cache/torn-entry", "openvinotoolkit/openvino#38079").plant(
+    "The path is moved in the first layer alone",
+    planted(_BUILDS, **_TREE),
+    step(Forking, moved=lambda right, self, layer, picked, unmoved: unmoved if layer else picked),
+)
 
-    def moved(self, layer: int, picked: KeysValues, unmoved: KeysValues) -> KeysValues:
-        return unmoved if layer else picked
+fault("K30-path-by-count", "cache/wrong-path", f"{_TRT}#10343").plant(
+    "The tree is rolled back by a count: as many first nodes are kept as the path has",
+    planted(_BUILDS, **_TREE),
+    step(Forking, kept=lambda right, self, place, paths: list(range(1, len(paths[place]) + 1))),
+)
 
-
-@planted(_BUILDS, **_TREE)
-@fault("K30-path-by-count", "cache/wrong-path", issue(_TRT, 10343))
-class PathByCount(Forking):
-    """The tree is rolled back by a count: as many first nodes are kept as the path has."""
-
-    def kept(self, place: int, paths: Rows) -> list[int]:
-        return list(range(1, len(paths[place]) + 1))
-
-
-@planted(_BUILDS, **_TREE)
-@fault("T30-bonus-by-count", "bookkeeping/wrong-correction", issue(_SGLANG, 15360))
-class BonusByCount(Forking):
-    """The bonus is read from the column whose number is the length of the path."""
-
-    def column_of_bonus(self, place: int, path: Sequence[int]) -> int:
-        return len(path)
+fault("T30-bonus-by-count", "bookkeeping/wrong-correction", f"{_SGLANG}#15360").plant(
+    "The bonus is read from the column whose number is the length of the path",
+    planted(_BUILDS, **_TREE),
+    step(Forking, column_of_bonus=lambda right, self, place, path: len(path)),
+)
 
 
 @planted(_BUILDS, **_TREE)
-@fault("M30-siblings-seen", "mask/sibling-visible", issue("vllm-project/vllm", 17560))
+@fault("M30-siblings-seen", "mask/sibling-visible", "vllm-project/vllm#17560")
 class SiblingsSeen(Forking):
     """A node sees the siblings before it."""
 
@@ -69,7 +61,7 @@ class SiblingsSeen(Forking):
 
 
 @planted(_BUILDS, **_TREE)
-@fault("M30-root-hidden", "mask/token-hidden", issue("sgl-project/sgl-kernel-npu", 146))
+@fault("M30-root-hidden", "mask/token-hidden", "sgl-project/sgl-kernel-npu#146")
 class RootHidden(Forking):
     """Nodes that have none behind them do not see the root."""
 
@@ -82,7 +74,7 @@ class RootHidden(Forking):
 
 
 @planted(_BUILDS, **_TREE)
-@fault("P30-position-by-index", "position/query-position", issue(_TRT, 13081))
+@fault("P30-position-by-index", "position/query-position", f"{_TRT}#13081")
 class PositionByIndex(Forking):
     """The position of a node is its place in the block, not its depth."""
 
@@ -113,7 +105,7 @@ class MissingNodeAccepted(Forking):
 
 
 @planted(_BUILDS, cache_states=("tree",), no_edit=OUTPUT_RIGHT)
-@fault("D31-wrong-parent", "draft/desync", issue(_SGLANG, 8409))
+@fault("D31-wrong-parent", "draft/desync", f"{_SGLANG}#8409")
 class WrongParent(Forking):
     """The draft is asked behind the node before the parent, where that is of the same depth."""
 
@@ -123,7 +115,7 @@ class WrongParent(Forking):
 
 
 @planted("forked", cache_states=("tree",), rows=2, no_edit=_NO_TREES)
-@fault("M31-filler-seen", "mask/pad-visible", issue(_SGLANG, 37120))
+@fault("M31-filler-seen", "mask/pad-visible", f"{_SGLANG}#37120")
 class FillerSeen(Forked):
     """A node sees the columns that fill up its row to the largest tree of the batch."""
 
@@ -132,7 +124,7 @@ class FillerSeen(Forked):
 
 
 @planted("", _BUILDS, **_TREE)
-@fault("K30-values-not-moved", "cache/torn-entry", issue("alibaba/MNN", 4600))
+@fault("K30-values-not-moved", "cache/torn-entry", "alibaba/MNN#4600", mechanism="K6-values-not-moved")
 class ValuesNotMoved(Forking):
     """Keys of the path are moved, values are not."""
 
@@ -141,7 +133,7 @@ class ValuesNotMoved(Forking):
 
 
 @planted("", _BUILDS, cache_states=("tree",), rows=2, no_edit=_NO_TREES)
-@fault("K30-path-of-first-row", "cache/wrong-path", issue(_SGLANG, 26866))
+@fault("K30-path-of-first-row", "cache/wrong-path", f"{_SGLANG}#26866")
 class PathOfFirstRow(Forking):
     """Every row keeps the nodes that the first row accepted, as many as it accepted itself."""
 
@@ -151,7 +143,7 @@ class PathOfFirstRow(Forking):
 
 
 @planted("", _BUILDS, **_TREE)
-@fault("T30-bonus-of-last-node", "bookkeeping/wrong-correction", issue(_SGLANG, 15360))
+@fault("T30-bonus-of-last-node", "bookkeeping/wrong-correction", f"{_SGLANG}#15360", mechanism="T30-bonus-by-count")
 class BonusOfLastNode(Forking):
     """The bonus is the answer at the last node of the tree."""
 
@@ -160,7 +152,7 @@ class BonusOfLastNode(Forking):
 
 
 @planted("", _BUILDS, **_TREE)
-@fault("M30-earlier-levels-seen", "mask/sibling-visible", issue("vllm-project/vllm", 17560))
+@fault("M30-earlier-levels-seen", "mask/sibling-visible", "vllm-project/vllm#17560", mechanism="M30-siblings-seen")
 class EarlierLevelsSeen(Forking):
     """A node sees all nodes of the levels above it, those of other branches among them."""
 
@@ -169,17 +161,15 @@ class EarlierLevelsSeen(Forking):
         return super().sees(place) | (deep[:, None] > deep)
 
 
-@planted("", _BUILDS, **_TREE)
-@fault("P30-position-of-parent", "position/query-position", issue(_TRT, 12962))
-class PositionOfParent(Forking):
-    """A node has the position of its parent."""
-
-    def depth(self, place: int) -> list[int]:
-        return [max(0, depth - 1) for depth in super().depth(place)]
+fault("P30-position-of-parent", "position/query-position", f"{_TRT}#12962", mechanism="P30-position-by-index").plant(
+    "A node has the position of its parent",
+    planted("", _BUILDS, **_TREE),
+    step(Forking, depth=lambda right, self, place: [max(0, depth - 1) for depth in right(place)]),
+)
 
 
 @planted("", _BUILDS, cache_states=("tree",), rows=2, no_edit=_NO_TREES)
-@fault("M31-mask-of-first-row", "mask/sibling-visible", issue(_TRT, 13006))
+@fault("M31-mask-of-first-row", "mask/sibling-visible", f"{_TRT}#13006", mechanism="X3-mask-of-first-row")
 class MaskOfFirstRow(Forking):
     """The tree of the first row is the mask of all."""
 
@@ -191,7 +181,7 @@ class MaskOfFirstRow(Forking):
 
 
 @planted("", _BUILDS, cache_states=("tree",), no_edit=OUTPUT_RIGHT)
-@fault("D30-tree-left-in-draft", "draft/desync", issue(_SGLANG, 8409))
+@fault("D30-tree-left-in-draft", "draft/desync", f"{_SGLANG}#8409")
 class TreeLeftInDraft(Forking):
     """What the draft was fed of a tree stays in its cache: it goes on behind nodes that were not accepted."""
 

@@ -7,45 +7,34 @@ from collections.abc import Sequence
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.fault import step
 from eqcheck.catalogue.samplers.chance import Race, Uniform, bucket
 from eqcheck.catalogue.samplers.engine import Sampler, shared_out
-from eqcheck.catalogue.samplers.fault import planted
+from eqcheck.catalogue.samplers.fault import fault
 from eqcheck.catalogue.samplers.right import OneHot, SampleMatch
 
+fault("L7-correction-from-p", "residual", "jaymody/speculative-sampling#3", tokens=299).plant(
+    "Corrections are drawn from p, not from what q leaves of it",
+    step(Sampler, residual=lambda right, self, p, q, token: p),
+)
 
-@planted("L7-correction-from-p", "residual", "jaymody/speculative-sampling#3", tokens=299)
-class CorrectionFromP(Sampler):
-    """Corrections are drawn from p, not from what q leaves of it."""
+fault("L8-residual-argmax", "residual", tokens=214).plant(
+    "The correction is the most likely token of the residual",
+    step(Sampler, residual=lambda right, self, p, q, token: all_on(right(p, q, token).argmax(), p)),
+)
 
-    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
-        return p
+fault("L9-residual-absolute", "residual", tokens=55).plant(
+    "Corrections are drawn in proportion to |p - q|",
+    step(Sampler, residual=lambda right, self, p, q, token: shared_out((p - q).abs(), p)),
+)
 
-
-@planted("L8-residual-argmax", "residual", tokens=214)
-class ResidualArgmax(Sampler):
-    """The correction is the most likely token of the residual."""
-
-    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
-        return all_on(super().residual(p, q, token).argmax(), p)
-
-
-@planted("L9-residual-absolute", "residual", tokens=55)
-class ResidualAbsolute(Sampler):
-    """Corrections are drawn in proportion to |p - q|."""
-
-    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
-        return shared_out((p - q).abs(), p)
+fault("L10-correction-column-late", "correction-column", "NVIDIA/TensorRT-LLM#15098", tokens=15).plant(
+    "The correction is drawn from the target's law one column late, behind the draft token that was rejected",
+    step(Sampler, correction=lambda right, self, i, column, token, p, q: self.drawn(i, p[column + 1])),
+)
 
 
-@planted("L10-correction-column-late", "correction-column", "NVIDIA/TensorRT-LLM#15098", tokens=15)
-class CorrectionColumnLate(Sampler):
-    """The correction is drawn from the target's law one column late, behind the draft token that was rejected."""
-
-    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
-        return self.drawn(i, p[column + 1])
-
-
-@planted("L11-residual-of-next-draft", "wrong-draft-row")
+@fault("L11-residual-of-next-draft", "wrong-draft-row")
 class ResidualOfNextDraft(Sampler):
     """The residual is taken with q of the next draft token."""
 
@@ -53,31 +42,23 @@ class ResidualOfNextDraft(Sampler):
         return super().correction(i, column, token, p, [*q[1:], q[-1]])
 
 
-@planted("L21-one-hot-not-masked", "residual", "openvinotoolkit/openvino.genai#2331", tokens=306)
-class OneHotNotMasked(OneHot):
-    """The draft token is the draft's first choice, and a correction is drawn from p with the draft token in it."""
+fault("L21-one-hot-not-masked", "residual", "openvinotoolkit/openvino.genai#2331", tokens=306).plant(
+    "The draft token is the draft's first choice, and a correction is drawn from p with the draft token in it",
+    step(OneHot, residual=lambda right, self, p, q, token: p),
+)
 
-    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
-        return p
+fault("L22-bonus-argmax", "bonus-law", "Luce-Org/lucebox#374", regime="near", tokens=81).plant(
+    "The bonus token is the target's first choice",
+    step(Sampler, bonus=lambda right, self, i, p: int(p[-1].argmax())),
+)
 
-
-@planted("L22-bonus-argmax", "bonus-law", "Luce-Org/lucebox#374", regime="near", tokens=81)
-class BonusArgmax(Sampler):
-    """The bonus token is the target's first choice."""
-
-    def bonus(self, i: int, p: torch.Tensor) -> int:
-        return int(p[-1].argmax())
-
-
-@planted("L23-bonus-from-last-draft", "bonus-column", regime="near", tokens=10)
-class BonusFromLastDraft(Sampler):
-    """The bonus token is drawn from the target's law at the last draft token."""
-
-    def bonus(self, i: int, p: torch.Tensor) -> int:
-        return self.drawn(i, p[max(0, len(p) - 2)])
+fault("L23-bonus-from-last-draft", "bonus-column", regime="near", tokens=10).plant(
+    "The bonus token is drawn from the target's law at the last draft token",
+    step(Sampler, bonus=lambda right, self, i, p: self.drawn(i, p[max(0, len(p) - 2)])),
+)
 
 
-@planted("L51-bonus-of-round-before", "stale-bonus", tokens=30)
+@fault("L51-bonus-of-round-before", "stale-bonus", tokens=30)
 class BonusOfRoundBefore(Sampler):
     """The bonus token is drawn from the law that the last column had in the row's round before."""
 
@@ -94,15 +75,13 @@ class BonusOfRoundBefore(Sampler):
         return self.drawn(i, self.last.get(i, p[-1]) if len(p) > 1 else p[-1])
 
 
-@planted("L52-bonus-from-first-column", "bonus-column", regime="near4", tokens=20)
-class BonusFromFirstColumn(Sampler):
-    """The bonus token is drawn from the target's law at the first draft token of the round."""
-
-    def bonus(self, i: int, p: torch.Tensor) -> int:
-        return self.drawn(i, p[0])
+fault("L52-bonus-from-first-column", "bonus-column", regime="near4", tokens=20).plant(
+    "The bonus token is drawn from the target's law at the first draft token of the round",
+    step(Sampler, bonus=lambda right, self, i, p: self.drawn(i, p[0])),
+)
 
 
-@planted("L53-residual-of-column-before", "correction-column", tokens=470)
+@fault("L53-residual-of-column-before", "correction-column", tokens=470)
 class ResidualOfColumnBefore(Sampler):
     """The correction is drawn from the residual of the column before, that of target and draft."""
 
@@ -110,7 +89,7 @@ class ResidualOfColumnBefore(Sampler):
         return super().correction(i, max(0, column - 1), token, p, q)
 
 
-@planted("L54-coin-picks-bonus", "reused-noise", tokens=7800)
+@fault("L54-coin-picks-bonus", "reused-noise", tokens=7800)
 class CoinPicksBonus(Sampler):
     """The coin that accepted the last draft token also picks the bonus, by the sums of the target's probabilities."""
 
@@ -122,7 +101,7 @@ class CoinPicksBonus(Sampler):
         return bucket(p[-1], self.last) if len(p) > 1 else super().bonus(i, p)
 
 
-@planted("L24-match-then-drawn-again", "residual", "ml-explore/mlx-swift-lm#459", tokens=805)
+@fault("L24-match-then-drawn-again", "residual", "ml-explore/mlx-swift-lm#459", tokens=805)
 class MatchThenDrawnAgain(SampleMatch):
     """A draft token is accepted where the target draws the same; where it does not, the target draws again."""
 
@@ -133,7 +112,7 @@ class MatchThenDrawnAgain(SampleMatch):
         return [*block[:-1], self.target_token(i, len(block) - 1, p[len(block) - 1])]
 
 
-@planted("L30-one-coin-for-both", "reused-noise", tokens=1400)
+@fault("L30-one-coin-for-both", "reused-noise", tokens=1400)
 class OneCoinForBoth(Sampler):
     """The number that rejected a draft token also picks the correction, by the sums of the residual's probabilities."""
 
@@ -145,7 +124,7 @@ class OneCoinForBoth(Sampler):
         return bucket(self.residual(p[column], q[column], token), self.last)
 
 
-@planted("L31-draft-noise-in-correction", "reused-noise", "vllm-project/vllm#54282", tokens=18000)
+@fault("L31-draft-noise-in-correction", "reused-noise", "vllm-project/vllm#54282", tokens=18000)
 class DraftNoiseInCorrection(Sampler):
     """The noise that drew a draft token also draws its correction."""
 
@@ -161,7 +140,7 @@ class DraftNoiseInCorrection(Sampler):
         return self.noise[i][column].winner(self.residual(p[column], q[column], token))
 
 
-@planted("L32-residual-without-temperature", "residual", "ohdearquant/lattice#388")
+@fault("L32-residual-without-temperature", "residual", "ohdearquant/lattice#388")
 class ResidualWithoutTemperature(Sampler):
     """Corrections are drawn from what p and q leave at a temperature of 1."""
 
@@ -170,12 +149,10 @@ class ResidualWithoutTemperature(Sampler):
         return super().correction(i, column, token, _law(p**warm), [_law(one**warm) for one in q])
 
 
-@planted("L33-correction-argmax", "residual", "https://arxiv.org/abs/2401.10774")
-class CorrectionArgmax(Sampler):
-    """The correction is the target's first choice."""
-
-    def residual(self, p: torch.Tensor, q: torch.Tensor, token: int) -> torch.Tensor:
-        return all_on(p.argmax(), p)
+fault("L33-correction-argmax", "residual", "https://arxiv.org/abs/2401.10774").plant(
+    "The correction is the target's first choice",
+    step(Sampler, residual=lambda right, self, p, q, token: all_on(p.argmax(), p)),
+)
 
 
 def _law(weights: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,17 @@
-"""What a planted fault of sampling is: what a sampler draws wrongly, where that happened, what it must be named.
+"""The record of a planted fault of sampling: what is drawn wrongly, where that happened, what it must be named.
 
-A fault is a class under the decorator `planted`: a scheme of sampling in which one step is overridden. Its docstring
-says what is broken. Its id is ``L<number>-<name>.<build>``, L for law. Every third number is held back: attribution was
-not developed on those.
+What breaks is a scheme of sampling in which one step is overridden: a class under `fault` as a decorator, whose
+docstring is the title, or a `step` in `SampledFault.plant`. An id is ``L<number>-<name>.<build>``, L for law. Every
+third number is held back: attribution was not developed on those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from eqcheck.catalogue.faults.fault import address
 from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
 from eqcheck.catalogue.samplers.engine import Sampler
 from eqcheck.contract.decoder import Decoder
@@ -23,6 +24,7 @@ SHOWS = {
     "greedy": "sampled rows have the right law, and greedy rows are drawn",
     "seeds": "the laws are right, but a row's seed does not do what it promises",
 }
+SAMPLED_FAULTS: list[SampledFault] = []
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class SampledFault:
 
     number: int
     name: str
-    mechanism: str
-    link: str
     kind: str
+    link: str
     regime: str
     tokens: int | None
     shows: str
-    scheme: type[Sampler]
+    title: str = ""
+    scheme: type[Sampler] = Sampler
 
     @property
     def id(self) -> str:
@@ -50,7 +52,7 @@ class SampledFault:
 
     @property
     def fingerprint(self) -> str:
-        """What the fault must be attributed to."""
+        """The component and kind that the fault must be attributed to."""
         return f"sampling/{self.kind}"
 
     @property
@@ -64,31 +66,20 @@ class SampledFault:
     def decoders(self, builds: Sequence[str] = SAMPLED_BUILDS) -> list[Decoder]:
         return [self.decoder(build) for build in builds]
 
+    def __call__(self, scheme: C) -> C:
+        """Decorate the scheme that breaks."""
+        title = " ".join((scheme.__doc__ or "").split()).rstrip(".")
+        SAMPLED_FAULTS.append(replace(self, title=title, scheme=scheme))
+        return scheme
 
-SAMPLED_FAULTS: list[SampledFault] = []
+    def plant(self, title: str, scheme: type[Sampler]) -> None:
+        scheme.__doc__ = f"{title}."
+        self(scheme)
 
 
-def planted(
-    id: str,
-    kind: str,
-    link: str = "",
-    *,
-    regime: str = "std",
-    tokens: int | None = None,
-    shows: str = "law",
-) -> Callable[[C], C]:
-    """Plant a fault; ``id`` begins with its number, ``link`` is ``owner/repository#number`` or an address."""
-
-    def plant(broken: C) -> C:
-        number, _, name = id.partition("-")
-        mechanism = " ".join((broken.__doc__ or "").split()).rstrip(".")
-        where = link
-        if "#" in link:
-            repository, _, issue = link.partition("#")
-            where = f"https://github.com/{repository}/issues/{issue}"
-        SAMPLED_FAULTS.append(
-            SampledFault(int(number[1:]), name, mechanism, where, kind, regime, tokens, shows, broken)
-        )
-        return broken
-
-    return plant
+def fault(
+    id: str, kind: str, link: str = "", *, regime: str = "std", tokens: int | None = None, shows: str = "law"
+) -> SampledFault:
+    """Say what breaks; ``id`` begins with its number, ``link`` is ``owner/repository#number`` or an address."""
+    number, _, name = id.partition("-")
+    return SampledFault(int(number[1:]), name, kind, link and address(link), regime, tokens, shows)

@@ -8,12 +8,15 @@ from dataclasses import replace
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.fault import amount, step
 from eqcheck.catalogue.samplers.engine import Sampler, changed, law_of
-from eqcheck.catalogue.samplers.fault import planted
+from eqcheck.catalogue.samplers.fault import fault
 from eqcheck.contract.decoder import RowOptions
 
+ALMOST_GREEDY = amount("top-k temperature", 1e-5, 1e-6, 1e-4)
 
-@planted("L12-q-of-next-row", "wrong-draft-row", "https://github.com/1Cat-vLLM/1Cat-vLLM/issues/656", tokens=38)
+
+@fault("L12-q-of-next-row", "wrong-draft-row", "https://github.com/1Cat-vLLM/1Cat-vLLM/issues/656", tokens=38)
 class DraftLawOfNextRow(Sampler):
     """The laws that draft tokens were drawn from are read one row further down, the first row's for the last."""
 
@@ -23,7 +26,7 @@ class DraftLawOfNextRow(Sampler):
         return (self.recorded[other] + own[len(self.recorded[other]) :])[: len(own)]
 
 
-@planted("L13-q-left-at-old-place", "wrong-draft-row", "vllm-project/vllm#41044")
+@fault("L13-q-left-at-old-place", "wrong-draft-row", "vllm-project/vllm#41044")
 class DraftLawLeftAtOldPlace(Sampler):
     """A row that moves up because another ended is compared with what its new place had in the round before."""
 
@@ -43,7 +46,7 @@ class DraftLawLeftAtOldPlace(Sampler):
         return (self.kept[place] + own[len(self.kept[place]) :])[: len(own)]
 
 
-@planted("L14-target-without-temperature", "target-option", "vllm-project/vllm#9834", tokens=103)
+@fault("L14-target-without-temperature", "target-option", "vllm-project/vllm#9834", tokens=103)
 class TargetWithoutTemperature(Sampler):
     """At draft tokens the target's law is taken at a temperature of 1."""
 
@@ -51,7 +54,7 @@ class TargetWithoutTemperature(Sampler):
         return [changed(self.options(i), temperature=1.0)] * count + [self.options(i)]
 
 
-@planted("L15-q-without-temperature", "draft-law", "ohdearquant/lattice#388", tokens=728)
+@fault("L15-q-without-temperature", "draft-law", "ohdearquant/lattice#388", tokens=728)
 class DraftLawWithoutTemperature(Sampler):
     """Draft tokens are drawn at the row's temperature, and compared as if it had been 1."""
 
@@ -59,7 +62,7 @@ class DraftLawWithoutTemperature(Sampler):
         return law_of(scores[None], changed(self.options(i), temperature=1.0))[0]
 
 
-@planted("L16-top-p-at-bonus-only", "target-option", "vllm-project/vllm#9834", tokens=11)
+@fault("L16-top-p-at-bonus-only", "target-option", "vllm-project/vllm#9834", tokens=11)
 class TopPAtBonusOnly(Sampler):
     """At draft tokens the target's law is not cut by top-p."""
 
@@ -67,7 +70,7 @@ class TopPAtBonusOnly(Sampler):
         return [changed(self.options(i), top_p=1.0)] * count + [self.options(i)]
 
 
-@planted("L17-min-p-at-bonus-only", "target-option", "vllm-project/vllm#42744")
+@fault("L17-min-p-at-bonus-only", "target-option", "vllm-project/vllm#42744")
 class MinPAtBonusOnly(Sampler):
     """At draft tokens the target's law is not cut by min-p."""
 
@@ -75,7 +78,7 @@ class MinPAtBonusOnly(Sampler):
         return [changed(self.options(i), min_p=0.0)] * count + [self.options(i)]
 
 
-@planted("L18-options-of-first-row", "target-option", "Blaizzy/mlx-vlm#1647", tokens=103)
+@fault("L18-options-of-first-row", "target-option", "Blaizzy/mlx-vlm#1647", tokens=103)
 class OptionsOfFirstRow(Sampler):
     """All sampled rows are drawn with the first row's temperature and cuts."""
 
@@ -85,7 +88,7 @@ class OptionsOfFirstRow(Sampler):
         return changed(self.request.rows[i], **values) if first.temperature else self.request.rows[i]
 
 
-@planted("L55-top-k-of-first-row", "target-option", "vllm-project/vllm#14301")
+@fault("L55-top-k-of-first-row", "target-option", "vllm-project/vllm#14301")
 class TopKOfFirstRow(Sampler):
     """All sampled rows are cut by the first row's top-k; each has its own temperature, top-p and min-p."""
 
@@ -93,7 +96,7 @@ class TopKOfFirstRow(Sampler):
         return changed(self.request.rows[i], top_k=self.request.rows[0].top_k)
 
 
-@planted("L56-greedy-rows-drawn", "greedy-drawn", shows="greedy")
+@fault("L56-greedy-rows-drawn", "greedy-drawn", shows="greedy")
 class GreedyRowsDrawn(Sampler):
     """A row with a temperature of 0 is drawn at a temperature of 1."""
 
@@ -102,7 +105,7 @@ class GreedyRowsDrawn(Sampler):
         return own if own.temperature else replace(own, temperature=1.0)
 
 
-@planted("L57-greedy-drawn-beside-sampled", "greedy-drawn", shows="greedy")
+@fault("L57-greedy-drawn-beside-sampled", "greedy-drawn", shows="greedy")
 class GreedyDrawnBesideSampled(GreedyRowsDrawn):
     """Greedy rows are drawn where any other row of the batch is sampled."""
 
@@ -111,7 +114,7 @@ class GreedyDrawnBesideSampled(GreedyRowsDrawn):
         return super().options(i) if any(row.temperature for row in self.request.rows) else own
 
 
-@planted("L19-q-before-cuts", "draft-law", "huggingface/transformers#47932", tokens=2000)
+@fault("L19-q-before-cuts", "draft-law", "huggingface/transformers#47932", tokens=2000)
 class DraftLawBeforeCuts(Sampler):
     """Draft tokens are drawn from what top-k, top-p and min-p leave, and compared with the law before these."""
 
@@ -119,15 +122,13 @@ class DraftLawBeforeCuts(Sampler):
         return law_of(scores[None], changed(self.options(i), top_k=0, top_p=1.0, min_p=0.0))[0]
 
 
-@planted("L20-greedy-draft", "draft-law", "huggingface/transformers#32867", tokens=58)
-class GreedyDraft(Sampler):
-    """Draft tokens are the draft's first choices, and are compared as if they had been drawn from its law."""
-
-    def draft_token(self, i: int, q: torch.Tensor) -> int:
-        return int(q.argmax())
+fault("L20-greedy-draft", "draft-law", "huggingface/transformers#32867", tokens=58).plant(
+    "Draft tokens are the draft's first choices, and are compared as if they had been drawn from its law",
+    step(Sampler, draft_token=lambda right, self, i, q: int(q.argmax())),
+)
 
 
-@planted("L34-first-token-greedy", "first-token", "Luce-Org/lucebox#374")
+@fault("L34-first-token-greedy", "first-token", "Luce-Org/lucebox#374")
 class FirstTokenGreedy(Sampler):
     """The first new token of a row is the target's first choice."""
 
@@ -137,7 +138,7 @@ class FirstTokenGreedy(Sampler):
         return super().decided(i, proposed, p)
 
 
-@planted("L35-bonus-without-temperature", "bonus-law", regime="near", tokens=100)
+@fault("L35-bonus-without-temperature", "bonus-law", regime="near", tokens=100)
 class BonusWithoutTemperature(Sampler):
     """Bonus tokens are drawn at a temperature of 1."""
 
@@ -145,7 +146,7 @@ class BonusWithoutTemperature(Sampler):
         return [self.options(i)] * count + [changed(self.options(i), temperature=1.0)]
 
 
-@planted("L36-greedy-at-drafts", "target-option", "ROCm/ATOM#2318", tokens=37)
+@fault("L36-greedy-at-drafts", "target-option", "ROCm/ATOM#2318", tokens=37)
 class GreedyAtDrafts(Sampler):
     """At draft tokens the target is greedy; the bonus token alone is sampled."""
 
@@ -153,16 +154,16 @@ class GreedyAtDrafts(Sampler):
         return [changed(self.options(i), temperature=0.0)] * count + [self.options(i)]
 
 
-@planted("L37-top-k-makes-greedy", "target-option", "NVIDIA/TensorRT-LLM#19390")
+@fault("L37-top-k-makes-greedy", "target-option", "NVIDIA/TensorRT-LLM#19390")
 class TopKMakesGreedy(Sampler):
-    """A row with a top-k is drawn at a temperature of 1e-5."""
+    """A row with a top-k is drawn at a temperature near 0."""
 
     def options(self, i: int) -> RowOptions:
         own = self.request.rows[i]
-        return changed(own, temperature=1e-5) if own.top_k else own
+        return changed(own, temperature=ALMOST_GREEDY) if own.top_k else own
 
 
-@planted("L38-temperature-last", "target-option", "lablup/mlxcel#1379")
+@fault("L38-temperature-last", "target-option", "lablup/mlxcel#1379")
 class TemperatureLast(Sampler):
     """The temperature is applied behind top-k, top-p and min-p, where the decoder declares that it comes first."""
 
@@ -170,7 +171,7 @@ class TemperatureLast(Sampler):
         return law_of(scores, self.options(i), ("top-k", "top-p", "min-p", "temperature"))
 
 
-@planted("L39-draft-cut-unseen", "draft-law", "huggingface/transformers#28508")
+@fault("L39-draft-cut-unseen", "draft-law", "huggingface/transformers#28508")
 class DraftCutUnseen(Sampler):
     """Draft tokens are drawn from the draft's three likeliest ones, and compared as if there were no such cut."""
 

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.fault import amount
 from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
 from eqcheck.catalogue.samplers.chance import Race
 from eqcheck.catalogue.samplers.engine import Sampler, shared_out
 from eqcheck.contract.decoder import Decoder
 from eqcheck.hashlm.hashing import mix
+
+LENIENCE = amount("lenience", 0.7, 0.5, 0.85)
 
 
 class TargetOnly(Sampler):
@@ -145,10 +148,10 @@ class GreedyApart(Sampler):
 class Lenient(Sampler):
     """Draft tokens are accepted more often than their target would have them: faster, and says so."""
 
-    lossless = "lenience 0.7: a draft token is accepted with probability p/q/0.7"
+    lossless = f"lenience {LENIENCE:g}: a draft token is accepted with probability p/q/{LENIENCE:g}"
 
     def ratio(self, p: float, q: float) -> float:
-        return super().ratio(p, q) / 0.7
+        return super().ratio(p, q) / LENIENCE
 
 
 RIGHT: dict[str, type[Sampler]] = {

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.catalogue.faults.fault import step
 from eqcheck.catalogue.samplers.chance import Race, Source, Uniform
 from eqcheck.catalogue.samplers.engine import Sampler
-from eqcheck.catalogue.samplers.fault import planted
+from eqcheck.catalogue.samplers.fault import fault
 from eqcheck.catalogue.samplers.right import PositionKeyed
 
 
@@ -29,15 +30,13 @@ class Sharing(Sampler):
         return self.request.rows[i].seed is not None
 
 
-@planted("L25-one-seed-for-all-rows", "shared-noise", "NVIDIA/TensorRT-LLM#17599", tokens=26, shows="rows")
-class OneSeedForAllRows(Sharing):
-    """Rows that have no seed get generators of their own, all with one seed."""
-
-    def source(self, i: int) -> Source:
-        return super().source(i) if self.alone(i) else self.new_source(self.common)
+fault("L25-one-seed-for-all-rows", "shared-noise", "NVIDIA/TensorRT-LLM#17599", tokens=26, shows="rows").plant(
+    "Rows that have no seed get generators of their own, all with one seed",
+    step(Sharing, source=lambda right, self, i: right(i) if self.alone(i) else self.new_source(self.common)),
+)
 
 
-@planted("L40-rounds-begin-alike", "shared-noise", "NVIDIA/TensorRT-LLM#19487")
+@fault("L40-rounds-begin-alike", "shared-noise", "NVIDIA/TensorRT-LLM#19487")
 class RoundsBeginAlike(Sharing):
     """A row's generator is seeded anew in each round, and with the same seed."""
 
@@ -49,7 +48,7 @@ class RoundsBeginAlike(Sharing):
         return super().source(i) if self.alone(i) else self.new_source(self.common + i)
 
 
-@planted("L41-seed-zero-by-position", "shared-noise", "tenstorrent/tt-metal#53166", tokens=26, shows="rows")
+@fault("L41-seed-zero-by-position", "shared-noise", "tenstorrent/tt-metal#53166", tokens=26, shows="rows")
 class SeedZeroByPosition(PositionKeyed):
     """Noise is made from seed and position, and rows that have no seed share one."""
 
@@ -62,7 +61,7 @@ class SeedZeroByPosition(PositionKeyed):
         return self.common if seed is None else seed
 
 
-@planted("L42-draft-noise-shared", "shared-noise", tokens=123, shows="rows")
+@fault("L42-draft-noise-shared", "shared-noise", tokens=123, shows="rows")
 class DraftNoiseShared(Sharing):
     """The noise that draws draft tokens is made once for all rows."""
 
@@ -75,7 +74,7 @@ class DraftNoiseShared(Sharing):
         return self.races[column].winner(q)
 
 
-@planted("L43-coins-shared", "shared-noise", tokens=3500, shows="rows")
+@fault("L43-coins-shared", "shared-noise", tokens=3500, shows="rows")
 class CoinsShared(Sharing):
     """The coins of acceptance are drawn once for all rows."""
 
@@ -87,7 +86,7 @@ class CoinsShared(Sharing):
         return self.coins[column] < self.ratio(float(p[column, token]), float(q[column][token]))
 
 
-@planted("L44-correction-noise-shared", "shared-noise", tokens=220, shows="rows")
+@fault("L44-correction-noise-shared", "shared-noise", tokens=220, shows="rows")
 class CorrectionNoiseShared(Sharing):
     """The noise that draws corrections and bonus tokens is made once a round for all rows."""
 
@@ -99,15 +98,13 @@ class CorrectionNoiseShared(Sharing):
         return self.races[0].winner(chances)
 
 
-@planted("L45-seed-ignored", "seed-ignored", "vllm-project/vllm#6034", shows="seeds")
-class SeedIgnored(Sampler):
-    """Rows with a seed draw from the global generator."""
-
-    def source(self, i: int) -> Source:
-        return self.new_source(None)
+fault("L45-seed-ignored", "seed-ignored", "vllm-project/vllm#6034", shows="seeds").plant(
+    "Rows with a seed draw from the global generator",
+    step(Sampler, source=lambda right, self, i: self.new_source(None)),
+)
 
 
-@planted("L46-seed-fixed", "seed-fixed", shows="rows")
+@fault("L46-seed-fixed", "seed-fixed", shows="rows")
 class SeedFixed(Sampler):
     """All seeds are the same one."""
 
@@ -115,7 +112,7 @@ class SeedFixed(Sampler):
         return self.new_source(None if self.request.rows[i].seed is None else 42)
 
 
-@planted("L47-coins-for-absent-drafts", "batch-dependent", "vllm-project/vllm-ascend#13608", shows="seeds")
+@fault("L47-coins-for-absent-drafts", "batch-dependent", "vllm-project/vllm-ascend#13608", shows="seeds")
 class CoinsForAbsentDrafts(Sampler):
     """A row draws as many coins as the row with the most draft tokens, also for those that it does not have."""
 
@@ -129,7 +126,7 @@ class CoinsForAbsentDrafts(Sampler):
         return super().decided(i, proposed, p)
 
 
-@planted("L48-seed-of-whole-batch", "batch-dependent", shows="seeds")
+@fault("L48-seed-of-whole-batch", "batch-dependent", shows="seeds")
 class SeedOfWholeBatch(Sampler):
     """A row's seed seeds the global generator, and all rows draw from that in turn."""
 
