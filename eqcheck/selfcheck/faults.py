@@ -25,6 +25,7 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS, PLANTED
+from eqcheck.catalogue.faults.fault import SEED
 from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
@@ -105,6 +106,7 @@ class SelfCheck:
     rare: tuple[RareResult, ...] = ()
     sampled: tuple[SampledResult, ...] = ()
     memory: tuple[MemoryResult, ...] = ()
+    seed: str = SEED
 
     @property
     def left_out(self) -> list[str]:
@@ -158,14 +160,7 @@ class SelfCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's object."""
-        return {
-            "faults": [asdict(fault) for fault in self.faults],
-            "known_good": [asdict(good) for good in self.known_good],
-            "rare": [asdict(rare) for rare in self.rare],
-            "sampled": [asdict(one) for one in self.sampled],
-            "memory": [asdict(one) for one in self.memory],
-            "failures": self.failures,
-        }
+        return {**asdict(self), "failures": self.failures}
 
 
 def selfcheck(jobs: int = 1, cases: int = SOUND_CASES, listen: Listener = lambda event: None) -> SelfCheck:
@@ -200,20 +195,17 @@ def short() -> SelfCheck:
 
 def _gathered(results: list[_Result]) -> SelfCheck:
     good: dict[str, KnownGoodResult] = {}
-    for one in results:
-        if isinstance(one, KnownGoodResult):
-            before = good.get(one.name, KnownGoodResult(one.name, 0, 0))
-            good[one.name] = replace(
-                one,
-                cases=before.cases + one.cases,
-                violations=before.violations + one.violations,
-                first=before.first or one.first,
-            )
-    rare = next((one for one in results if isinstance(one, tuple)), ())
-    faults = tuple(one for one in results if isinstance(one, FaultResult))
-    sampled = tuple(one for one in results if isinstance(one, SampledResult))
-    memory = tuple(one for one in results if isinstance(one, MemoryResult))
-    return SelfCheck(faults, tuple(good.values()), rare, sampled, memory)
+    for part in _of(results, KnownGoodResult):
+        before = good.get(part.name, KnownGoodResult(part.name, 0, 0))
+        cases, violations = before.cases + part.cases, before.violations + part.violations
+        good[part.name] = replace(part, cases=cases, violations=violations, first=before.first or part.first)
+    rare: tuple[RareResult, ...] = next(iter(_of(results, tuple)), ())
+    sampled, memory = _of(results, SampledResult), _of(results, MemoryResult)
+    return SelfCheck(_of(results, FaultResult), tuple(good.values()), rare, sampled, memory)
+
+
+def _of(results: list[_Result], kind: type[T]) -> tuple[T, ...]:
+    return tuple(result for result in results if isinstance(result, kind))
 
 
 def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
