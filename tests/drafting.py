@@ -12,11 +12,10 @@ from transformers import DynamicCache
 
 from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.case.record import Case
-from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
-from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
-from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.engines.lines import Continuous
+from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.decoder import Request
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.engine import Rows, additive
-from eqcheck.catalogue.engines.forked import Forking
+from eqcheck.catalogue.engines.trees import Forking
 
 
 class ForkedPacked(Forking):

@@ -29,12 +29,11 @@ from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.losses import draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
-from eqcheck.catalogue.engines.batched import Realigned, RolledBack
-from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.batch import Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.plain import Expanded, Uncached
-from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.engines.lines import Continuous
+from eqcheck.catalogue.engines.pool import Packed
+from eqcheck.catalogue.engines.rows import Expanded, PerRow, Uncached
 from eqcheck.contract.decoder import CLAIMED, Decoder
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run, truth_of

@@ -15,10 +15,9 @@ from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.catalogue.engines.batched import RolledBack
+from eqcheck.catalogue.engines.batch import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.decoder import Decoder
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.explanation.records import Explanation

@@ -16,7 +16,7 @@ from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS
-from eqcheck.catalogue.engines.batched import Holes, Realigned
+from eqcheck.catalogue.engines.batch import Holes, Realigned
 from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source

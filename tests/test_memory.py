@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eqcheck import cli
 from eqcheck.catalogue import BUILDS
-from eqcheck.catalogue.leaks import KEEPING, LEAKS
+from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Request, decoder
 from eqcheck.hashlm.hashing import WIDTH, write_of, writes
@@ -175,7 +175,7 @@ def test_an_audit_reports_memory_only_where_it_is_asked(tmp_path: Path, capsys: 
 def test_a_leak_is_a_warning_of_an_audit_and_no_violation(tmp_path: Path) -> None:
     leaking = tmp_path / "leaking.py"
     leaking.write_text(
-        "from eqcheck.catalogue.leaks import LEAKS\n"
+        "from eqcheck.catalogue.faults.leaks import LEAKS\n"
         "leaking = next(leak for leak in LEAKS if leak.id == 'L1-caches-kept').decoder()\n"
     )
     flags = ["--cases", "3", "--memory", "--no-corpus", "--out", str(tmp_path / "out")]

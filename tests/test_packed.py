@@ -11,8 +11,7 @@ from packed_trees import ForkedPacked
 
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.pooled import Pooled
+from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.faults import trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
 from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder

@@ -12,7 +12,7 @@ import pytest
 
 from eqcheck import cli
 from eqcheck.campaign.loop import audit
-from eqcheck.catalogue.faults.rare import RARE
+from eqcheck.catalogue.faults.conjunctions import RARE
 from eqcheck.contract import registry
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.drawing.cases import USUAL

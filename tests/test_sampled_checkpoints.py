@@ -22,7 +22,7 @@ from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampled import ENGINE_REGIMES as REGIMES
 from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.build import sampler
+from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry

@@ -11,10 +11,8 @@ import torch
 
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, SampledFault, samplers
-from eqcheck.catalogue.samplers.build import engine_of
-from eqcheck.catalogue.samplers.chance import Race
-from eqcheck.catalogue.samplers.engine import Sampler
-from eqcheck.catalogue.samplers.exact import Outputs, Remembering, distance, emitted_laws, second_winner
+from eqcheck.catalogue.samplers.engine import Race, Sampler, engine_of
+from eqcheck.catalogue.samplers.enumeration import Outputs, Remembering, distance, emitted_laws, second_winner
 from eqcheck.catalogue.samplers.fault import SHOWS
 from eqcheck.contract.decoder import Request, RowOptions
 from eqcheck.drafting.draft import ScriptedDraft

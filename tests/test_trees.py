@@ -16,7 +16,7 @@ from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
-from eqcheck.catalogue.engines.forked import Forked
+from eqcheck.catalogue.engines.trees import Forked
 from eqcheck.contract import registry
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.decoding.harness import run, truth_of

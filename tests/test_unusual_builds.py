@@ -11,7 +11,7 @@ from drafting import LookedUp
 
 from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
-from eqcheck.catalogue.engines.packed import Packed
+from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoder import CLAIMED, Decoder, Request, decoder
 from eqcheck.decoding.harness import run

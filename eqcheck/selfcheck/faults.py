@@ -25,8 +25,8 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS, PLANTED
+from eqcheck.catalogue.faults.conjunctions import RARE, Seen, recording
 from eqcheck.catalogue.faults.fault import SEED
-from eqcheck.catalogue.faults.rare import RARE, Seen, recording
 from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
 from eqcheck.decoding.harness import run

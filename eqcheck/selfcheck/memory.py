@@ -10,7 +10,7 @@ import torch
 from tabulate import tabulate
 
 from eqcheck.catalogue.engines.builds import BUILDS
-from eqcheck.catalogue.leaks import KEEPING, LEAKS
+from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
 from eqcheck.contract.decoder import Decoder
 from eqcheck.explanation.notice import kind_of
 from eqcheck.memory.probe import probe_case, try_memory

@@ -22,9 +22,9 @@ from eqcheck.attribution.losses import all_warnings
 from eqcheck.catalogue import BUILDS, PAIRS, PLANTED
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS
-from eqcheck.catalogue.leaks import LEAKS
+from eqcheck.catalogue.faults.leaks import LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.build import sampler
+from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS

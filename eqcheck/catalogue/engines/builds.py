@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.catalogue.engines.batched import Holes, Realigned, RolledBack
-from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
+from eqcheck.catalogue.engines.blocks import Paged, PagedSmall, Prefixed, PrefixedSmall
+from eqcheck.catalogue.engines.columns import Static
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.engines.forked import Forked, ForkedRows
-from eqcheck.catalogue.engines.headed import AcceptedHead, ColumnHead, PairsHead
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged import Paged, PagedSmall, Prefixed, PrefixedSmall
-from eqcheck.catalogue.engines.plain import Expanded, OneRow, Uncached
-from eqcheck.catalogue.engines.pooled import Pooled
-from eqcheck.catalogue.engines.rows import PerRow, Restored
-from eqcheck.catalogue.engines.staged import Staged
-from eqcheck.catalogue.engines.static import Static
+from eqcheck.catalogue.engines.heads import AcceptedHead, ColumnHead, PairsHead
+from eqcheck.catalogue.engines.lines import Continuous
+from eqcheck.catalogue.engines.pool import Packed, Pooled
+from eqcheck.catalogue.engines.rows import Expanded, OneRow, PerRow, Restored, Staged, Uncached
+from eqcheck.catalogue.engines.trees import Forked, ForkedRows
 from eqcheck.contract.decoder import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
 from eqcheck.contract.family import named
 

@@ -1,8 +1,8 @@
-"""What all engines share: the loop of rounds, commitment of tokens, where rows end, the order of outputs.
+"""The loop that all engines share: rounds, commitment of tokens, where rows end, the order of outputs.
 
-A subclass of `RoundEngine` says how drafts are proposed (`propose`) and verified (`verify`), and what happens to its
-caches between rounds (`after`). A place is that of a row in ``active``; where an engine has a memory of its own,
-``memory`` is its class for the target, and ``draft_memory`` for the draft.
+A subclass of `RoundEngine` says how drafts are proposed (`propose`) and verified (`verify`), and how its caches change
+between rounds (`after`). A place is that of a row in ``active``; where an engine has a memory of its own, ``memory`` is
+its class for the target, and ``draft_memory`` for the draft.
 """
 
 from __future__ import annotations
@@ -14,8 +14,26 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.handling import Handling
 from eqcheck.contract.decoder import Request
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+class Handling:
+    """A part of an engine that feeds a model, or keeps K and V for it."""
+
+    def positions(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor | None:
+        """Position ids ``[batch, block]``: pads, which ``real`` leaves out, have one that every model knows."""
+        return at.masked_fill(~real, 0)
+
+    def turned(self, block: torch.Tensor) -> torch.Tensor:
+        """K or V ``[rows, heads, tokens, width]`` of a block as memory keeps it, ``[rows, tokens, heads, width]``."""
+        return block.transpose(1, 2)
+
+    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
+        """K and V ``[rows, heads, slots, width]`` as a layer gets them, or as they stay in the cache."""
+        return keys, values
+
 
 Rows = list[list[int]]
 HIDDEN = -1e30  # added to a score; unlike the dtype's minimum it stays finite in a float32 softmax
@@ -142,6 +160,46 @@ class RoundEngine(Handling):
 
     def outputs(self) -> Rows:
         return [row[n:] for row, n in zip(self.rows, self.starts, strict=True)]
+
+
+class RequestEngine(RoundEngine):
+    """An engine whose memories, ``verifier`` and ``drafter``, are fed and shortened by request."""
+
+    verifier: Any
+    drafter: Any
+
+    def prefill_all(self, i: int) -> None:
+        """Feed all but the last piece of a row's prompt."""
+        pending = self.rows[i][self.verifier.lengths[i] :]
+        for number, piece in enumerate(pieces(pending, self.request.prefill_chunk)[:-1]):
+            self.prefill(i, piece, number)
+
+    def prefill(self, i: int, piece: list[int], number: int) -> None:
+        """Feed a piece of a row's prompt, but the last."""
+        self.calls += 1
+        self.verifier.feed([i], [piece])
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        """Draft ``budget[place]`` tokens for each active row, all rows at once."""
+        drafts: dict[int, list[int]] = {i: [] for i in self.active}
+        waiting = {i: self.drafted_on(i, self.rows[i][self.drafter.lengths[i] :]) for i in self.active}
+        while going := [i for i, k in zip(self.active, budget, strict=True) if len(drafts[i]) < k]:
+            for i, logits in zip(going, self.drafter.feed(going, [waiting[i] for i in going]), strict=True):
+                drafts[i].append(self.next_draft(i, logits, drafts[i]))
+                waiting[i] = drafts[i][-1:]
+        return list(drafts.values())
+
+    def verify(self, drafts: Rows) -> Rows:
+        rows = zip(self.active, drafts, strict=True)
+        blocks = [self.rows[i][self.verifier.lengths[i] :] + proposed for i, proposed in rows]
+        self.calls += 1
+        return self.answers(self.verifier.feed(self.active, blocks), drafts)
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        self.verifier.keep(self.active, lengths)
+        # The draft was not fed its last token: after full acceptance its cache is one token shorter.
+        fed = [min(self.drafter.lengths[i], n) for i, n in zip(self.active, lengths, strict=True)]
+        self.drafter.keep(self.active, fed)
 
 
 def left_padded(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor]:

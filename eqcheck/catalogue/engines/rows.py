@@ -1,14 +1,71 @@
-"""Engines with one cache per row: `PerRow` crops what was rejected, `Restored` goes back to a copy."""
+"""Engines that keep rows apart: without a cache, or with one for each row.
+
+`PerRow` crops rejected tokens, `Restored` goes back to a copy, and the draft of `Staged` has a cheap draft of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows, own_copy, pieces, prefix_for
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded, own_copy, pieces, prefix_for
+
+
+class OneRow(RoundEngine):
+    """One row at a time, one token at a time: no cache, no draft, no padding."""
+
+    def decode(self) -> Rows:
+        for row, start in zip(self.rows, self.starts, strict=True):
+            while len(row) < start + self.request.max_new_tokens:
+                row.append(int(self.target(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1].argmax()))
+                if row[-1] in self.eos:
+                    break
+        return self.outputs()
+
+
+class Uncached(RoundEngine):
+    """The whole batch, left padded, is fed again each round."""
+
+    def verify(self, drafts: Rows) -> Rows:
+        return self.answers(self.feed(list(zip(self.active, drafts, strict=True))), drafts)
+
+    def feed(self, rows: Sequence[tuple[int, list[int]]]) -> list[torch.Tensor]:
+        """Logits ``[tokens, vocab]`` of each pair of a row's index and what follows the row."""
+        ids, real = self.padded(rows)
+        rank = real.long().cumsum(1) - 1
+        logits = self.target(
+            input_ids=ids,
+            attention_mask=self.visible(ids, real).long(),
+            position_ids=self.positions(rank, rank >= 0),
+            use_cache=False,
+        ).logits
+        return [row[mask] for row, mask in zip(logits, real, strict=True)]
+
+    def padded(self, rows: Sequence[tuple[int, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and which of them are real, ``[batch, width]`` each."""
+        return left_padded([self.rows[i] + proposed for i, proposed in rows], self.request.pad_token_id)
+
+    def visible(self, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """Which tokens are attended, ``[batch, width]``."""
+        return real
+
+
+class Expanded(Uncached):
+    """Batch expansion: every beginning of a row's drafts is a row of its own in one forward, asked for one token."""
+
+    def verify(self, drafts: Rows) -> Rows:
+        expanded = [
+            (i, proposed[:count])
+            for i, proposed in zip(self.active, drafts, strict=True)
+            for count in range(len(proposed) + 1)
+        ]
+        answers = [int(row[-1].argmax()) for row in self.feed(expanded)]
+        sizes = [len(proposed) + 1 for proposed in drafts]
+        return [answers[sum(sizes[:place]) : sum(sizes[: place + 1])] for place in range(len(sizes))]
 
 
 class PerRow(RoundEngine):
@@ -65,6 +122,9 @@ class PerRow(RoundEngine):
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
         for i, length in zip(self.active, lengths, strict=True):
             self.roll_back(i, self.lengths[i] - length)
+            for layer in self.caches[i].layers:
+                if hasattr(layer, "keys"):  # a recurrent model's has a state instead
+                    layer.keys, layer.values = self.handed(layer.keys, layer.values)
 
     def roll_back(self, i: int, surplus: int) -> None:
         """Take the newest ``surplus`` tokens out of a row's cache."""
@@ -93,3 +153,44 @@ class Restored(PerRow):
     def roll_back(self, i: int, surplus: int) -> None:
         if surplus:
             self.caches[i], self.lengths[i] = self.copies[i]
+
+
+class Staged(PerRow):
+    """Tokens looked up in the row are verified by the draft, and what it makes of them by the target."""
+
+    def begin(self) -> None:
+        super().begin()
+        request = replace(self.request, target_cache=self.request.draft_cache)
+        self.drafter = PerRow(self.draft, self.draft, request)  # only its caches are used
+        self.drafter.begin()
+
+    def propose(self, budget: Sequence[int]) -> Rows:
+        return [self._draft(i, count) for i, count in zip(self.active, budget, strict=True)]
+
+    def _draft(self, i: int, count: int) -> list[int]:
+        """So many draft tokens for a row, fewer calls of the draft where the look-up was right."""
+        text, start = list(self.rows[i]), len(self.rows[i])
+        while len(text) < start + count:
+            guess = looked_up(text, start + count - len(text) - 1)
+            logits = self.drafter.feed(i, text[self.drafter.lengths[i] :] + guess)
+            answers = logits[-len(guess) - 1 :].argmax(-1).tolist()
+            agreed = next((n for n, token in enumerate(guess) if token != answers[n]), len(guess))
+            self.drafter.roll_back(i, len(guess) - agreed)
+            text += answers[: agreed + 1]
+        return text[start:]
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        super().after(going, lengths)
+        for i, length in zip(self.active, lengths, strict=True):
+            self.drafter.roll_back(i, max(0, self.drafter.lengths[i] - length))
+
+
+def looked_up(text: list[int], count: int) -> list[int]:
+    """What followed the last token where it came before, else the row's first tokens: at most ``count``.
+
+    >>> looked_up([7, 3, 5, 3], 2), looked_up([7, 3, 5], 2)
+    ([5, 3], [7, 3])
+    """
+    before = [at for at, token in enumerate(text[:-1]) if token == text[-1]]
+    start = before[-1] + 1 if before else 0
+    return text[start : start + count]

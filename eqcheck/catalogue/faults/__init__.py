@@ -3,12 +3,11 @@
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.faults import (  # noqa: F401
     bookkeeping,
-    declared,
-    draft,
     endings,
     feeding,
     heads,
     holdout,
+    losses,
     masks,
     positions,
     rollback,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.engines.plain import Expanded
+from eqcheck.catalogue.engines.rows import Expanded
 from eqcheck.catalogue.faults.fault import fault, planted, step
 from eqcheck.contract.decoder import Request
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eqcheck.catalogue.engines.continuous import Continuous
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
+from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.faults.fault import NO_TOKENS, amount, fault, planted, step
 from eqcheck.contract.decoder import Request
 

@@ -7,17 +7,14 @@ from typing import Any, cast
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import REJECTED, BatchCache
-from eqcheck.catalogue.engines.batched import Batched
-from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.batch import REJECTED, BatchCache, Batched
+from eqcheck.catalogue.engines.blocks import Paged, PagedModel
+from eqcheck.catalogue.engines.columns import Static
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
-from eqcheck.catalogue.engines.paged import Paged
-from eqcheck.catalogue.engines.paged_cache import PagedModel
-from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.engines.static import Static
+from eqcheck.catalogue.engines.lines import Continuous
+from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.catalogue.faults.fault import HANDED, amount, fault, planted
-from eqcheck.catalogue.faults.leftovers import (
+from eqcheck.catalogue.faults.rollback import (
     SHOWN,
     Remembering,
     Shifted,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eqcheck.catalogue.engines.headed import AcceptedHead, ColumnHead, Headed, PairsHead
+from eqcheck.catalogue.engines.heads import AcceptedHead, ColumnHead, Headed, PairsHead
 from eqcheck.catalogue.faults.bookkeeping import CountsMatches
 from eqcheck.catalogue.faults.fault import amount, fault, planted, step
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import REJECTED, BatchCache
-from eqcheck.catalogue.engines.batched import RolledBack
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.engines.handling import KeysValues
-from eqcheck.catalogue.engines.offset_cache import OffsetCache
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged_cache import PagedCache, PagedModel
+from eqcheck.catalogue.engines.batch import REJECTED, BatchCache, RolledBack
+from eqcheck.catalogue.engines.blocks import PagedCache, PagedModel
+from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows
+from eqcheck.catalogue.engines.lines import OffsetCache
+from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.faults.bookkeeping import OtherAnswers
 from eqcheck.catalogue.faults.fault import FED, FOUR_D, HANDED, NO_TOKENS, OUTPUT_RIGHT, amount, fault, planted, step

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import PAD, REJECTED, BatchCache, HoleyCache, RealignedCache
+from eqcheck.catalogue.engines.batch import PAD, REJECTED, BatchCache, HoleyCache, RealignedCache
+from eqcheck.catalogue.engines.blocks import PagedModel
 from eqcheck.catalogue.engines.engine import additive, left_padded
-from eqcheck.catalogue.engines.offset_cache import OffsetCache
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged_cache import PagedModel
-from eqcheck.catalogue.engines.plain import Uncached
+from eqcheck.catalogue.engines.lines import OffsetCache
+from eqcheck.catalogue.engines.pool import Packed
+from eqcheck.catalogue.engines.rows import Uncached
 from eqcheck.catalogue.faults.fault import FOUR_D, HANDED, OTHER_MODEL, SLOTS, fault, planted, step
-from eqcheck.catalogue.faults.leftovers import SHOWN, Remembering, Showing, ShowingColumns
+from eqcheck.catalogue.faults.rollback import SHOWN, Remembering, Showing, ShowingColumns
 
 
 class PerQuery(BatchCache):

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import BatchCache
-from eqcheck.catalogue.engines.handling import Handling
-from eqcheck.catalogue.engines.offset_cache import OffsetCache
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.plain import Uncached
-from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.engines.batch import BatchCache
+from eqcheck.catalogue.engines.engine import Handling
+from eqcheck.catalogue.engines.lines import OffsetCache
+from eqcheck.catalogue.engines.pool import Packed
+from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.catalogue.faults.fault import FED, HANDED, NO_TOKENS, NUMBERS, OTHER_MODEL, amount, fault, planted, step
 from eqcheck.catalogue.faults.tensors import Mixing, Tensors
 from eqcheck.hashlm.hashing import POSITION_DIGITS

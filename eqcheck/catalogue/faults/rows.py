@@ -7,17 +7,14 @@ from typing import Any, cast
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import BatchCache
-from eqcheck.catalogue.engines.continuous import Continuous
+from eqcheck.catalogue.engines.batch import BatchCache
+from eqcheck.catalogue.engines.blocks import Paged, PagedModel, Prefixed
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.catalogue.engines.offset_cache import LINES, OffsetLayer
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged import Paged, Prefixed
-from eqcheck.catalogue.engines.paged_cache import PagedModel
-from eqcheck.catalogue.engines.pooled import Pooled
+from eqcheck.catalogue.engines.lines import LINES, Continuous, OffsetLayer
+from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.faults.fault import FED, HANDED, SLOTS, fault, planted, step
-from eqcheck.catalogue.faults.leftovers import Shifted
+from eqcheck.catalogue.faults.rollback import Shifted
 
 
 @planted("realigned holes rolled_back", rows=2, edit="rows-reversed")

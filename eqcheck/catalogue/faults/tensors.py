@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.batch_cache import PAD, BatchCache, RealignedCache
-from eqcheck.catalogue.engines.handling import Handling, KeysValues
-from eqcheck.catalogue.engines.offset_cache import OffsetLayer
-from eqcheck.catalogue.engines.paged_cache import PagedCache
+from eqcheck.catalogue.engines.batch import PAD, BatchCache, RealignedCache
+from eqcheck.catalogue.engines.blocks import PagedCache
+from eqcheck.catalogue.engines.columns import FixedLayer, StaticModel
+from eqcheck.catalogue.engines.engine import Handling, KeysValues
+from eqcheck.catalogue.engines.lines import OffsetLayer
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.engines.static_cache import FixedLayer, StaticModel
 from eqcheck.catalogue.faults.fault import NO_TOKENS, NUMBERS, SLOTS, amount, fault, planted, step
 
 SCALE = amount("key scale", 2, 2, 4)
@@ -34,17 +34,6 @@ class Mixing(RealignedCache):
     def mixed(self, number: int, moved: Tensors, left: Tensors) -> Tensors:
         """K and V of a layer; ``left`` is what stands in the cache's last slots where nothing is moved."""
         raise NotImplementedError
-
-
-class AfterRounds(PerRow, Handling):
-    """Hands on what a round leaves in the caches."""
-
-    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
-        super().after(going, lengths)
-        for i in self.active:
-            for layer in self.caches[i].layers:
-                if hasattr(layer, "keys"):  # a recurrent model's has a state instead
-                    layer.keys, layer.values = self.handed(layer.keys, layer.values)
 
 
 @planted("realigned", edit="not-moved")
@@ -159,8 +148,6 @@ class OneBuffer:
 class HeadsRolled(Handling):
     """Each head is given the K and V of the one before it."""
 
-    in_rows = AfterRounds
-
     def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys.roll(1, 1), values.roll(1, 1)
 
@@ -178,8 +165,6 @@ class Head0Everywhere(Handling):
 @fault("K16-keys-heads-reversed", "cache/torn-entry", "onnx/onnx#7274")
 class KeysHeadsReversed(Handling):
     """The heads of K come in another order than those of V."""
-
-    in_rows = AfterRounds
 
     def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys.flip(1), values
@@ -218,8 +203,6 @@ fault("K18-keys-scaled", "cache/torn-entry", "lightseekorg/tokenspeed#759").plan
 @fault("K18-values-negated", "cache/torn-entry")
 class ValuesNegated(Handling):
     """V is negated."""
-
-    in_rows = AfterRounds
 
     def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
         return keys, -values

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.engines.forked import Forked, Forking
-from eqcheck.catalogue.engines.handling import KeysValues
+from eqcheck.catalogue.engines.engine import KeysValues, Rows
+from eqcheck.catalogue.engines.trees import Forked, Forking
 from eqcheck.catalogue.faults.fault import OUTPUT_RIGHT, fault, planted, step
 from eqcheck.contract.trees import Nodes, depths
 

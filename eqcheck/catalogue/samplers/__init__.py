@@ -1,8 +1,8 @@
 """Samplers that are right, and faults that can be planted in them: what the judgement of laws is tested with."""
 
-from eqcheck.catalogue.samplers import acceptance, corrections, laws, sharing  # noqa: F401
-from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS
+from eqcheck.catalogue.samplers import laws, rounds  # noqa: F401
+from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS
 from eqcheck.catalogue.samplers.fault import SAMPLED_FAULTS, SampledFault
-from eqcheck.catalogue.samplers.right import RIGHT, samplers
+from eqcheck.catalogue.samplers.schemes import RIGHT, samplers
 
 __all__ = ["RIGHT", "SAMPLED_BUILDS", "SAMPLED_FAULTS", "SampledFault", "samplers"]

@@ -1,22 +1,72 @@
 """The sampled engine: what draws, accepts and corrects in each round, on top of any build of `catalogue.engines`.
 
-A build says how the models are called; `Sampler` is mixed into it and says what is drawn from their scores. Each step
-that can be broken is a method of its own, and what breaks it is not here.
+A build says how the models are called; `Sampler` is mixed into it and says what is drawn from their scores. Every
+random number comes from a `Source`, so that `enumeration` can take each value it may have. A token is drawn by a race:
+each token runs for a time that is exponential with its probability as the rate, and the first to arrive wins, as in
+``torch.multinomial``. A coin is a number below 1 that is compared with a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
+from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.catalogue.samplers.chance import Source, Uniform
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoder import Decoder, Request, RowOptions, decoder
 from eqcheck.contract.options import ORDER
 from eqcheck.truth.law import law
+
+
+class Uniform(Protocol):
+    """A number of [0, 1) that is only ever compared; a ``float`` is one."""
+
+    def __lt__(self, bound: float, /) -> bool: ...
+
+
+class Race:
+    """Exponential ``times [vocabulary]``, float64, that can be raced by any law."""
+
+    def __init__(self, times: torch.Tensor) -> None:
+        self.times = times
+
+    def winner(self, law: torch.Tensor) -> int:
+        """The token drawn from a law ``[vocabulary]``; one without probability never arrives.
+
+        >>> Race(torch.tensor([1.0, 1.0, 0.1])).winner(torch.tensor([0.3, 0.7, 0.0]))
+        1
+        """
+        return int(torch.where(law > 0, self.times / law, float("inf")).argmin())
+
+
+class Source:
+    """The random numbers of one row: of a generator of its own if there is a seed, else of torch's global one."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def uniform(self) -> Uniform:
+        """A coin."""
+        return float(torch.rand((), dtype=torch.float64, generator=self.generator))
+
+    def race(self, size: int) -> Race:
+        """Fresh times for so many tokens."""
+        return Race(torch.empty(size, dtype=torch.float64).exponential_(generator=self.generator))
+
+
+def bucket(law: torch.Tensor, coin: Uniform) -> int:
+    """The token whose share of [0, 1) a coin falls in; the shares are in order of token id.
+
+    >>> bucket(torch.tensor([0.25, 0.0, 0.75]), 0.3)
+    2
+    """
+    live = law.nonzero()[:, 0].tolist()
+    ends = law.cumsum(0).tolist()
+    return int(next((token for token in live[:-1] if coin < ends[token]), live[-1]))
 
 
 class Sampler(RoundEngine):
@@ -151,3 +201,31 @@ def law_of(
 def changed(options: RowOptions, **values: Any) -> RowOptions:
     """Options with other values; those of a greedy row stay, for it goes another way in most engines."""
     return replace(options, **values) if options.temperature else options
+
+
+SAMPLED_BUILDS = ("uncached", "per_row", "realigned")
+CAPABILITIES = ("temperature", "top-k", "top-p", "min-p", "seeds")
+
+
+def engine_of(scheme: type[Sampler], build: str) -> type[Sampler]:
+    """The build's engine, sampling by a scheme."""
+    parts: dict[str, Any] = {"__doc__": scheme.__doc__}
+    engine: type[Sampler] = type(scheme.__name__, (scheme, BUILDS[build].engine), parts)
+    return engine
+
+
+def sampler(scheme: type[Sampler], build: str, name: str) -> Decoder:
+    """The build with a scheme of sampling, as a decoder."""
+    engine = engine_of(scheme, build)
+    return decoder(
+        name=name,
+        families=BUILDS[build].families,
+        capabilities=CAPABILITIES,
+        seeds=engine.seeds,
+        lossless=engine.lossless,
+        note=(engine.__doc__ or "").partition("\n")[0],
+    )(partial(_decode, engine))
+
+
+def _decode(engine: type[Sampler], target: Any, draft: Any, request: Request) -> Rows:
+    return engine(target, draft, request).decode()

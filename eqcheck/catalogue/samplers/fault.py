@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from eqcheck.catalogue.faults.fault import address
-from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
-from eqcheck.catalogue.samplers.engine import Sampler
+from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Sampler, sampler
 from eqcheck.contract.decoder import Decoder
 
 HELD_BACK_EVERY = 3

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.batch_cache import HoleyCache, RealignedCache
-from eqcheck.catalogue.engines.batched import Batched
+from eqcheck.catalogue.engines.batch import Batched, HoleyCache, RealignedCache
 from eqcheck.catalogue.engines.engine import Rows
 
 

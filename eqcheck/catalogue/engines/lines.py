@@ -1,7 +1,7 @@
-"""A model with a preallocated cache, for target and draft alike: each row is written at an offset of its own.
+"""Continuous batching over a preallocated cache: rows join when there is memory for one, and leave when they end.
 
-Rejected draft tokens are not removed: the next block of the row overwrites them, and until then the mask ends before
-them.
+Each row is written at an offset of its own. Rejected draft tokens are not removed: the next block of the row overwrites
+them, and until then the mask ends before them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import Rows, additive
-from eqcheck.catalogue.engines.handling import Handling
+from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows, additive
 
 LINES = 2  # how many rows there is memory for
 
@@ -133,3 +132,38 @@ class OffsetCache:
         """Go on with the first ``lengths`` cached tokens of these requests."""
         for i, length in zip(rows, lengths, strict=True):
             self.lengths[i] = length
+
+
+class Continuous(RequestEngine):
+    """At most `LINES` rows at a time; the draft has a cache of the same kind."""
+
+    memory: ClassVar[type[OffsetCache]] = OffsetCache
+    draft_memory: ClassVar[type[OffsetCache]] = OffsetCache
+
+    def begin(self) -> None:
+        prompts, capacity, pad = self.request.prompts, self.capacity(), self.request.pad_token_id
+        self.verifier = self.memory(self.target, prompts, capacity, pad)
+        self.drafter = self.draft_memory(self.draft, prompts, capacity, pad)
+        self.waiting, self.active = self.active, []
+
+    def capacity(self) -> int:
+        """How many slots a row has: enough for what is rejected, too, and for padding."""
+        return 2 * max(self.starts) + (self.request.max_new_tokens + 1) * (self.request.num_draft_tokens + 1)
+
+    def admit(self) -> bool:
+        while (line := self.free_line()) is not None and (i := self.arriving()) is not None:
+            self.waiting.remove(i)
+            self.join(i, line)
+            self.active.append(i)
+            self.prefill_all(i)
+        return bool(self.active)
+
+    def free_line(self) -> int | None:
+        taken = {self.verifier.line[i] for i in self.active}
+        return next((line for line in range(LINES) if line not in taken), None)
+
+    def join(self, i: int, line: int) -> None:
+        """Give a line to a row that joins the active ones."""
+        request = self.request
+        self.verifier.join(i, line, request.target_cache, request.prefix_length)
+        self.drafter.join(i, line, request.draft_cache, request.prefix_length)

@@ -15,9 +15,7 @@ from typing import Any, cast
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.samplers.build import engine_of
-from eqcheck.catalogue.samplers.chance import Race, Source, Uniform
-from eqcheck.catalogue.samplers.engine import Sampler, law_of
+from eqcheck.catalogue.samplers.engine import Race, Sampler, Source, Uniform, engine_of, law_of
 from eqcheck.contract.decoder import Request
 
 Outputs = tuple[tuple[int, ...], ...]

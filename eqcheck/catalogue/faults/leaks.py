@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from eqcheck.catalogue.engines.batch_cache import PAD, BatchCache
-from eqcheck.catalogue.engines.batched import Batched
+from eqcheck.catalogue.engines.batch import PAD, BatchCache, Batched
+from eqcheck.catalogue.engines.blocks import Paged
 from eqcheck.catalogue.engines.builds import BUILDS
-from eqcheck.catalogue.engines.packed import Packed
-from eqcheck.catalogue.engines.paged import Paged
+from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.faults.fault import address, patched
 from eqcheck.contract.decoder import Decoder
 

@@ -1,4 +1,4 @@
-"""A model with a paged cache: blocks of slots that all rows share, and for each row a table of the blocks it holds.
+"""Engines over a paged cache, as in those for serving: blocks of slots, and for each row a table of those it holds.
 
 A rollback shortens the row and gives blocks back. The blocks of a common prefix are held by several rows, and one is
 copied before a row writes to it. Block 0 is nobody's: rows are shown it where they have no block, and it is hidden.
@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from eqcheck.catalogue.engines.engine import Rows, additive
-from eqcheck.catalogue.engines.handling import Handling, KeysValues
+from eqcheck.catalogue.engines.engine import Handling, KeysValues, RequestEngine, Rows, additive, pieces
 
 
 class PagedCache(Handling):
@@ -175,3 +174,65 @@ class PagedModel(Handling):
                 if not self.holders[block]:
                     self.free.append(block)
             del table[used:]
+
+
+class Paged(RequestEngine):
+    """A paged cache in blocks of 16 slots."""
+
+    size: ClassVar[int] = 16
+    memory: ClassVar[type[PagedModel]] = PagedModel
+    draft_memory: ClassVar[type[PagedModel]] = PagedModel
+
+    def begin(self) -> None:
+        self.verifier = self._start(self.memory, self.target, self.request.target_cache)
+        self.drafter = self._start(self.draft_memory, self.draft, self.request.draft_cache)
+        for i in self.active:
+            self.join(i)
+
+    def _start(self, memory: type[PagedModel], model: Any, handed: Any) -> PagedModel:
+        more = self.request.max_new_tokens + self.request.num_draft_tokens + 1
+        made = memory(model, [start + more for start in self.starts], self.size, self.request.pad_token_id)
+        if self.request.prefix_length:
+            made.start_from(handed, self.request.prefix_length)
+        return made
+
+    def join(self, i: int) -> None:
+        """Feed all but the last piece of a row's prompt."""
+        self.prefill_all(i)
+
+
+class PagedSmall(Paged):
+    """A paged cache in blocks of 4 slots, so that most rows have several."""
+
+    size = 4
+
+
+class Prefixed(Paged):
+    """A paged cache whose full blocks are found again by the text up to their end, and shared by later rows."""
+
+    def begin(self) -> None:
+        self.known: dict[tuple[int, ...], int] = {}
+        super().begin()
+
+    def join(self, i: int) -> None:
+        text, memory = self.rows[i][:-1], self.verifier
+        ends = [] if memory.lengths[i] else range(self.size, len(text) + 1, self.size)
+        for end in ends:
+            if (block := self.known.get(self.key(text, end))) is None:
+                break
+            memory.adopt(i, block)
+        for piece in pieces(text[memory.lengths[i] :], self.request.prefill_chunk or len(text)):
+            if piece:
+                self.prefill(i, piece, 0)
+        for end, block in zip(ends, memory.tables[i], strict=False):
+            self.known.setdefault(self.key(text, end), block)
+
+    def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
+        """By what the block that ends there is found."""
+        return tuple(text[:end])
+
+
+class PrefixedSmall(Prefixed):
+    """As `Prefixed`, in blocks of 8 slots."""
+
+    size = 8

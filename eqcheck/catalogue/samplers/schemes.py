@@ -9,9 +9,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount
-from eqcheck.catalogue.samplers.build import SAMPLED_BUILDS, sampler
-from eqcheck.catalogue.samplers.chance import Race
-from eqcheck.catalogue.samplers.engine import Sampler, shared_out
+from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Race, Sampler, sampler, shared_out
 from eqcheck.contract.decoder import Decoder
 from eqcheck.hashlm.hashing import mix
 

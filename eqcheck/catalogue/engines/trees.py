@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows, additive
-from eqcheck.catalogue.engines.handling import KeysValues
+from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows, additive
 from eqcheck.contract.decoder import Request
 from eqcheck.contract.trees import Nodes, chain, cut, depths, of_round
 
