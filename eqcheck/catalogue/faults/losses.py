@@ -17,7 +17,7 @@ from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.faults.fault import FED, OUTPUT_RIGHT, fault, planted, step
 from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
-from eqcheck.catalogue.faults.rollback import NeverCropped, OneTooManyDropped
+from eqcheck.catalogue.faults.rollback import NEVER_CROPPED, ONE_TOO_MANY
 from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
 from eqcheck.contract.decoder import CLAIMED, Request
 
@@ -42,13 +42,13 @@ class LastDraftTokenMissing:
 fault("D2-draft-over-trimmed", "draft/desync", "lablup/mlxcel#994", mechanism="K2-one-too-many-dropped").plant(
     "The draft's cache is trimmed by one token too many",
     planted("realigned", "continuous", no_edit=OUTPUT_RIGHT),
-    on_draft=(OneTooManyDropped,),
+    on_draft=ONE_TOO_MANY,
 )
 
 fault("D3-draft-keeps-rejected", "draft/desync", "vllm-project/vllm#14649", mechanism="K3-never-cropped").plant(
     "Rejected tokens stay in the draft's cache",
     planted("realigned", "continuous", no_edit=OUTPUT_RIGHT),
-    on_draft=(NeverCropped,),
+    on_draft=NEVER_CROPPED,
 )
 
 fault("D4-draft-rows-not-permuted", "draft/desync", "1CatAI/1Cat-vLLM#656", mechanism="X2-stale-row-index").plant(

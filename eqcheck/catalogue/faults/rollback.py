@@ -5,8 +5,8 @@ Memories come first on which patches are built: they hold what only faults leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from transformers import DynamicCache
@@ -18,7 +18,7 @@ from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.lines import OffsetCache
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow, Restored
-from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, patched, patches_of, planted
+from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, patched, planted, step
 from eqcheck.contract.decoder import Request
 from eqcheck.contract.family import named
 
@@ -107,120 +107,99 @@ class Roomy(Stretched):
         return super().room(longest, size) * (1 + max(longest))
 
 
-@planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most")
-@fault("K1-crop-to-max", "cache/stale-entry", "Blaizzy/mlx-vlm#1155")
-class CroppedToMax:
-    """Every row is cropped as the row that accepted most, so others keep rejected entries."""
+class BatchLeaving(Showing):
+    """A batch that leaves ``excess`` rejected tokens to each row, or takes as many too many where that is negative."""
 
-    class InBatch(Showing):
-        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            shown = (holds >= kept) & (holds < kept + surplus - surplus.min())
-            return super().left(holds, kept, surplus).masked_fill(shown, SHOWN)
+    excess: ClassVar[Excess]
 
-    class InLines(Shifted):
-        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-            surplus = [self.lengths[i] - length for i, length in zip(rows, lengths, strict=True)]
-            for i, rejected in zip(rows, surplus, strict=True):
-                self.shift[i] += rejected - min(surplus)
-            super().keep(rows, lengths)
-
-    class InBlocks(Roomy):
-        def excess(self, i: int, rejected: dict[int, int]) -> int:
-            return rejected[i] - min(rejected.values())
+    def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
+        rejected = dict(enumerate(surplus[:, 0].tolist()))
+        end = kept + torch.tensor([[self.excess(row, rejected)] for row in rejected])
+        shown, lost = (holds >= kept) & (holds < end), (holds >= end) & (end < kept)
+        return super().left(holds, kept, surplus).masked_fill(shown, SHOWN).masked_fill(lost, REJECTED)
 
 
-@planted("realigned rolled_back", rows=2, edit="lost-to-least")
-@fault("K2-crop-to-min-keep-tokens", "cache/missing-entry")
-class CroppedToMin:
-    """The cache is cropped to the batch's least accepted count, but rows keep all their accepted tokens."""
+class ColumnsLeaving(ShowingColumns):
+    """The same, in columns."""
 
-    class InBatch(BatchCache):
-        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            lost = holds >= kept - (surplus.max() - surplus)
-            return super().left(holds, kept, surplus).masked_fill(lost, REJECTED)
+    excess: ClassVar[Excess]
 
-    class KeepsTokens(RolledBack):
-        def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
-            return RoundEngine.commit(self, drafts, predicted)
-
-
-@planted("realigned per_row rolled_back paged packed", "continuous staged", edit="newest-lost")
-@fault("K2-one-too-many-dropped", "cache/missing-entry", "lablup/mlxcel#994")
-class OneTooManyDropped:
-    """Rollback drops one accepted token with the rejected ones."""
-
-    class InBatch(BatchCache):
-        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return super().left(holds, kept, surplus).masked_fill(holds == kept - 1, REJECTED)
-
-    class InLines(Shifted):
-        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-            super().keep(rows, lengths)
-            for i in rows:
-                self.shift[i] -= 1
-
-    class InBlocks(Stretched):
-        def excess(self, i: int, rejected: dict[int, int]) -> int:
-            return -1
-
-    class InRows(PerRow):
-        def roll_back(self, i: int, surplus: int) -> None:
-            super().roll_back(i, surplus + 1)
-            self.lengths[i] += 1
-
-    class InOneRow(Packed):
-        def stays(self, i: int, position: int) -> bool:
-            return position < self.lengths[i] - 1
+    def keep(self, lengths: list[int]) -> None:
+        rejected = {i: before - length for i, (before, length) in enumerate(zip(self.lengths, lengths, strict=True))}
+        kept = torch.tensor(lengths)[:, None]
+        shown = (self.holds >= kept) & (
+            self.holds < kept + torch.tensor([[self.excess(i, rejected)] for i in rejected])
+        )
+        super().keep(lengths)
+        self.holds[shown] = SHOWN
 
 
-@planted("realigned per_row staged paged_small", "continuous packed static", edit="rejected-kept")
-@fault("K3-never-cropped", "cache/stale-entry", "ml-explore/mlx-lm#1423")
-class NeverCropped:
-    """Rejected tokens stay in the cache."""
+class LinesLeaving(Shifted):
+    """The same, in lines."""
 
-    class InBatch(Showing):
-        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return holds.masked_fill(holds >= kept, SHOWN)
+    excess: ClassVar[Excess]
 
-    class InColumns(ShowingColumns):
-        def keep(self, lengths: list[int]) -> None:
-            rejected = self.holds >= torch.tensor(lengths)[:, None]
-            super().keep(lengths)
-            self.holds[rejected] = SHOWN
-
-    class InLines(Shifted):
-        def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-            for i, length in zip(rows, lengths, strict=True):
-                self.shift[i] += self.lengths[i] - length
-            super().keep(rows, lengths)
-
-    class InBlocks(Roomy):
-        def excess(self, i: int, rejected: dict[int, int]) -> int:
-            return rejected[i]
-
-    class InRows(PerRow):
-        def roll_back(self, i: int, surplus: int) -> None:
-            self.lengths[i] -= surplus
-
-    class InOneRow(Packed):
-        def stays(self, i: int, position: int) -> bool:
-            return True
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        rejected = {i: self.lengths[i] - length for i, length in zip(rows, lengths, strict=True)}
+        for i in rows:
+            self.shift[i] += self.excess(i, rejected)
+        super().keep(rows, lengths)
 
 
-@planted("realigned holes static", edit="first-rejected-kept")
-@fault("K3-one-rejected-kept", "cache/stale-entry", "ohdearquant/lattice#243")
-class OneRejectedKept:
-    """Rollback stops one token short."""
+class RowsLeaving(PerRow):
+    """The same, where each row has a cache."""
 
-    class InBatch(Showing):
-        def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-            return super().left(holds, kept, surplus).masked_fill(holds == kept, SHOWN)
+    excess: ClassVar[Excess]
 
-    class InColumns(ShowingColumns):
-        def keep(self, lengths: list[int]) -> None:
-            first = self.holds == torch.tensor(lengths)[:, None]
-            super().keep(lengths)
-            self.holds[first] = SHOWN
+    def roll_back(self, i: int, surplus: int) -> None:
+        excess = self.excess(i, {i: surplus})
+        super().roll_back(i, surplus - excess)
+        self.lengths[i] -= excess
+
+
+Excess = Callable[[int, Mapping[int, int]], int]  # of a row, from how many tokens a rollback rejects of each
+BATCH, COLUMNS, LINES, BLOCKS, ROWS = BatchLeaving, ColumnsLeaving, LinesLeaving, Roomy, RowsLeaving
+
+
+def leaving(excess: Excess, *memories: type[Any]) -> tuple[type[Any], ...]:
+    """Patches after which a rollback leaves ``excess`` tokens too many in these memories."""
+    return tuple(type(memory.__name__, (memory,), {"excess": staticmethod(excess)}) for memory in memories)
+
+
+fault("K1-crop-to-max", "cache/stale-entry", "Blaizzy/mlx-vlm#1155").plant(
+    "Every row is cropped as the row that accepted most, so others keep rejected entries",
+    planted("realigned holes paged_small", "continuous paged", rows=2, edit="rejected-kept-to-most"),
+    *leaving(lambda i, rejected: rejected[i] - min(rejected.values()), BATCH, LINES, BLOCKS),
+)
+
+fault("K2-crop-to-min-keep-tokens", "cache/missing-entry").plant(
+    "The cache is cropped to the batch's least accepted count, but rows keep all their accepted tokens",
+    planted("realigned rolled_back", rows=2, edit="lost-to-least"),
+    *leaving(lambda i, rejected: rejected[i] - max(rejected.values()), BATCH),
+    step(RolledBack, commit=lambda right, self, drafts, predicted: RoundEngine.commit(self, drafts, predicted)),
+)
+
+ONE_TOO_MANY = leaving(lambda i, rejected: -1, BATCH, LINES, BLOCKS, ROWS)
+fault("K2-one-too-many-dropped", "cache/missing-entry", "lablup/mlxcel#994").plant(
+    "Rollback drops one accepted token with the rejected ones",
+    planted("realigned per_row rolled_back paged packed", "continuous staged", edit="newest-lost"),
+    *ONE_TOO_MANY,
+    step(Packed, stays=lambda right, self, i, position: position < self.lengths[i] - 1),
+)
+
+NEVER_CROPPED = leaving(lambda i, rejected: rejected[i], BATCH, COLUMNS, LINES, BLOCKS, ROWS)
+fault("K3-never-cropped", "cache/stale-entry", "ml-explore/mlx-lm#1423").plant(
+    "Rejected tokens stay in the cache",
+    planted("realigned per_row staged paged_small", "continuous packed static", edit="rejected-kept"),
+    *NEVER_CROPPED,
+    step(Packed, stays=lambda right, self, i, position: True),
+)
+
+fault("K3-one-rejected-kept", "cache/stale-entry", "ohdearquant/lattice#243").plant(
+    "Rollback stops one token short",
+    planted("realigned holes static", edit="first-rejected-kept"),
+    *leaving(lambda i, rejected: min(1, rejected[i]), BATCH, COLUMNS),
+)
 
 
 @planted("restored", families=named(lambda family: not family.window), edit="restored-with-all")
@@ -263,11 +242,14 @@ class TrimWithoutEffect(Restored):
 class LengthNotRolledBack:
     """A row's length in the cache is not shortened after a rejection, and positions are counted from it."""
 
-    class InLines(NeverCropped.InLines):
+    (lines,) = leaving(lambda i, rejected: rejected[i], LINES)
+    (blocks,) = leaving(lambda i, rejected: rejected[i], BLOCKS)
+
+    class InLines(LinesLeaving):
         def numbered(self, rows: Sequence[int], width: int) -> torch.Tensor | None:
             return torch.tensor([self.offset(i) for i in rows])[:, None] + torch.arange(width)
 
-    class InBlocks(NeverCropped.InBlocks):
+    class InBlocks(Roomy):
         def numbered(self, rows: Sequence[int], at: torch.Tensor) -> torch.Tensor:
             return at
 
@@ -278,5 +260,5 @@ class NotCroppedFromK7(RoundEngine):
     """A round of seven draft tokens or more is taken for a prompt chunk, and nothing is rolled back after it."""
 
     def __new__(cls, target: Any, draft: Any, request: Request) -> Any:
-        broken = patched(cls, patches_of(NeverCropped)) if request.num_draft_tokens >= 7 else cls
+        broken = patched(cls, NEVER_CROPPED) if request.num_draft_tokens >= 7 else cls
         return super().__new__(broken)
