@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import PAIRS, FaultPair
 
 from eqcheck.abduction import EDITS, Edit
 from eqcheck.case.record import Case
-from eqcheck.catalogue import BUILDS, FAULTS, PAIRS, PLANTED, Fault, FaultPair, engines
+from eqcheck.catalogue import BUILDS, FAULTS, PLANTED, Fault, engines
 from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT
 from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.contract.kinds import KINDS

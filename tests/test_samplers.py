@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from enumeration import Outputs, Remembering, distance, emitted_laws, second_winner
 
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, SampledFault, samplers
 from eqcheck.catalogue.samplers.engine import Race, Sampler, engine_of
-from eqcheck.catalogue.samplers.enumeration import Outputs, Remembering, distance, emitted_laws, second_winner
 from eqcheck.catalogue.samplers.fault import SHOWS
 from eqcheck.contract.decoder import Request, RowOptions
 from eqcheck.drafting.draft import ScriptedDraft

@@ -16,10 +16,11 @@ import msgspec
 import pytest
 import torch
 from clock import CHECKPOINT, TRANSPARENT, Clock
+from pairs import PAIRS
 
 from eqcheck import cli
 from eqcheck.attribution.losses import all_warnings
-from eqcheck.catalogue import BUILDS, PAIRS, PLANTED
+from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS
 from eqcheck.catalogue.faults.leaks import LEAKS

@@ -13,7 +13,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import Handling, RoundEngine, Rows
+from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows
 
 NOTHING = -1  # what a column holds instead of the token of a logical position
 
@@ -50,7 +50,8 @@ class StaticModel(Handling):
     """A causal LM with a cache of fixed shape for a whole batch.
 
     ``holds`` ``[batch, capacity]`` are the logical positions of what the columns hold, `NOTHING` for what is hidden;
-    ``lengths`` counts the tokens of each row that are cached; ``end`` is the first column that is free.
+    ``lengths`` counts the tokens of each row that are cached; ``end`` is the first column that is free. Blocks are at
+    least ``width`` columns wide.
     """
 
     store: ClassVar[type[FixedLayer]] = FixedLayer
@@ -61,7 +62,7 @@ class StaticModel(Handling):
         self.cache = Cache(layers=self.layers)
         self.holds = torch.full((batch, capacity), NOTHING)
         self.lengths = [0] * batch
-        self.end = 0
+        self.end, self.width = 0, 1
 
     def start_from(self, handed: Any, prefix: int) -> None:
         """Let every row begin with a handed prefix."""
@@ -73,8 +74,10 @@ class StaticModel(Handling):
         self.lengths = [prefix] * len(self.lengths)
         self.end = prefix
 
-    def feed(self, blocks: Rows, width: int) -> list[torch.Tensor]:
-        """Feed each row its block (ragged, may be empty), padded to ``width``; the logits ``[len(block), vocab]``."""
+    def feed(self, rows: Sequence[int], fed: Rows) -> list[torch.Tensor]:
+        """Feed rows their blocks (ragged, may be empty), and pads to all others; the logits ``[len(block), vocab]``."""
+        given = dict(zip(rows, fed, strict=True))
+        blocks, width = [given.get(i, []) for i in range(len(self.lengths))], max(self.width, *map(len, fed))
         if self.end + width > self.holds.shape[1]:
             self.move_together()
         columns = torch.arange(self.end, self.end + width)
@@ -92,7 +95,7 @@ class StaticModel(Handling):
             use_cache=True,
         ).logits
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
-        return [row[: len(block)] for row, block in zip(logits, blocks, strict=True)]
+        return [logits[i, : len(given[i])] for i in rows]
 
     def held(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """What the columns of a block hold, ``[batch, width]``."""
@@ -102,7 +105,12 @@ class StaticModel(Handling):
         """Which columns are seen, ``[batch, capacity]``."""
         return self.holds >= 0
 
-    def keep(self, lengths: list[int]) -> None:
+    def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Go on with these rows, and the first ``lengths`` cached tokens of each."""
+        kept = dict(zip(rows, lengths, strict=True))
+        self.shorten([kept.get(i, 0) for i in range(len(self.lengths))])
+
+    def shorten(self, lengths: list[int]) -> None:
         """Go on with the first ``lengths`` cached tokens of each row; 0 for one that is done."""
         self.holds[self.holds >= torch.tensor(lengths)[:, None]] = NOTHING
         self.lengths = lengths
@@ -118,7 +126,7 @@ class StaticModel(Handling):
         self.end = int((self.holds >= 0).sum(1).max())
 
 
-class Static(RoundEngine):
+class Static(RequestEngine):
     """A preallocated cache of fixed shape, blocks padded on the right; the draft has one of the same kind."""
 
     memory: ClassVar[type[StaticModel]] = StaticModel
@@ -131,7 +139,8 @@ class Static(RoundEngine):
         pending = [row[n:-1] for row, n in zip(self.rows, self.verifier.lengths, strict=True)]
         chunk = request.prefill_chunk or 0
         for start in range(0, max(map(len, pending)), chunk) if chunk else ():
-            self.prefill([row[start : start + chunk] for row in pending], start, chunk)
+            self.prefill_rows([row[start : start + chunk] for row in pending], start, chunk)
+        self.verifier.width = request.num_draft_tokens + 1
 
     def _start(self, memory: type[StaticModel], model: Any, handed: Any) -> StaticModel:
         request = self.request
@@ -141,34 +150,7 @@ class Static(RoundEngine):
             made.start_from(handed, request.prefix_length)
         return made
 
-    def prefill(self, blocks: Rows, start: int, width: int) -> None:
+    def prefill_rows(self, blocks: Rows, start: int, width: int) -> None:
         """Feed a piece of each prompt, from its column ``start`` on; some may be empty."""
-        self.verifier.feed(blocks, width)
-
-    def propose(self, budget: Sequence[int]) -> Rows:
-        """Draft ``budget[place]`` tokens for each active row, all rows at once."""
-        needed = dict(zip(self.active, budget, strict=True))
-        drafts: Rows = [[] for _ in self.rows]
-        while any(len(drafts[i]) < k for i, k in needed.items()):
-            going = {i for i, k in needed.items() if len(drafts[i]) < k}
-            blocks = [
-                (row + drafts[i])[self.drafter.lengths[i] :] if i in going else [] for i, row in enumerate(self.rows)
-            ]
-            for i, logits in enumerate(self.drafter.feed(blocks, max(map(len, blocks)))):
-                drafts[i] += logits[-1:].argmax(-1).tolist()
-        return [drafts[i] for i in self.active]
-
-    def verify(self, drafts: Rows) -> Rows:
-        proposed = dict(zip(self.active, drafts, strict=True))
-        blocks = [
-            (row + proposed[i])[self.verifier.lengths[i] :] if i in proposed else [] for i, row in enumerate(self.rows)
-        ]
-        logits = self.verifier.feed(blocks, max(self.request.num_draft_tokens + 1, *map(len, blocks)))
-        return self.answers([logits[i] for i in self.active], drafts)
-
-    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
-        kept = dict(zip(self.active, lengths, strict=True))
-        rows = range(len(self.rows))
-        self.verifier.keep([kept.get(i, 0) for i in rows])
-        # The draft was not fed its last token: after full acceptance its cache is one token shorter.
-        self.drafter.keep([min(self.drafter.lengths[i], kept.get(i, 0)) for i in rows])
+        self.verifier.width = width
+        self.verifier.feed(range(len(blocks)), blocks)

@@ -137,6 +137,7 @@ class OffsetCache:
 class Continuous(RequestEngine):
     """At most `LINES` rows at a time; the draft has a cache of the same kind."""
 
+    verifier: OffsetCache
     memory: ClassVar[type[OffsetCache]] = OffsetCache
     draft_memory: ClassVar[type[OffsetCache]] = OffsetCache
 

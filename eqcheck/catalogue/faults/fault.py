@@ -180,8 +180,8 @@ def amount(name: str, usual: Number, least: Number, most: Number) -> Number:
     """An amount in a fault: drawn, where there is a `SEED`, from a range in which the fault is one."""
     if not SEED:
         return usual
-    draw = random.Random(f"{SEED} {name}")
-    return draw.randint(least, most) if isinstance(usual, int) else draw.uniform(least, most)
+    draw = random.Random(f"{SEED} {name}").uniform(least, most)
+    return round(draw) if isinstance(usual, int) else draw
 
 
 def patched(whole: C, patches: Iterable[type[Any]], of_draft: Iterable[type[Any]] = ()) -> C:
@@ -217,30 +217,3 @@ def address(link: str) -> str:
     """
     repository, _, number = link.partition("#")
     return link if link.startswith("http") else f"https://github.com/{repository}/issues/{number}"
-
-
-@dataclass(frozen=True)
-class FaultPair:
-    """Two faults in one build at once; where both show, ``first`` must be named: it comes first in causal order."""
-
-    first: Fault
-    second: Fault
-
-    @property
-    def id(self) -> str:
-        return f"{self.first.switch}+{self.second.switch}.{self.first.build}"
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Those on which both show."""
-        return tuple(family for family in self.first.families if family in self.second.families)
-
-    @property
-    def cache_states(self) -> tuple[str, ...]:
-        """Those that both need."""
-        return tuple(state for state in self.first.cache_states if state in self.second.cache_states)
-
-    def decoder(self) -> Decoder:
-        """The build with both faults."""
-        engine = patched(self.first.engine(), self.second.patches)
-        return replace(build_of(self.first.build), engine=engine).decoder(self.id)

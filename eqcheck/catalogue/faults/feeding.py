@@ -159,12 +159,12 @@ class FirstTokenSkipped:
             super().prefill(blocks, start)
 
     class OfColumns(Static):
-        def prefill(self, blocks: Rows, start: int, width: int) -> None:
+        def prefill_rows(self, blocks: Rows, start: int, width: int) -> None:
             if not start:
                 lengths = zip(self.verifier.lengths, blocks, strict=True)
                 self.verifier.lengths = [length + bool(block) for length, block in lengths]
                 blocks = [block[1:] for block in blocks]
-            super().prefill(blocks, start, width)
+            super().prefill_rows(blocks, start, width)
 
     class OfRow(Continuous):
         def prefill(self, i: int, piece: list[int], number: int) -> None:

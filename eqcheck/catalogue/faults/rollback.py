@@ -6,7 +6,7 @@ Memories come first on which patches are built: they hold what only faults leave
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -95,7 +95,7 @@ class Stretched(PagedModel):
             self.surplus[i] = before + self.excess(i, rejected) if i in rejected else 0
         super().keep(rows, lengths)
 
-    def excess(self, i: int, rejected: dict[int, int]) -> int:
+    def excess(self, i: int, rejected: Mapping[int, int]) -> int:
         """How many places too many, or too few, a rollback leaves a request."""
         return 0
 
@@ -107,10 +107,16 @@ class Roomy(Stretched):
         return super().room(longest, size) * (1 + max(longest))
 
 
-class BatchLeaving(Showing):
-    """A batch that leaves ``excess`` rejected tokens to each row, or takes as many too many where that is negative."""
+class Leaving:
+    """A memory that a rollback leaves with rejected tokens."""
 
-    excess: ClassVar[Excess]
+    def excess(self, i: int, rejected: Mapping[int, int]) -> int:
+        """How many tokens of a row are left too many, or too few, of those that a rollback rejects of each."""
+        raise NotImplementedError
+
+
+class BatchLeaving(Leaving, Showing):
+    """One cache for a batch."""
 
     def left(self, holds: torch.Tensor, kept: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
         rejected = dict(enumerate(surplus[:, 0].tolist()))
@@ -119,25 +125,21 @@ class BatchLeaving(Showing):
         return super().left(holds, kept, surplus).masked_fill(shown, SHOWN).masked_fill(lost, REJECTED)
 
 
-class ColumnsLeaving(ShowingColumns):
-    """The same, in columns."""
+class ColumnsLeaving(Leaving, ShowingColumns):
+    """A cache of fixed shape."""
 
-    excess: ClassVar[Excess]
-
-    def keep(self, lengths: list[int]) -> None:
+    def shorten(self, lengths: list[int]) -> None:
         rejected = {i: before - length for i, (before, length) in enumerate(zip(self.lengths, lengths, strict=True))}
         kept = torch.tensor(lengths)[:, None]
         shown = (self.holds >= kept) & (
             self.holds < kept + torch.tensor([[self.excess(i, rejected)] for i in rejected])
         )
-        super().keep(lengths)
+        super().shorten(lengths)
         self.holds[shown] = SHOWN
 
 
-class LinesLeaving(Shifted):
-    """The same, in lines."""
-
-    excess: ClassVar[Excess]
+class LinesLeaving(Leaving, Shifted):
+    """A line for each row."""
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         rejected = {i: self.lengths[i] - length for i, length in zip(rows, lengths, strict=True)}
@@ -146,10 +148,8 @@ class LinesLeaving(Shifted):
         super().keep(rows, lengths)
 
 
-class RowsLeaving(PerRow):
-    """The same, where each row has a cache."""
-
-    excess: ClassVar[Excess]
+class RowsLeaving(Leaving, PerRow):
+    """A cache for each row."""
 
     def roll_back(self, i: int, surplus: int) -> None:
         excess = self.excess(i, {i: surplus})
@@ -157,11 +157,10 @@ class RowsLeaving(PerRow):
         self.lengths[i] -= excess
 
 
-Excess = Callable[[int, Mapping[int, int]], int]  # of a row, from how many tokens a rollback rejects of each
 BATCH, COLUMNS, LINES, BLOCKS, ROWS = BatchLeaving, ColumnsLeaving, LinesLeaving, Roomy, RowsLeaving
 
 
-def leaving(excess: Excess, *memories: type[Any]) -> tuple[type[Any], ...]:
+def leaving(excess: Callable[[int, Mapping[int, int]], int], *memories: type[Any]) -> tuple[type[Any], ...]:
     """Patches after which a rollback leaves ``excess`` tokens too many in these memories."""
     return tuple(type(memory.__name__, (memory,), {"excess": staticmethod(excess)}) for memory in memories)
 

@@ -181,8 +181,8 @@ class LayersExchanged:
             self.cache.layers.reverse()
 
     class InColumns(StaticModel):
-        def keep(self, lengths: list[int]) -> None:
-            super().keep(lengths)
+        def shorten(self, lengths: list[int]) -> None:
+            super().shorten(lengths)
             self.cache.layers.reverse()
 
     class InRows(PerRow):
