@@ -96,7 +96,8 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert cli.main(arguments) == 0
     table = capsys.readouterr().out
     assert f"{len(FEW)} of {len(FEW)} faults caught" in table
-    assert "held back: component" in table
+    assert " mechanisms never developed on: " in table.splitlines()[0]
+    assert "held back, other builds of a mechanism that was developed on: component" in table
     assert "sampling, all faults: 1 seen, 1 named as planted, 0 by another kind" in table
     assert cli.main([*arguments, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

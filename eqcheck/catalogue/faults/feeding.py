@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.batch import REJECTED, BatchCache, Batched
 from eqcheck.catalogue.engines.blocks import Paged, PagedModel
 from eqcheck.catalogue.engines.columns import Static
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
+from eqcheck.catalogue.engines.engine import RequestEngine, RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.catalogue.faults.fault import HANDED, amount, fault, planted
@@ -23,12 +23,6 @@ from eqcheck.catalogue.faults.rollback import (
 )
 
 FED_OF_PROMPT = amount("prompt kept", 12, 10, 14)
-
-
-def skipped(memory: Shifted, i: int) -> None:
-    """Take a token of a request for cached that is not."""
-    memory.lengths[i] += 1
-    memory.shift[i] -= 1
 
 
 @planted("realigned holes per_row staged", "continuous", edit="newest-again")
@@ -137,7 +131,7 @@ class ChunkBorderLost:
     class OfRow(Continuous):
         def prefill(self, i: int, piece: list[int], number: int) -> None:
             if number:
-                skipped(cast(Shifted, self.verifier), i)
+                cast(Shifted, self.verifier).skip(i, 1)
                 piece = piece[1:]
             if piece:
                 super().prefill(i, piece, number)
@@ -166,18 +160,10 @@ class FirstTokenSkipped:
                 blocks = [block[1:] for block in blocks]
             super().prefill_rows(blocks, start, width)
 
-    class OfRow(Continuous):
+    class OfRequest(RequestEngine):
         def prefill(self, i: int, piece: list[int], number: int) -> None:
             if not number:
-                skipped(cast(Shifted, self.verifier), i)
-                piece = piece[1:]
-            if piece:
-                super().prefill(i, piece, number)
-
-    class OfBlocks(Paged):
-        def prefill(self, i: int, piece: list[int], number: int) -> None:
-            if not number:
-                cast(Stretched, self.verifier).skip(i, 1)
+                self.verifier.skip(i, 1)
                 piece = piece[1:]
             if piece:
                 super().prefill(i, piece, number)
@@ -244,7 +230,7 @@ class PromptCut:
 
 @planted("per_row", "continuous paged", cache_states=("chunked",), no_edit=HANDED)
 @fault("T29-first-piece-answered", "bookkeeping/unfinished-prompt", "vllm-project/vllm#43996")
-class FirstPieceAnswered:
+class FirstPieceAnswered(RoundEngine):
     """The answer behind the first piece of a prompt is committed as the first new token."""
 
     class InRows(PerRow):
@@ -252,32 +238,17 @@ class FirstPieceAnswered:
             first = self.lengths[i] == self.request.prefix_length
             note(self, i, self.feed(i, piece), first)
 
-        def verify(self, drafts: Rows) -> Rows:
-            return noted(self, super().verify(drafts))
-
-    class OfRow(Continuous):
+    class OfRequest(RequestEngine):
         def prefill(self, i: int, piece: list[int], number: int) -> None:
             self.calls += 1
             note(self, i, self.verifier.feed([i], [piece])[0], not number)
 
-        def verify(self, drafts: Rows) -> Rows:
-            return noted(self, super().verify(drafts))
-
-    class OfBlocks(Paged):
-        def prefill(self, i: int, piece: list[int], number: int) -> None:
-            note(self, i, self.verifier.feed([i], [piece])[0], not number)
-
-        def verify(self, drafts: Rows) -> Rows:
-            return noted(self, super().verify(drafts))
+    def verify(self, drafts: Rows) -> Rows:
+        predicted, early = super().verify(drafts), vars(self).pop("early", {})
+        return [[early.get(i, row[0]), *row[1:]] for i, row in zip(self.active, predicted, strict=True)]
 
 
 def note(engine: RoundEngine, i: int, logits: torch.Tensor, first: bool) -> None:
     """Keep the answer behind the first piece of a row's prompt."""
     if first:
         vars(engine).setdefault("early", {})[i] = int(logits[-1].argmax())
-
-
-def noted(engine: RoundEngine, predicted: Rows) -> Rows:
-    """The predictions, with the answers that were kept in the place of the first ones."""
-    early: dict[int, int] = vars(engine).pop("early", {})
-    return [[early.get(i, row[0]), *row[1:]] for i, row in zip(engine.active, predicted, strict=True)]

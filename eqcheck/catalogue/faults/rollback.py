@@ -66,6 +66,11 @@ class Shifted(OffsetCache):
     def offset(self, i: int) -> int:
         return super().offset(i) + self.shift[i]
 
+    def skip(self, i: int, count: int) -> None:
+        """Take so many tokens of a request for cached that are not."""
+        self.lengths[i] += count
+        self.shift[i] -= count
+
     def ended(self, line: int) -> int:
         """How many slots the row took that had a line before."""
         return max((self.offset(i) for i, other in self.line.items() if other == line), default=0)
