@@ -214,7 +214,7 @@ class DraftSlotsNotReserved(PagedModel):
         super().reserve(i, 1)
 
 
-@planted("", "paged paged_small", rows=2, no_edit=UNKNOWN)
+@planted("", "paged_small", rows=2, no_edit=UNKNOWN)
 @fault("K52-pads-in-last-slot", "cache/missing-entry", "vllm-project/vllm#43682")
 class PadsInLastSlot(PagedCache):
     """Pads have the slot -1, and are written to the last one of the pool."""
