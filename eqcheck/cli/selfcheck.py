@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,22 +17,32 @@ if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
     from eqcheck.selfcheck.faults import SelfCheck
 
+SEED = "EQCHECK_CATALOGUE_SEED"
+
 
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
     check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=EPILOG)
     check.add_argument("--cases", type=positive, default=100, metavar="N", help="cases per known-good decoder (100)")
     check.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
+    check.add_argument(
+        "--seed", type=int, metavar="N", help="draws amounts in planted faults, anew in each run; 0: the usual ones"
+    )
     check.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     check.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.report.terminal import progress
-    from eqcheck.selfcheck.faults import selfcheck
+    seed = random.randrange(1, 2**32) if options.seed is None else options.seed
+    os.environ[SEED] = str(seed or "")  # for the processes as well; the catalogue reads it when it is imported
+    try:
+        from eqcheck.report.terminal import progress
+        from eqcheck.selfcheck.faults import selfcheck
 
-    with progress(quiet=options.json) as listen:
-        check = selfcheck(options.jobs, options.cases, listen)
+        with progress(quiet=options.json) as listen:
+            check = selfcheck(options.jobs, options.cases, listen)
+    finally:
+        del os.environ[SEED]
     print(json.dumps(check.to_dict()) if options.json else _table(check))
     return broken(check.failures) if check.failures else EQUIVALENT
 
@@ -51,7 +62,6 @@ def _table(check: SelfCheck) -> str:
     """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
     from tabulate import tabulate
 
-    from eqcheck.report.content import percent
     from eqcheck.selfcheck.memory import table as memory_table
 
     rows = []
@@ -66,6 +76,9 @@ def _table(check: SelfCheck) -> str:
     good = [[one.name, one.cases, one.violations, one.first or "-"] for one in check.known_good]
     median, longest = check.seconds()
     lines = [
+        _unseen(check),
+        *([f"amounts in faults are drawn with --seed {check.seed}"] if check.seed else []),
+        "",
         tabulate(rows, headers=headers, disable_numparse=True, colalign=right),
         "",
         tabulate(good, headers=["known good", "cases", "violations", ""]),
@@ -75,11 +88,31 @@ def _table(check: SelfCheck) -> str:
         f"{median:.2f} s in the median, {longest:.1f} s at most, on one core",
         f"left out as yet: {', '.join(check.left_out)}",
     ]
-    for what, held_back in (("all faults", None), ("developed on", False), ("held back", True)):
-        component, kind = (check.share(f"{part}_right", held_back) for part in ("component", "kind"))
-        lines.append(f"named as declared, {what}: component {percent(component)}, kind {percent(kind)}")
+    for what, chosen in (
+        ("all faults", {}),
+        ("developed on", {"held_back": False}),
+        ("held back, other builds of a mechanism that was developed on", {"held_back": True, "unseen": False}),
+    ):
+        lines.append(f"named as declared, {what}: {_shares(check, **chosen)}")
     lines += ["", memory_table(check.memory)] if check.memory else []
     return "\n".join([*lines, *_sampled_table(check)])
+
+
+def _unseen(check: SelfCheck) -> str:
+    """The score of the mechanisms that were never developed on."""
+    faults = [fault for fault in check.faults if fault.unseen]
+    caught, mechanisms = sum(fault.caught for fault in faults), len({fault.mechanism for fault in faults})
+    return (
+        f"{mechanisms} mechanisms never developed on: {caught} of {len(faults)} faults caught; "
+        f"named as declared: {_shares(check, unseen=True)}"
+    )
+
+
+def _shares(check: SelfCheck, **chosen: bool) -> str:
+    from eqcheck.report.content import percent
+
+    component, kind = (check.share(f"{part}_right", **chosen) for part in ("component", "kind"))
+    return f"component {percent(component)}, kind {percent(kind)}"
 
 
 def _sampled_table(check: SelfCheck) -> list[str]:
