@@ -1,6 +1,7 @@
 """Samplers that are right, and faults that can be planted in them: what the judgement of laws is tested with."""
 
-from eqcheck.catalogue.samplers import laws, rounds  # noqa: F401
+# In this order: a fault's place says in which build it is audited.
+from eqcheck.catalogue.samplers import decisions, laws  # noqa: F401
 from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS
 from eqcheck.catalogue.samplers.fault import SAMPLED_FAULTS, SampledFault
 from eqcheck.catalogue.samplers.schemes import RIGHT, samplers
