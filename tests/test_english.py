@@ -30,6 +30,10 @@ CLEAN = (
     "eqcheck/report",
     "eqcheck/explanation",
     "eqcheck/result",
+    "eqcheck/abduction",
+    "eqcheck/checkpoints",
+    "eqcheck/memory",
+    "eqcheck/compat",
 )
 CODE = sorted(path for folder in CLEAN for path in (ROOT / folder).rglob("*.py"))
 TEXTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "eqcheck").rglob("*.md")])
