@@ -87,6 +87,7 @@ def normal(shape: Any, spread: float, generator: Any) -> Any:
     CPU without AVX2. Here the Box-Muller transform is written out in additions, products and roots, which round alike
     everywhere; the polynomials are those of Cephes, as torch evaluates them.
 
+    >>> import torch
     >>> normal((16,), 1.0, torch.Generator().manual_seed(1))[:3].tolist()
     [-1.5255959033966064, -0.7502318024635315, -0.6539809107780457]
     """
