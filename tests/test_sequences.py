@@ -444,7 +444,7 @@ def test_delta_debugging_finds_what_is_needed() -> None:
 def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:
     """A worker is started without the main module: it may be a script that audits as it is imported."""
     (work / "script.py").write_text(
-        "import torch\nfrom eqcheck import registry\n"
+        "import torch\nfrom eqcheck.contract import registry\n"
         "from eqcheck.campaign.loop import audit\nfrom eqcheck.result.findings import Options\n"
         "torch.set_num_threads(1)\nprint('begins')\n"
         "print(audit(registry.load('stateful.py:wrong'), Options(cases=10)).verdict)\n"

@@ -120,7 +120,7 @@ def test_a_coordinator_that_dies_goes_on_from_what_is_stored(nodes: Any, tmp_pat
     program.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from eqcheck import registry\n"
+        "from eqcheck.contract import registry\n"
         "from eqcheck.campaign import cluster\n"
         "from eqcheck.result.findings import Options\n"
         f"cluster.SHARD_CASES = {PER_SHARD}\n"
