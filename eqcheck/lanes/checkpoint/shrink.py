@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
+from functools import partial
 
 from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.reduction import put, reduced
 from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract.decoder import CAPABILITIES, RowOptions
 from eqcheck.lanes.checkpoint.drawing import ending_like
@@ -24,21 +26,8 @@ def minimise(
     case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
 ) -> EngineCase:
     """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
-    end = time.monotonic() + seconds
-    tried = {case}
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _candidates(case, capabilities):
-            if time.monotonic() > end:
-                return case
-            if candidate in tried:
-                continue
-            tried.add(candidate)
-            if fails(candidate):
-                case, smaller = candidate, True
-                break
-    return case
+    smaller = partial(_candidates, capabilities=capabilities)
+    return reduced(case, True, smaller, lambda tried, _: fails(tried) or None, time.monotonic() + seconds)[0]
 
 
 def needs(case: EngineCase) -> tuple[str, ...]:
@@ -92,7 +81,7 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
         if own:
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
         for one in smaller:
-            yield _rows(case, [*rows[:number], one, *rows[number + 1 :]])
+            yield replace(case, rows=put(case.rows, (number,), one))
     for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
         if k < case.num_draft_tokens:
             yield replace(case, num_draft_tokens=k)
@@ -117,7 +106,7 @@ def _duller(accepts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield accepts[:size]
     for number, count in enumerate(accepts):
         if count:
-            yield (*accepts[:number], 0, *accepts[number + 1 :])
+            yield put(accepts, (number,), 0)
 
 
 def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from eqcheck.case.record import Case
+from eqcheck.case.reduction import at, lowered, put
 from eqcheck.contract.requirements import unmet
 from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.ids import Places, as_table, distinct, renamed, with_ids
@@ -70,13 +71,15 @@ class _Shrinking:
     def change(self, **changes: Any) -> bool:
         return self.attempt(with_ids(self.case, self.places, **changes))
 
-    def lower(self, value: int, least: int, change: Callable[[int], bool]) -> None:
-        """Try the least number, then what lies between by halves."""
-        if value <= least or change(least):
-            return
-        while value - least > 1:
-            middle = (least + value) // 2
-            least, value = (least, middle) if change(middle) else (middle, value)
+    def lower(self, name: str, path: tuple[int, ...] = (), least: int = 0) -> None:
+        """Lower the number at a path in a field, or keep as few of the items there as can be."""
+        value = at(getattr(self.case, name), path)
+
+        def taken(count: int) -> bool:
+            part = count if isinstance(value, int) else value[:count]
+            return self.change(**{name: put(getattr(self.case, name), path, part)})
+
+        lowered(value if isinstance(value, int) else len(value), least, taken)
 
     def ids(self) -> None:
         """Distinct ids in all rows; or, where some must be equal, in as many rows as can be."""
@@ -110,36 +113,28 @@ class _Shrinking:
         if case.cache_state != "empty" and "empty" in self._claims.cache_states:
             self.change(cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=(), tree=(), paths=())
         if self.case.prefill_chunk:
-            self.lower(self.case.prefill_chunk, 1, lambda size: self.change(prefill_chunk=size))
-        for row, arrival in enumerate(self.case.arrivals):
-            self.lower(arrival, 0, partial(self.arrive, row))
+            self.lower("prefill_chunk", least=1)
+        for row in range(len(self.case.arrivals)):
+            self.lower("arrivals", (row,))
         for name, options in (("family", self._claims.families), ("padding_side", self._claims.padding_sides)):
             simpler = takewhile(lambda option: option not in (case.family, case.padding_side), options)
             any(self.change(**{name: option}) for option in simpler)
 
-    def arrive(self, row: int, arrival: int) -> bool:
-        arrivals = self.case.arrivals
-        return self.change(arrivals=(*arrivals[:row], arrival, *arrivals[row + 1 :]))
-
     def prompts(self) -> None:
         """Shorter, all at once and then one by one; then a shorter common prefix."""
         least = self.case.prefix_length + 1
-        self.lower(max(map(len, self.case.prompts)), least, lambda most: self.cut(None, most))
-        for row, prompt in enumerate(self.case.prompts):
-            self.lower(len(prompt), least, partial(self.cut, row))
+        longest = max(map(len, self.case.prompts))
+        lowered(longest, least, lambda most: self.change(prompts=tuple(prompt[:most] for prompt in self.case.prompts)))
+        for row in range(len(self.case.prompts)):
+            self.lower("prompts", (row,), least)
         while self.case.prefix_length > 1:
             shorter = tuple(prompt[1:] for prompt in self.case.prompts)
             if not self.change(prompts=shorter, prefix_length=self.case.prefix_length - 1):
                 break
 
-    def cut(self, row: int | None, most: int) -> bool:
-        """Keep the first tokens of one row's prompt, or of all."""
-        return self.change(prompts=tuple(p[:most] if row in (None, n) else p for n, p in enumerate(self.case.prompts)))
-
     def limits(self) -> None:
-        least = 2 if "min-limit-2" in self._claims.requires else 1
-        self.lower(self.case.max_new_tokens, least, lambda limit: self.change(max_new_tokens=limit))
-        self.lower(self.case.num_draft_tokens, 1, self.fewer_drafts)
+        self.lower("max_new_tokens", least=2 if "min-limit-2" in self._claims.requires else 1)
+        lowered(self.case.num_draft_tokens, 1, self.fewer_drafts)
 
     def fewer_drafts(self, k: int) -> bool:
         """A smaller K; where all drafts were accepted, all are."""
@@ -150,28 +145,19 @@ class _Shrinking:
         return self.change(num_draft_tokens=k, accepts=accepts)
 
     def draft(self) -> None:
-        """A table of as few rounds, and as few accepted draft tokens, as can be."""
+        """A table of as few rounds, and as few accepted draft tokens, as can be; few rounds with trees of their own."""
         if self.case.agreement is not None or self.case.accepts or self.case.paths:
             if self.change(agreement=None, accepts=(), paths=()):
                 return
             self.change(**as_table(self.case))
-        self.trees()
-        for row in range(len(self.case.accepts)):
-            rounds = self.case.accepts[row]
-            self.lower(len(rounds), 0, partial(self.keep_rounds, row, rounds))
-            for number, count in enumerate(self.case.accepts[row]):
-                self.lower(count, 0, partial(self.accept, row, number))
-
-    def trees(self) -> None:
-        """Fewer rounds with a tree of their own, fewer nodes, and shorter paths."""
         for row in range(len(self.case.tree)):
             for number in reversed(range(len(self.case.tree[row]) - 1)):
                 self.without_round(row, number)
-        for name in ("tree", "paths"):
+        for name in ("tree", "paths", "accepts"):
             for row in range(len(getattr(self.case, name))):
-                self.lower(len(getattr(self.case, name)[row]), int(name == "tree"), partial(self.keep, name, row, None))
-                for number, one in enumerate(getattr(self.case, name)[row]):
-                    self.lower(len(one), 0, partial(self.keep, name, row, number))
+                self.lower(name, (row,), least=int(name == "tree"))
+                for number in range(len(getattr(self.case, name)[row])):
+                    self.lower(name, (row, number))
 
     def without_round(self, row: int, number: int) -> bool:
         """Leave out a round of a row that is not its last one."""
@@ -181,21 +167,6 @@ class _Shrinking:
                 rounds[row] = rounds[row][:number] + rounds[row][number + 1 :]
         return self.change(**{name: tuple(rounds) for name, rounds in left.items()})
 
-    def keep(self, name: str, row: int, number: int | None, count: int) -> bool:
-        """Keep the first rounds of a row's trees or paths, or the first nodes or ranks of one of them."""
-        rows = list(getattr(self.case, name))
-        one = rows[row] if number is None else rows[row][number]
-        rows[row] = one[:count] if number is None else (*rows[row][:number], one[:count], *rows[row][number + 1 :])
-        return self.change(**{name: tuple(rows)})
-
-    def keep_rounds(self, row: int, rounds: tuple[int, ...], count: int) -> bool:
-        accepts = self.case.accepts
-        return self.change(accepts=(*accepts[:row], rounds[:count], *accepts[row + 1 :]))
-
-    def accept(self, row: int, number: int, count: int) -> bool:
-        rounds = self.case.accepts[row]
-        return self.keep_rounds(row, (*rounds[:number], count, *rounds[number + 1 :]), len(rounds))
-
     def ends(self) -> None:
         """Fewer EOS ids, earlier ones, and a pad id that occurs nowhere."""
         for place in self.places.eos:
@@ -203,13 +174,12 @@ class _Shrinking:
             self.attempt(with_ids(self.case, fewer), fewer)
         for number, place in enumerate(self.places.eos):
             if place.kind == "new":
-                self.lower(place.index, 0, partial(self.end_at, number))
+                lowered(place.index, 0, partial(self.end_at, number))
         plain = replace(self.places, pad=None)
         self.attempt(with_ids(self.case, plain), plain)
 
     def end_at(self, number: int, index: int) -> bool:
         """Let an EOS be the new token of this number in its row."""
-        places = list(self.places.eos)
-        places[number] = replace(places[number], index=index)
-        moved = replace(self.places, eos=tuple(places))
+        place = replace(self.places.eos[number], index=index)
+        moved = replace(self.places, eos=put(self.places.eos, (number,), place))
         return self.attempt(with_ids(self.case, moved), moved)

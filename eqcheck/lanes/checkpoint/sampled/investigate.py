@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from eqcheck.case.reduction import reduced
 from eqcheck.case.sampled import SampledEngineCase
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
@@ -40,35 +41,22 @@ class Drawing:
         self.decode, self.until = decode, until
         self.rng = Random()
 
-    def shows(self, case: SampledEngineCase, most: int) -> Gathered | None:
-        """What was gathered of a request, where its law was seen to be wrong within so many tokens."""
-        found = drawn_again(case, self.decode, most, self.until, self.rng)
-        return found if found.violated else None
+    def shows(self, case: SampledEngineCase, tokens: int) -> Gathered | None:
+        """What was gathered of a request whose law is seen to be wrong in few more tokens than these."""
+        most = min(MOST, max(LEAST, SLOWER * tokens))
+        gathered = drawn_again(case, self.decode, most, self.until, self.rng)
+        return gathered if gathered.violated else None
 
     def smallest(self, outcomes: Sequence[Outcome], tokens: int) -> Smallest | None:
         """The smallest request, of these outcomes (the most telling first), that shows what took ``tokens``."""
         for outcome in outcomes:
-            most = min(MOST, max(LEAST, SLOWER * tokens))
-            if found := self.shows(outcome.case, most):
-                return self._shrunk(outcome.case, found)
+            if found := self.shows(outcome.case, tokens):
+                case, gathered, finished = reduced(outcome.case, found, candidates, self._still, self.until)
+                return Smallest(case, gathered, finished)
         return None
 
-    def _shrunk(self, case: SampledEngineCase, gathered: Gathered) -> Smallest:
-        smaller = True
-        tried = {case}
-        while smaller:
-            smaller = False
-            for candidate in candidates(case):
-                if time.monotonic() > self.until:
-                    return Smallest(case, gathered, False)
-                if candidate in tried:
-                    continue
-                tried.add(candidate)
-                most = min(MOST, max(LEAST, SLOWER * gathered.wealth.tokens))
-                if found := self.shows(candidate, most):
-                    case, gathered, smaller = candidate, found, True
-                    break
-        return Smallest(case, gathered, True)
+    def _still(self, case: SampledEngineCase, larger: Gathered) -> Gathered | None:
+        return self.shows(case, larger.wealth.tokens)
 
     def plain(self, found: Smallest) -> str:
         """What the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
@@ -103,7 +91,7 @@ def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
     for changes in plain:
         name, value = next(iter(changes.items()))
         if any(getattr(options, name) != value and options.temperature for options in every):
-            yield _with(case, [replace(o, **changes) if o.temperature else o for o in every])
+            yield case.with_options([replace(o, **changes) if o.temperature else o for o in every])
     for k in sorted({1, case.num_draft_tokens // 2} - {0, case.num_draft_tokens}):
         if k < case.num_draft_tokens:
             yield replace(case, num_draft_tokens=k)
@@ -113,7 +101,7 @@ def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
     limit = max(options.max_new_tokens for options in every)
     for shorter in sorted({4, limit // 2} - {0, limit}):
         if shorter < limit:
-            yield _with(case, [replace(o, max_new_tokens=min(shorter, o.max_new_tokens)) for o in every])
+            yield case.with_options([replace(o, max_new_tokens=min(shorter, o.max_new_tokens)) for o in every])
 
 
 def needs(case: SampledEngineCase) -> tuple[str, ...]:
@@ -129,8 +117,3 @@ def needs(case: SampledEngineCase) -> tuple[str, ...]:
 
 def _asked(case: SampledEngineCase) -> list[RowOptions]:
     return [case.rows[number].options for number in case.sampled]
-
-
-def _with(case: SampledEngineCase, options: Sequence[RowOptions]) -> SampledEngineCase:
-    rows = zip(case.rows, options, strict=True)
-    return replace(case, rows=tuple(replace(row, options=one) for row, one in rows))
