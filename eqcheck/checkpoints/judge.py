@@ -19,7 +19,7 @@ class RowJudgement:
     """One row: ``first`` is the index of the first wrong token or of a wrong end, None for a right row.
 
     ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the indices of
-    near-ties before it; ``margin`` is by how much the target prefers its own token.
+    near-ties before it; ``margin`` is by how much the target prefers its own token. ``end`` is the kind of a wrong end.
     """
 
     row: int
@@ -28,6 +28,7 @@ class RowJudgement:
     expected: int | None = None
     ties: tuple[int, ...] = ()
     margin: float = 0.0
+    end: str = ""
 
 
 class Judge:
@@ -63,26 +64,19 @@ class Judge:
     def _row(
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float
     ) -> RowJudgement:
-        options = row.options
         choices = scores.argmax(-1).tolist()
         near: list[int] = []
-        first, margin = None, 0.0
-        for index, token in enumerate(observed):
-            if index == options.max_new_tokens or (index and observed[index - 1] in options.eos_token_ids):
-                first = index
-                break
+        end, last = row.options.wrong_end(observed) or ("", len(observed))
+        first, margin = last if end else None, 0.0
+        for index, token in enumerate(observed[:last]):
             if token != choices[index]:
                 margin = float(scores[index, choices[index]] - scores[index, token])
                 if margin > bound:
-                    first = index
+                    first, end = index, ""
                     break
                 near.append(index)
-        ended = len(observed) >= options.max_new_tokens or (observed and observed[-1] in options.eos_token_ids)
-        if first is None and not ended:
-            first = len(observed)
-        ended_before = first == options.max_new_tokens or (first and observed[first - 1] in options.eos_token_ids)
-        expected = None if first is None or ended_before else choices[first]
-        return RowJudgement(number, observed, first, expected, tuple(near), margin)
+        expected = None if first is None or end in ("past-eos", "over-length") else choices[first]
+        return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
     def _bound(
         self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]

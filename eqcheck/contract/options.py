@@ -67,6 +67,19 @@ class RowOptions:
             if not right[name]:
                 raise UsageError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
+    def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
+        """How new tokens end wrongly: the kind, and the index of the first token too many or missing; None if rightly.
+
+        >>> row = RowOptions(3, eos_token_ids=(9,))
+        >>> row.wrong_end((1, 9, 2)), row.wrong_end((1, 2)), row.wrong_end((1, 2, 3))
+        (('past-eos', 2), ('premature-stop', 2), None)
+        """
+        limit = self.max_new_tokens
+        eos = next((number for number, token in enumerate(tokens, 1) if token in self.eos_token_ids), limit + 1)
+        if len(tokens) > min(eos, limit):
+            return ("past-eos", eos) if eos <= limit else ("over-length", limit)
+        return ("premature-stop", len(tokens)) if len(tokens) < min(eos, limit) else None
+
 
 def sampling_of(options: RowOptions) -> str:
     """How a row is to be sampled, in words.

@@ -78,10 +78,8 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
 def _symptom(row: EngineRow, seen: RowJudgement) -> str:
     options, first = row.options, seen.first
     assert first is not None
-    if seen.expected is None:
-        return "bookkeeping/over-length" if first == options.max_new_tokens else "bookkeeping/past-eos"
-    if first == len(seen.observed):
-        return "bookkeeping/premature-stop"
+    if seen.end:
+        return f"bookkeeping/{seen.end}"
     if options.min_new_tokens and seen.expected in options.eos_token_ids:
         return HELD_BACK
     if first + 1 <= options.min_new_tokens and seen.observed[first] in options.eos_token_ids:

@@ -82,11 +82,10 @@ def certain(done: SampledRun) -> Explanation | None:
     run, case = done.run, done.case
     assert run.outputs is not None
     for row, (output, options) in enumerate(zip(run.outputs, case.rows, strict=True)):
-        if options.temperature and not (
-            len(output) >= options.max_new_tokens or (output and output[-1] in options.eos_token_ids)
-        ):
+        kind, index = options.wrong_end(output) or ("", 0)
+        if options.temperature and kind == "premature-stop":
             statement = ends_early(len(output), options.max_new_tokens)
-            found = _explanation(case, "bookkeeping", "premature-stop", row, len(output), output, statement.detail)
+            found = _explanation(case, "bookkeeping", kind, row, index, output, statement.detail)
             return replace(found, facts=statement.facts)
     reader = Reader(run)
     explanation = reader.explain() or reader.unseen()

@@ -62,16 +62,14 @@ def _ends(case: SampledEngineCase, outputs: Sequence[tuple[int, ...]]) -> Explan
     """A sampled row that ends too early, too late, or not at its EOS."""
     for number in case.sampled:
         output, options = outputs[number], case.rows[number].options
-        end = next((i + 1 for i, token in enumerate(output) if token in options.eos_token_ids), None)
-        if len(output) > options.max_new_tokens:
-            detail = f"row {number} has {len(output)} new tokens, its limit is {options.max_new_tokens}"
-            return _explanation(case, "bookkeeping", "over-length", number, options.max_new_tokens, output, detail)
-        if end is not None and end < len(output):
-            detail = f"row {number} has {len(output) - end} tokens behind its EOS"
-            return _explanation(case, "bookkeeping", "past-eos", number, end, output, detail)
-        if end is None and len(output) < options.max_new_tokens:
-            detail = f"row {number} ends after {len(output)} of {options.max_new_tokens} tokens, without an EOS"
-            return _explanation(case, "bookkeeping", "premature-stop", number, len(output), output, detail)
+        if end := options.wrong_end(output):
+            kind, index = end
+            details = {
+                "over-length": f"has {len(output)} new tokens, its limit is {options.max_new_tokens}",
+                "past-eos": f"has {len(output) - index} tokens behind its EOS",
+                "premature-stop": f"ends after {len(output)} of {options.max_new_tokens} tokens, without an EOS",
+            }
+            return _explanation(case, "bookkeeping", kind, number, index, output, f"row {number} {details[kind]}")
     return None
 
 
