@@ -57,4 +57,5 @@ CHECKPOINT = (
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink", "sampled.investigate", "sampled.lane")),
     "lanes.sampling.gathered",
+    "case.reduction",
 )
