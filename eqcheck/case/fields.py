@@ -38,40 +38,36 @@ def complaint(name: str, value: Any, hint: Any) -> str:
             return ""
     except msgspec.ValidationError:
         pass
-    return next(_complaints(name, value, inspect.type_info(hint), {}), "")
+    return _complaint(name, value, inspect.type_info(hint), {})
 
 
-def _complaints(name: str, value: Any, kind: inspect.Type, said: Mapping[str, str]) -> Iterator[str]:
+def _complaint(name: str, value: Any, kind: inspect.Type, said: Mapping[str, str]) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
         case inspect.Metadata(type=inner, extra=extra):
-            yield from _complaints(name, value, inner, extra or {})
-            return
+            return _complaint(name, value, inner, extra or {})
         case inspect.UnionType(types=(inner, *_)):
-            yield from () if value is None else _complaints(name, value, inner, said)
-            return
+            return "" if value is None else _complaint(name, value, inner, said)
         case inspect.VarTupleType(item_type=item) if isinstance(value, tuple) and len(value) >= (kind.min_length or 0):
             if kind.max_length is not None and len(value) > kind.max_length:
-                yield f"{name}: expected at most {kind.max_length}{said.get('of', '')}, got {len(value)}"
-            for index, each in enumerate(value):
-                yield from _complaints(f"{name}[{index}]" if _is_record(item) else name, each, item, {})
-            return
+                return f"{name}: expected at most {kind.max_length}{said.get('of', '')}, got {len(value)}"
+            numbered = isinstance(getattr(item, "type", item), inspect.VarTupleType | inspect.DataclassType)
+            places = (f"{name}[{index}]" if numbered else name for index in range(len(value)))
+            return _first(_complaint(place, each, item, {}) for place, each in zip(places, value, strict=True))
         case inspect.TupleType(item_types=items) if isinstance(value, tuple) and len(value) == len(items):
-            for each, item in zip(value, items, strict=True):
-                yield from _complaints(name, each, item, {})
-            return
+            return _first(_complaint(name, each, item, {}) for each, item in zip(value, items, strict=True))
+        case inspect.StrType(max_length=int(most)) if isinstance(value, str) and len(value) > most:
+            return f"{name}: expected at most {most} characters, got {len(value)}"
+        case inspect.StrType():
+            right, expected = isinstance(value, str), "text"
         case inspect.IntType(ge=least, le=most) if number and isinstance(value, int):
             right = (least is None or least <= value) and (most is None or value <= most)
-            expected = f"{least} to {most:g}{said['of']}" if "of" in said else f"{least}..{most}"
+            expected = f"{least}..{most}"
         case inspect.IntType():
             right, expected = False, "an integer"
         case inspect.FloatType(ge=least, le=most):
-            span = f"{least:.10g} to {most:g}{said.get('of', '')}"
+            span = f"{least:g} to {most:g}"
             right, expected = number and least <= value <= most, span if number else f"a number from {span}"
-        case inspect.StrType():
-            right, expected = isinstance(value, str), "text"
-            if right and kind.max_length is not None and len(value) > kind.max_length:
-                yield f"{name}: expected at most {kind.max_length} characters, got {len(value)}"
         case inspect.BoolType():
             right, expected = isinstance(value, bool), "true or false"
         case inspect.LiteralType(values=values):
@@ -80,14 +76,11 @@ def _complaints(name: str, value: Any, kind: inspect.Type, said: Mapping[str, st
             right, expected = isinstance(value, record), f"a {record.__name__}"
         case _:
             right, expected = False, "a tuple (in JSON a list)"
-    if not right:
-        yield f"{name}: expected {said.get('is', expected)}, got {shown(value)}"
+    return "" if right else f"{name}: expected {said.get('is', expected)}, got {shown(value)}"
 
 
-def _is_record(kind: inspect.Type) -> bool:
-    """Whether items of this type are named by their numbers, and not by the whole that they are in."""
-    kind = kind.type if isinstance(kind, inspect.Metadata) else kind
-    return isinstance(kind, inspect.VarTupleType | inspect.DataclassType)
+def _first(said: Iterable[str]) -> str:
+    return next(filter(None, said), "")
 
 
 def within(name: str, numbers: Iterable[Any], least: int, most: int) -> Iterator[str]:

@@ -32,6 +32,8 @@ from eqcheck.explanation.text import render
 from eqcheck.result.findings import Audit, Finding
 
 Line = Annotated[str, Meta(max_length=FILE_LINE)]
+Seconds = Annotated[float, Meta(ge=TIMEOUTS[0], le=TIMEOUTS[1], extra={"is": "{:g} to {:g} seconds".format(*TIMEOUTS)})]
+Bytes = Annotated[int, Meta(ge=MEMORY[0], le=MEMORY[1], extra={"is": "{} to {:g} bytes".format(*MEMORY)})]
 VIOLATION_FORMAT = "eqcheck-violation/1"
 _CASES: dict[str, type[AnyCase]] = {kind.format: kind for kind in (Case, EngineCase, SampledCase, SampledEngineCase)}
 TEMPORARY = ".tmp"
@@ -48,9 +50,9 @@ class StoredViolation:
     case: AnyCase
     adapter: Line | None = None
     fingerprint: Line | None = None
-    case_timeout: Annotated[float, Meta(ge=TIMEOUTS[0], le=TIMEOUTS[1], extra={"of": " seconds"})] = CASE_TIMEOUT
+    case_timeout: Seconds = CASE_TIMEOUT
     isolated: bool = False
-    case_memory: Annotated[int, Meta(ge=MEMORY[0], le=MEMORY[1], extra={"of": " bytes"})] | None = None
+    case_memory: Bytes | None = None
     minimised: bool = True
     explanation: str = ""
 
