@@ -22,6 +22,8 @@ CLEAN = (
     "adapters",
     "reference_impls",
     "eqcheck/contract",
+    "eqcheck/case",
+    "eqcheck/store",
     "eqcheck/cli",
     "eqcheck/drawing",
     "eqcheck/history",

@@ -19,7 +19,7 @@ from eqcheck import cli
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
-from eqcheck.case.sampled import SampledCase, SampledEngineCase
+from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder, RowOptions, decoder

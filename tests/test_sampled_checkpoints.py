@@ -19,8 +19,8 @@ from clock import CHECKPOINT, Clock
 
 from eqcheck.campaign.loop import Campaign
 from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampled import ENGINE_REGIMES as REGIMES
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import ENGINE_REGIMES as REGIMES
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.checkpoints.judge import Judge, truth

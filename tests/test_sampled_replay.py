@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.cli.replaying import replay
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import RowOptions

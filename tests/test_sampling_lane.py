@@ -15,7 +15,7 @@ import torch
 import eqcheck
 from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation

@@ -14,7 +14,7 @@ from simulated_samplers import REGIMES, Sampler, World
 from test_wealth import OUTCOMES, as_row, chance
 
 from eqcheck.campaign.loop import concluded
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import decoder
 from eqcheck.contract.options import RowOptions
 from eqcheck.lanes.sampling.conclusions import law_finding

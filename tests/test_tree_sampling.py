@@ -13,7 +13,7 @@ from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PRO
 from test_sampling_lane import audited
 
 import eqcheck
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract import registry
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.contract.trees import Nodes

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta
 
-from eqcheck.case.fields import among, check, complaint, plain, read, within
-from eqcheck.case.record import AnyCase, Rule
+from eqcheck.case.record import AnyCase
 from eqcheck.contract.decoder import DRAFTING, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.family import LLAMA
+from eqcheck.contract.fields import Rule, among, check, complaint, plain, read, within
 from eqcheck.contract.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS, MOST_DRAFT_TOKENS
 from eqcheck.contract.requirements import options_meeting, prompts_meeting
 

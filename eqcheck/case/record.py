@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta
 
-from eqcheck.case.fields import Reader, among, check, plain, read, shown, within
 from eqcheck.contract.architectures import parsed
 from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, PaddingSide, Request, RowOptions
 from eqcheck.contract.errors import CaseError
+from eqcheck.contract.fields import Reader, Rule, among, check, plain, read, shown, within
 from eqcheck.contract.limits import (
     MOST_BEFORE,
     MOST_DRAFT_TOKENS,
@@ -29,11 +29,11 @@ from eqcheck.contract.trees import REJECTED, Nodes, of_round, wrong_with
 from eqcheck.explanation.records import Given
 
 Self = TypeVar("Self", bound="AnyCase")
-Rule = Callable[[Any], Iterable[str]]
-"""It yields what is wrong with fields together, a line each."""
-
+T = TypeVar("T")
 Prompt = Annotated[tuple[int, ...], Meta(min_length=1, extra={"is": "a tuple of at least one token"})]
-Prompts = Annotated[tuple[Prompt, ...], Meta(max_length=MOST_ROWS, extra={"of": " rows"})]
+OfRounds = Annotated[tuple[T, ...], Meta(max_length=MOST_TOKENS_OF_ROW, extra={"of": " rounds"})]
+OfRows = Annotated[tuple[T, ...], Meta(max_length=MOST_ROWS, extra={"of": " rows"})]
+Prompts = OfRows[Prompt]
 Vocabulary = Annotated[int, Meta(ge=4, le=MOST_VOCABULARY)]
 
 
@@ -56,7 +56,7 @@ class AnyCase:
         def prompts(self) -> tuple[tuple[int, ...], ...]: ...
         @property
         def options(self) -> tuple[RowOptions, ...]:
-            """What each row asks for."""
+            """The options of each row."""
 
         @property
         def family(self) -> str: ...
@@ -79,7 +79,7 @@ class AnyCase:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
     def request(self) -> Request:
-        """What the decoder is asked; a fresh copy each time."""
+        """The request to a decoder; a fresh copy each time."""
         shared = {name: getattr(self, name) for name in _OF_REQUEST if hasattr(self, name)}
         return Request(prompts=[list(prompt) for prompt in self.prompts], rows=self.options, **shared)
 
@@ -89,7 +89,7 @@ class AnyCase:
 
     @classmethod
     def from_dict(cls: type[Self], data: Any, place: str = "") -> Self:
-        """Read what `to_dict` wrote; `CaseError` says what is missing, unknown or of another version.
+        """The inverse of `to_dict`; `CaseError` says what is missing, unknown or of another version.
 
         Its message begins with ``place``, where the data stand.
         """
@@ -191,8 +191,6 @@ def _earlier(case: Case) -> Iterator[str]:
         yield f"before: expected less work than {MOST_WORK_BEFORE} in all, got {work}"
 
 
-Rounds = Meta(max_length=MOST_TOKENS_OF_ROW, extra={"of": " rounds"})
-OfRows = Meta(max_length=MOST_ROWS, extra={"of": " rows"})
 Node = Annotated[tuple[int, int], Meta(extra={"is": "nodes of a parent and a rank"})]
 Tree = Annotated[tuple[Node, ...], Meta(max_length=MOST_TOKENS_OF_ROW, extra={"of": " nodes"})]
 Rank = Annotated[int, Meta(ge=0, le=REJECTED - 1)]
@@ -233,7 +231,7 @@ class Case(AnyCase):
     prompts: Prompts
     max_new_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS_OF_ROW - 1)] = 4
     num_draft_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 1
-    accepts: Annotated[tuple[Annotated[tuple[int, ...], Rounds], ...], OfRows] = ()
+    accepts: OfRows[OfRounds[int]] = ()
     agreement: Annotated[float, Meta(ge=0, le=1)] | None = None
     eos_token_ids: Annotated[tuple[int, ...], Meta(max_length=MOST_VOCABULARY)] = ()
     pad_token_id: int = 0
@@ -245,8 +243,8 @@ class Case(AnyCase):
     prefill_chunk: Annotated[int, Meta(ge=1, le=4095)] | None = None
     prefix_length: int = 0
     arrivals: Annotated[tuple[Arrival, ...], Meta(max_length=MOST_ROWS)] = ()
-    tree: Annotated[tuple[Annotated[tuple[Tree, ...], Rounds], ...], OfRows] = ()
-    paths: Annotated[tuple[Annotated[tuple[Path, ...], Rounds], ...], OfRows] = ()
+    tree: OfRows[OfRounds[Tree]] = ()
+    paths: OfRows[OfRounds[Path]] = ()
     before: Annotated[tuple[Case, ...], Meta(max_length=MOST_BEFORE, extra={"of": " cases"})] = ()
 
     def __post_init__(self) -> None:
@@ -310,7 +308,7 @@ class Case(AnyCase):
         return max(self.vocab_size, self.pad_token_id + 1)
 
     def given(self, row: int) -> Given:
-        """What a row was asked with, and the rows beside it; the accepted draft tokens where the case dictates them."""
+        """A row as it was asked, and the rows beside it; the accepted draft tokens where the case dictates them."""
         dictated = self.agreement is None and not self.tree
         rows = (
             Given(

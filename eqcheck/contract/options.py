@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from sys import float_info
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.fields import check
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 """In which options are applied, as in transformers; vLLM cuts by min-p before top-k. Penalties come before all."""
@@ -20,6 +22,21 @@ SEEDS = {
     "speculation": "and with another draft, another number of draft tokens, or none",
 }
 """What may be promised of rows with a seed; each includes those before it."""
+
+
+_ABOVE_0 = {"is": "a number above 0"}
+_FINITE = {"is": "a finite number"}
+_WARM = {"is": "0 (greedy) or a number from 1e-6 to 1e6"}
+_RANK = {"is": "a whole number from 0 (no cut) to 2**31 - 1"}
+_SHARE = {"is": "a number above 0 and at most 1 (no cut)"}
+_SEED = {"is": "a whole number from 0 to 2**64 - 1, or None"}
+
+
+def _bounds(options: RowOptions) -> Iterator[str]:
+    if 0 < options.temperature < 1e-6:
+        yield f"temperature: expected {_WARM['is']}, got {options.temperature!r}"
+    if options.seed is not None and not 0 <= options.seed < 2**64:  # more than a bound of msgspec can say
+        yield f"seed: expected {_SEED['is']}, got {options.seed!r}"
 
 
 @dataclass(frozen=True)
@@ -41,31 +58,18 @@ class RowOptions:
 
     max_new_tokens: int
     eos_token_ids: tuple[int, ...] = ()
-    min_new_tokens: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
+    min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0
+    repetition_penalty: Annotated[float, Meta(ge=float_info.min, le=float_info.max, extra=_ABOVE_0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-float_info.max, le=float_info.max, extra=_FINITE)] = 0.0
     arrival: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1e6, extra=_WARM)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_RANK)] = 0
+    top_p: Annotated[float, Meta(ge=float_info.min, le=1, extra=_SHARE)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1, extra={"is": "a number from 0 (no cut) to 1"})] = 0.0
+    seed: Annotated[int | None, Meta(extra=_SEED)] = None
 
     def __post_init__(self) -> None:
-        warm, k, p, least, seed = self.temperature, self.top_k, self.top_p, self.min_p, self.seed
-        right = {
-            "temperature": _real(warm) and (warm == 0 or 1e-6 <= warm <= 1e6),
-            "top_k": _whole(k) and 0 <= k < 2**31,
-            "top_p": _real(p) and 0 < p <= 1,
-            "min_p": _real(least) and 0 <= least <= 1,
-            "seed": seed is None or (_whole(seed) and 0 <= seed < 2**64),
-            "repetition_penalty": _real(self.repetition_penalty) and 0 < self.repetition_penalty < math.inf,
-            "presence_penalty": _real(self.presence_penalty) and abs(self.presence_penalty) < math.inf,
-            "min_new_tokens": _whole(self.min_new_tokens) and self.min_new_tokens >= 0,
-        }
-        for name, expected in _EXPECTED.items():
-            if not right[name]:
-                raise UsageError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+        check(self, (_bounds,), UsageError)
 
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
         """How new tokens end wrongly: the kind, and the index of the first token too many or missing; None if rightly.
@@ -103,18 +107,6 @@ def asked_of(options: RowOptions) -> str:
     return f"{sampling_of(options)}{seed}" if options.temperature else "greedy"
 
 
-_EXPECTED = {
-    "temperature": "0 (greedy) or a number from 1e-6 to 1e6",
-    "top_k": "a whole number from 0 (no cut) to 2**31 - 1",
-    "top_p": "a number above 0 and at most 1 (no cut)",
-    "min_p": "a number from 0 (no cut) to 1",
-    "seed": "a whole number from 0 to 2**64 - 1, or None",
-    "repetition_penalty": "a number above 0",
-    "presence_penalty": "a finite number",
-    "min_new_tokens": "a whole number from 0",
-}
-
-
 def check_claims(capabilities: Sequence[str], seeds: str, lossless: Any, option_order: Any) -> None:
     """`UsageError` for what a decoder may not say of its sampling."""
     if not isinstance(seeds, str) or seeds not in SEEDS:
@@ -128,11 +120,3 @@ def check_claims(capabilities: Sequence[str], seeds: str, lossless: Any, option_
         raise UsageError(f"lossless: expected True or the reason why it is not, got {lossless!r}")
     if not isinstance(option_order, list | tuple) or sorted(map(str, option_order)) != sorted(ORDER):
         raise UsageError(f"option_order: expected {ORDER} in some order, got {option_order!r}")
-
-
-def _real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

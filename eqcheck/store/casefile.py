@@ -20,13 +20,13 @@ from msgspec import Meta
 
 from eqcheck import __version__
 from eqcheck.case.engine import EngineCase
-from eqcheck.case.fields import check, plain, read
 from eqcheck.case.record import AnyCase, Case
-from eqcheck.case.sampled import SampledCase, SampledEngineCase
+from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_own, parsed
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.fields import check, plain, read
 from eqcheck.contract.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.explanation.text import render
 from eqcheck.result.findings import Audit, Finding
@@ -41,7 +41,7 @@ TEMPORARY = ".tmp"
 
 @dataclass(frozen=True)
 class StoredViolation:
-    """What a case file says: the case, the adapter it broke, the fingerprint then (None for a bare case), the limits.
+    """The content of a case file: case, adapter that it broke, fingerprint then (None for a bare case), and limits.
 
     ``isolated``: it was run in a worker process that was given ``case_memory`` bytes. ``minimised`` is False where an
     audit ended before it could shrink the case.
@@ -114,7 +114,7 @@ def command(path: Path, adapter: str = "", target: str = "") -> str:
 
 
 def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVELS) -> Any:
-    """What a JSON file holds, if it is small and plain; `UsageError` says what is wrong with it."""
+    """The data of a JSON file that is small and plain; `UsageError` says why any other is refused."""
     try:
         if not path.is_file():
             raise UsageError("expected a file" if path.exists() else "there is no such file")
@@ -127,7 +127,7 @@ def read_json(path: Path, most_bytes: int = FILE_BYTES, levels: int = FILE_LEVEL
 
 
 def parsed_case(text: str) -> StoredViolation:
-    """What `read_case` returns, of a file's text; raises `UsageError`."""
+    """The same as `read_case`, of a file's text; raises `UsageError`."""
     if len(text) > FILE_BYTES:
         raise UsageError(f"expected at most {FILE_BYTES >> 20} MB, got {-(-len(text) >> 20)} MB")
     return _stored(_json(text, FILE_LEVELS))
@@ -147,11 +147,11 @@ def _json(text: str, levels: int) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         (twice, count), *_ = Counter(name for name, _ in pairs).most_common()
         raise UsageError(f"expected each name once, got {twice[:40]!a} {count} times")
-    return found
+    return data
 
 
 def _integer(text: str) -> int:

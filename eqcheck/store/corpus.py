@@ -3,9 +3,6 @@
 ``.eqcheck/1/<decoder>/<fingerprint>.json``, each a case file; those of families that the decoder did not claim
 lie in ``unclaimed/``. There is no index, and every file is written whole, so several audits may share a corpus and any
 may be killed. No case is ever deleted; a file that cannot be read is left as it is.
-
-Several machines share one that lies in a folder, or at a URL that `fsspec` reaches: it is copied here first, and new or
-smaller cases are copied back at the end, file by file.
 """
 
 from __future__ import annotations
@@ -121,7 +118,13 @@ def _size(violation: StoredViolation) -> tuple[bool, int]:
 
 @contextmanager
 def shared_corpus(place: str) -> Iterator[Path]:
-    """A folder here that holds the corpus; raises `UsageError` where the place cannot be reached."""
+    """A folder here that holds a corpus of several machines; raises `UsageError` where the place cannot be reached.
+
+        with shared_corpus("s3://bucket/eqcheck") as folder: ...
+
+    The place is a folder, or a URL that `fsspec` reaches: its cases are copied here first, and new ones are copied back
+    at the end, file by file. No case is ever deleted, and a smaller case of a fingerprint takes the place of a larger.
+    """
     if "://" not in place:
         yield Path(place)
         return
@@ -144,8 +147,8 @@ def _reached(place: str) -> tuple[Any, str]:
     except ImportError:
         raise UsageError("--corpus: a URL needs fsspec: pip install 'eqcheck[ray]'") from None
     try:
-        found: tuple[Any, str] = url_to_fs(place)
-        return found
+        files, root = url_to_fs(place)
+        return files, str(root)
     except Exception as error:  # whatever the library of that protocol raises, or that there is none
         raise _unreachable(place, error) from error
 
@@ -156,7 +159,7 @@ def _unreachable(place: str, error: Exception) -> UsageError:
 
 
 def _copied_here(files: Any, root: str, folder: Path) -> dict[Path, bytes]:
-    """Copy what looks like a case file, and is not too large to be one; its content by its path here."""
+    """Copy files that are no larger than case files; their content by their paths here."""
     had: dict[Path, bytes] = {}
     for name, about in files.find(f"{root}/{VERSION}", detail=True).items():
         parts = PurePosixPath(name[name.rindex(f"/{VERSION}/") + 1 :]).parts

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import Generate, RowOptions
 from eqcheck.decoding.harness import answered
 from eqcheck.decoding.run import Run, Truth, cut

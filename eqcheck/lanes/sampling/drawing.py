@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import PaddingSide, RowOptions
 from eqcheck.contract.options import ORDER
 from eqcheck.contract.requirements import options_meeting, prompts_meeting

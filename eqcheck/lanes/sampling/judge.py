@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import Generate
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation

@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
-from eqcheck.case.sampled import REGIMES, SampledCase
+from eqcheck.case.sampling import REGIMES, SampledCase
 from eqcheck.contract.decoder import Decoder
 from eqcheck.explanation.records import many
 from eqcheck.lanes.lane import Lane

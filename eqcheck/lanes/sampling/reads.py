@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from eqcheck.attribution.sampling import Mark
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.contract.options import ORDER
 from eqcheck.hashlm.hashing import Words

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.case.sampled import PROMISES
+from eqcheck.case.sampling import PROMISES
 from eqcheck.contract.decoder import Generate
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import SampledRun, decode

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.case.sampled import SampledCase
+from eqcheck.case.sampling import SampledCase
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import TARGET, UNCUT, laws
 from eqcheck.result.outcome import Outcome

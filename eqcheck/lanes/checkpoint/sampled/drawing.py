@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoder import RowOptions

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from eqcheck.case.reduction import reduced
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.result.outcome import Outcome

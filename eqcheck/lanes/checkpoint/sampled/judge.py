@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.case.engine import VOCAB_SIZE
-from eqcheck.case.sampled import SampledEngineCase, twins
+from eqcheck.case.sampling import SampledEngineCase, twins
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoder import hook

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampled import SampledEngineCase, twins
+from eqcheck.case.sampling import SampledEngineCase, twins
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.sampled.judge import SampledEngineOutcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 
 from eqcheck import __version__
-from eqcheck.case.sampled import SampledEngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 from msgspec import Meta
 
 from eqcheck.case.engine import EngineCase
-from eqcheck.case.fields import among, complaint, read, within
 from eqcheck.case.record import AnyCase, Case, Prompts, Vocabulary
 from eqcheck.contract.decoder import CLAIMED, FAMILIES, PaddingSide, RowOptions
+from eqcheck.contract.fields import among, complaint, read, within
 from eqcheck.contract.limits import MOST_DRAFT_TOKENS, MOST_TOKENS_OF_ROW
 from eqcheck.contract.options import ORDER, SEEDS, asked_of
 from eqcheck.explanation.records import Given
@@ -21,7 +21,7 @@ REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
-"""What cases for engines are drawn for; `eqcheck.lanes.checkpoint.sampled.drawing` has the figures."""
+"""The purposes for which cases of engines are drawn; `eqcheck.lanes.checkpoint.sampled.drawing` has the figures."""
 
 PROMISES = tuple(SEEDS)
 Crossing = Annotated[int, Meta(ge=0, le=10**9)]
@@ -75,7 +75,7 @@ class Sampled(AnyCase):
         return replace(self.with_options(renewed), entropy=rng.getrandbits(48))  # type: ignore[type-var]
 
     def given(self, number: int) -> Given:
-        """What a row was asked with, and the rows beside it."""
+        """A row as it was asked, and the rows beside it."""
         rows = tuple(
             Given(prompt, None, options.eos_token_ids, limit=options.max_new_tokens, sampling=asked_of(options))
             for prompt, options in zip(self.prompts, self.options, strict=True)

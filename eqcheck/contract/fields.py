@@ -17,6 +17,8 @@ from msgspec import inspect
 from eqcheck.contract.errors import CaseError, UsageError, did_you_mean
 
 R = TypeVar("R")
+Rule = Callable[[Any], Iterable[str]]
+"""It yields complaints of fields together, a line each."""
 
 
 @cache
@@ -104,14 +106,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check(record: Any, rules: Iterable[Callable[[Any], Iterable[str]]]) -> None:
-    """Raise `CaseError` with the first complaint: of the fields' types, then of the rules of fields together."""
+def check(record: Any, rules: Iterable[Rule], error: type[UsageError] = CaseError) -> None:
+    """Raise an ``error`` with the first complaint: of the fields' types, then of the rules of fields together."""
     for name, hint in types(record.__class__).items():
         if said := complaint(name, getattr(record, name), hint):
-            raise CaseError(said)
+            raise error(said)
     for rule in rules:
         for said in rule(record):
-            raise CaseError(said)
+            raise error(said)
 
 
 Reader = Callable[[Any, str], Any]
