@@ -1,6 +1,6 @@
 """Make a failing engine case small: engine options back to their defaults first, then rows, then what they ask.
 
-What is left that is not a default is what the failure needs; `needs` names it.
+The failure needs each option that then is not at its default; `needs` names them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
-from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.engine import EngineCase
 from eqcheck.case.reduction import put, reduced
-from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract.decoder import CAPABILITIES, RowOptions
 from eqcheck.lanes.checkpoint.drawing import ending_like
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
+_PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _ROW = ("arrival", "min_new_tokens", "repetition_penalty", "presence_penalty", "eos_token_ids")
 
 
@@ -32,26 +33,24 @@ def minimise(
 
 def needs(case: EngineCase) -> tuple[str, ...]:
     """The options of a case that are not at their defaults, by name: those of the engine, then those of rows."""
-    found = [name for name, drafting in _DRAFTING.items() if case.drafting == drafting]
-    found += [name for name in _ENGINE if getattr(case, name) is not None]
-    defaults = {field.name: field.default for field in fields(RowOptions)}
-    found += [name for name in _ROW if any(getattr(row.options, name) != defaults[name] for row in case.rows)]
-    found += ["many-rows"] if len(case.rows) >= MANY else []
-    return tuple(name.replace("_", "-") for name in found)
+    names = [name for name, drafting in _DRAFTING.items() if case.drafting == drafting]
+    names += [name for name in _ENGINE if getattr(case, name) is not None]
+    names += [name for name in _ROW if any(getattr(options, name) != _PLAIN[name] for options in case.options)]
+    names += ["many-rows"] if len(case.rows) >= MANY else []
+    return tuple(name.replace("_", "-") for name in names)
 
 
 def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
     """The case with the named options at their defaults."""
     for name in (name.replace("-", "_") for name in names):
         if name == "many_rows":
-            case = _rows(case, list(case.rows[: MANY - 1]))
+            case = case.of(range(min(len(case.rows), MANY - 1)))
         elif name.replace("_", "-") in _DRAFTING:
-            case = _rows(replace(case, drafting="model"), [replace(row, accepts=()) for row in case.rows])
+            case = replace(case, drafting="model", rows=tuple(replace(row, accepts=()) for row in case.rows))
         elif name in _ENGINE:
             case = replace(case, **{name: None})  # type: ignore[arg-type]
         else:
-            default = next(field.default for field in fields(RowOptions) if field.name == name)
-            case = _rows(case, [row_with(row, **{name: default}) for row in case.rows])
+            case = case.with_options(replace(options, **{name: _PLAIN[name]}) for options in case.options)
     return case
 
 
@@ -63,18 +62,16 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             continue
         yield without(case, (name,))
         if name.endswith("-penalty") and own:
-            yield _rows(case, list(map(ending_like, case.rows, without(case, (name,)).rows)))
-    rows = list(case.rows)
-    size = len(rows) // 2
+            yield replace(case, rows=tuple(map(ending_like, case.rows, without(case, (name,)).rows)))
+    size = len(case.rows) // 2
     while size:
-        for start in range(0, len(rows), size):
-            if len(rows) > size:
-                yield _rows(case, rows[:start] + rows[start + size :])
+        for start in range(0, len(case.rows), size):
+            yield replace(case, rows=case.rows[:start] + case.rows[start + size :])
         size //= 2
     if not own:
-        for options in _simpler(rows[0].options):
-            yield _rows(case, [replace(row, options=options) for row in rows])
-    for number, row in enumerate(rows):
+        for options in _simpler(case.options[0]):
+            yield case.with_options([options] * len(case.rows))
+    for number, row in enumerate(case.rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
         smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
         smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids and own]
@@ -88,10 +85,9 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
 
 
 def _simpler(options: RowOptions) -> Iterator[RowOptions]:
-    defaults = {field.name: field.default for field in fields(RowOptions)}
     for name in _ROW:
-        if getattr(options, name) != defaults[name]:
-            yield replace(options, **{name: defaults[name]})  # type: ignore[arg-type]
+        if getattr(options, name) != _PLAIN[name]:
+            yield replace(options, **{name: _PLAIN[name]})
     if len(options.eos_token_ids) > 1:
         for token in options.eos_token_ids:
             yield replace(options, eos_token_ids=(token,))
@@ -113,7 +109,3 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for size in sorted({len(prompt) // 2, 1} - {0, len(prompt)}, reverse=True):
         yield prompt[size:]
         yield prompt[:-size]
-
-
-def _rows(case: EngineCase, rows: list[EngineRow]) -> EngineCase:
-    return replace(case, rows=tuple(rows))
