@@ -1,4 +1,4 @@
-"""Sampled cases: how rows are sampled, how sharp the models' laws are, and where the chance came from."""
+"""Sampled cases: the options of their rows, the sharpness of the models' laws, and the origin of the chance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import AnyCase, Case, Prompts, Vocabulary
 from eqcheck.contract.decoder import CLAIMED, FAMILIES, PaddingSide, RowOptions
-from eqcheck.contract.fields import among, complaint, read, within
+from eqcheck.contract.fields import among, read, within
 from eqcheck.contract.limits import MOST_DRAFT_TOKENS, MOST_TOKENS_OF_ROW
 from eqcheck.contract.options import ORDER, SEEDS, asked_of
 from eqcheck.explanation.records import Given
@@ -25,7 +25,6 @@ ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
 
 PROMISES = tuple(SEEDS)
 Crossing = Annotated[int, Meta(ge=0, le=10**9)]
-Support = Annotated[int, Meta(ge=0)]
 Self = TypeVar("Self", bound="Sampled")
 
 
@@ -91,8 +90,6 @@ def _rows(case: SampledCase) -> Iterator[str]:
     for number, (prompt, options) in enumerate(zip(case.prompts, case.rows, strict=True)):
         yield from within(f"prompts[{number}]", prompt, 0, case.vocab_size - 1)
         place, most = f"rows[{number}]", MOST_TOKENS_OF_ROW - len(prompt)
-        if said := complaint(f"{place}.eos_token_ids", options.eos_token_ids, tuple[int, ...]):
-            yield said
         yield from within(f"{place}.eos_token_ids", options.eos_token_ids, 0, case.vocab_size - 1)
         yield from within(f"{place}.max_new_tokens", [options.max_new_tokens], 1, most)
 

@@ -24,6 +24,7 @@ SEEDS = {
 """What may be promised of rows with a seed; each includes those before it."""
 
 
+_TOKENS = {"is": "a list of token ids"}
 _ABOVE_0 = {"is": "a number above 0"}
 _FINITE = {"is": "a finite number"}
 _WARM = {"is": "0 (greedy) or a number from 1e-6 to 1e6"}
@@ -57,7 +58,7 @@ class RowOptions:
     """
 
     max_new_tokens: int
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0
     repetition_penalty: Annotated[float, Meta(ge=float_info.min, le=float_info.max, extra=_ABOVE_0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-float_info.max, le=float_info.max, extra=_FINITE)] = 0.0
