@@ -32,7 +32,7 @@ def _alike(some: Sequence[int], others: Sequence[int]) -> int:
 
 
 class Turns:
-    """The rounds of a run. ``number`` has that of each target call, by row and call, from 1.
+    """The rounds of a run as they are drawn, also where contexts were wrong. ``number`` has that of each target call, by row and call, from 1.
 
     ``blamed`` is the query of which reading says that its context was wrong.
     """
@@ -114,7 +114,7 @@ class Turns:
             had.append(max([self._had(row, since, call), *had]))
         ids, whole = self._committed(row, dict(zip(calls, had, strict=True)))
         had.append(max([len(ids), *had]) if whole else had[-1] if had else 0)
-        found = []
+        rounds = []
         for at, call in enumerate(calls):
             if at and whole and had[at] >= len(ids):
                 break  # the row is done, and stays in its batch
@@ -125,8 +125,8 @@ class Turns:
             own = committed[accepted] if accepted < len(committed) and drafted and agreed <= accepted else None
             last = "" if own is None else "correction" if accepted < len(drafted) else "bonus"
             known = whole or at + 1 < len(calls)
-            found.append(DrawnRound(at + 1, call, drafted, accepted, last, own, committed, agreed, known))
-        return tuple(found) if self._sound(row, found, whole) else ()
+            rounds.append(DrawnRound(at + 1, call, drafted, accepted, last, own, committed, agreed, known))
+        return tuple(rounds) if self._sound(row, rounds, whole) else ()
 
     def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
         """Whether these can be the rounds of a row: where rows are asked the same, some may be taken for another's."""
