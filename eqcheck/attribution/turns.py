@@ -32,9 +32,10 @@ def _alike(some: Sequence[int], others: Sequence[int]) -> int:
 
 
 class Turns:
-    """The rounds of a run as they are drawn, also where contexts were wrong. ``number`` has that of each target call, by row and call, from 1.
+    """The rounds of a run as they are drawn, also where contexts were wrong.
 
-    ``blamed`` is the query of which reading says that its context was wrong.
+    ``number`` has that of each target call, by row and call, from 1. ``blamed`` is the query whose context was
+    wrong, as reading says.
     """
 
     def __init__(self, run: Run, labels: Labels, blamed: Write | None = None) -> None:
@@ -84,8 +85,8 @@ class Turns:
     def request_of(self, call: int, row: int) -> int | None:
         """The request that most columns of a batch row of the target are known to be of; None where none is."""
         width = self.labels.calls[call].tokens.shape[1]
-        found = Counter(self.labels.of[call, row, column].request for column in range(width))
-        known = [request for request, _ in found.most_common() if ((call, row), request) in self._told]
+        counts = Counter(self.labels.of[call, row, column].request for column in range(width))
+        known = [request for request, _ in counts.most_common() if ((call, row), request) in self._told]
         return known[0] if known else None
 
     def _start(self, row: int) -> int:
@@ -138,18 +139,21 @@ class Turns:
         return not (rounds and shared)
 
     def _drafted(self, row: int, call: int, had: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What was fed behind the tokens that a row had, in that batch row of a call which goes furthest.
+        """The tokens fed behind those that a row had, in that batch row of a call which goes furthest.
 
-        And what the target answered there: in the column before, or where the row had the token before already.
+        Behind them stand the target's answers: of the column before, or what the row had there before already.
         """
-        behind = [one for one in self._columns[row, call] if one[1].position >= self._start(row) + had]
-        furthest = max(behind, key=lambda one: one[1].position, default=None)
-        if furthest is None:
+        behind = [
+            (write, label) for write, label in self._columns[row, call] if label.position >= self._start(row) + had
+        ]
+        if not behind:
             return (), ()
+        batch_row = max(behind, key=lambda column: column[1].position)[0][1]
+        behind = [(write, label) for write, label in behind if write[1] == batch_row]
         asked = self.labels.calls[call]
         if self.labels.branches:
-            return self._nodes(one for one in behind if one[0][1] == furthest[0][1])
-        writes = [write for write, _ in behind if write[1] == furthest[0][1]]
+            return self._nodes(behind)
+        writes = [write for write, _ in behind]
         drafted = tuple(int(asked.tokens[write[1:]]) for write in writes)
         return drafted, tuple(self._answer(write, token) for write, token in zip(writes, drafted, strict=True))
 
@@ -189,13 +193,13 @@ class Turns:
                 into = later if 0 <= index < count else kept if count <= index < then - 1 else None
                 if into is not None:
                     into[index].add(int(self.labels.calls[call].tokens[write[1:]]))
-        ids = []
+        ids = list[int]()
         for index in range(max([len(output), *had.values()])):
             returned, fed = output[index : index + 1], later[index] or kept[index]
             as_fed = bool(returned) and fed.issuperset(returned)
-            one = returned if as_fed or not fed else sorted(fed)[:1]
-            if not one:
+            token = returned if as_fed or not fed else sorted(fed)[:1]
+            if not token:
                 break
-            ids += one
+            ids += token
         whole = self.run.outputs is not None and ids == output
         return (ids if whole else ids[: max(had.values(), default=0)]), whole
