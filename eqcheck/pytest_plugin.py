@@ -218,8 +218,7 @@ def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
     from eqcheck.contract.errors import UsageError
     from eqcheck.contract.family import asked_by, claimed_by
-    from eqcheck.real.readable import check
-    from eqcheck.real.targets import families_of
+    from eqcheck.real.targets import check, families_of
 
     for family in families_of(target):
         check(family)

@@ -17,8 +17,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
 from eqcheck.real.models import model_of
-from eqcheck.real.readable import check
-from eqcheck.real.targets import families_of
+from eqcheck.real.targets import check, families_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "bridge.md").read_text()
 FILES = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)```", PAGE, re.DOTALL)}

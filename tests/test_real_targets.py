@@ -26,9 +26,8 @@ from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real import shadow
 from eqcheck.real.models import margins
-from eqcheck.real.readable import check
 from eqcheck.real.tap import TapFailed
-from eqcheck.real.targets import families_of
+from eqcheck.real.targets import check, families_of
 
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
 

@@ -191,8 +191,7 @@ def _targets(asked: str) -> tuple[str, ...]:
     """The families of the targets asked for, each built and read once; `UsageError` for one that cannot be read."""
     if not asked:
         return ()
-    from eqcheck.real.readable import check
-    from eqcheck.real.targets import families_of
+    from eqcheck.real.targets import check, families_of
 
     families = []
     for family in families_of(asked):

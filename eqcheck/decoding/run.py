@@ -10,6 +10,7 @@ from eqcheck.decoding.rounds import Rounds
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.hashing import Words
 from eqcheck.hashlm.trace import Trace
+from eqcheck.result.verdict import RowVerdict
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class Run:
     def rounds(self) -> Rounds:
         """The rounds of its rows, as far as contexts were right."""
         return Rounds(self.case.prompts, self.case.pad_token_id, self.truth.digests, self.trace)
+
+    @property
+    def verdicts(self) -> tuple[RowVerdict, ...]:
+        """Each row beside its truth; rows that were not returned count as right."""
+        outputs = self.truth.rows if self.outputs is None else self.outputs
+        return tuple(RowVerdict(row, *pair) for row, pair in enumerate(zip(self.truth.rows, outputs, strict=True)))
 
 
 def cut(row: tuple[int, ...] | list[int], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,7 +19,20 @@ from eqcheck.hashlm.trace import Uses
 GARBAGE = 2.0**30
 
 
-class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
+class _Counted(DynamicLayer):  # type: ignore[misc]
+    """A layer that counts what is valid in it, apart from what it holds."""
+
+    length = 0
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.length
+
+    def crop(self, amount: int) -> None:
+        """Drop the newest ``-amount`` entries, or all behind ``amount``; what it holds stays."""
+        self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
+
+
+class PreallocatedLayer(_Counted):
     """K and V ``[batch, heads, capacity, width]``, of which the first ``length`` slots are valid."""
 
     is_compileable = True  # as a static cache: a mask is built for it also where one token is fed
@@ -28,7 +41,6 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
         super().__init__()
         self.capacity = capacity
         self.uses = uses or Uses(capacity)
-        self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
@@ -48,18 +60,11 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
         self.length = end
         return self.keys, self.values
 
-    def get_seq_length(self, *args: Any) -> int:
-        return self.length
-
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
         return self.capacity, 0
 
-    def crop(self, amount: int) -> None:
-        """Drop the newest ``-amount`` entries; they stay in memory behind the valid part."""
-        self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
 
-
-class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
+class RecurrentLayer(_Counted):
     """What a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
 
     ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: what was absorbed stays, as in
@@ -71,7 +76,6 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.absorbed: torch.Tensor | None = None
-        self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -85,12 +89,6 @@ class RecurrentLayer(DynamicLayer):  # type: ignore[misc]
         self.absorbed = torch.cat([*before, torch.stack([key_states, value_states])], dim=3)
         self.length += key_states.shape[2]
         return self.absorbed[0], self.absorbed[1]
-
-    def get_seq_length(self, *args: Any) -> int:
-        return self.length
-
-    def crop(self, amount: int) -> None:
-        self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.batch_select_indices(beam_idx)

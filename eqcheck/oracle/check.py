@@ -291,10 +291,7 @@ def judge(run: Run) -> Verdict:
         return Verdict("skipped", (), declined=run.declined)
     if run.outputs is None:
         return Verdict("violation", (), run.failure)
-    rows = tuple(
-        RowVerdict(row, expected, observed)
-        for row, (expected, observed) in enumerate(zip(run.truth.rows, run.outputs, strict=True))
-    )
+    rows = run.verdicts
     if all(row.first is None for row in rows):
         unused = ignored(run)
         return Verdict("violation", rows, unused) if unused else Verdict("equivalent", rows)

@@ -13,12 +13,13 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.case.record import Case
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import FAMILY
+from eqcheck.decoding.rounding import after, answered
 from eqcheck.decoding.run import Run, Truth, cut
 from eqcheck.explanation.records import Given
 from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
-from eqcheck.result.verdict import RowVerdict, Verdict, check_rows
+from eqcheck.result.verdict import Verdict, check_rows
 from eqcheck.truth.continuation import digests_of
 
 _LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
@@ -85,12 +86,9 @@ class Watch:
         """Whether every row is as the target alone emits it, as far as it was asked; its explanation names the first
         wrong context. A token that a right context was answered with counts as a tie."""
         run = self._run()
-        outputs, truth = run.outputs, run.truth
-        assert outputs is not None
-        rows = tuple(RowVerdict(n, *pair) for n, pair in enumerate(zip(truth.rows, outputs, strict=True)))
-        if not any(row.first is not None for row in rows):
-            return Verdict("tie" if run.ties else "equivalent", rows)
-        return Verdict("violation", rows, Reader(run).explain())
+        if not any(row.first is not None for row in run.verdicts):
+            return Verdict("tie" if run.ties else "equivalent", run.verdicts)
+        return Verdict("violation", run.verdicts, Reader(run).explain())
 
     def explain(self) -> str:
         """The explanation as text."""
@@ -131,27 +129,10 @@ def _as_far_as_asked(run: Run) -> Run:
 
 def _after_ties(run: Run, oracle: Judge) -> Run:
     """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
-    assert run.outputs is not None
-    for row, tokens in enumerate(run.outputs):
-        while True:
-            expected, prompt = run.truth.rows[row], run.case.prompts[row]
-            index = next((n for n, (a, b) in enumerate(zip(expected, tokens, strict=False)) if a != b), None)
-            if index is None or not _answered(run, row, len(prompt) + index - 1, tokens[index]):
-                break
-            kept = (*expected[:index], tokens[index])
-            left = run.case.max_new_tokens - len(kept)
-            more = oracle.truth([*prompt, *kept], max_new_tokens=left) if left else []
-            uncut, digests = [*run.truth.uncut], [*run.truth.digests]
-            uncut[row] = (*kept, *more)
-            digests[row] = digests_of(run.case.family, [(*prompt, *uncut[row])])[0]
-            rows = tuple(cut(one, run.case.eos_token_ids) for one in uncut)
-            run = replace(run, truth=Truth(rows, tuple(uncut), tuple(digests)), ties=run.ties + 1)
+    for row in range(len(run.case.prompts)):
+        while (index := answered(run, row)) is not None:
+            run = after(run, row, index, lambda text, left: oracle.truth(text, max_new_tokens=left))
     return run
-
-
-def _answered(run: Run, row: int, position: int, token: int) -> bool:
-    digest = run.truth.digests[row][-1, position]
-    return any(bool(((call.digests == digest) & (call.predictions == token)).any()) for call in run.trace.of(TARGET))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from eqcheck.hashlm import hashing
-from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, TOKEN, WIDTH, Ints, Words
+from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, TOKEN, WIDTH, Bools, Ints, Words
 from eqcheck.hashlm.trace import DRAFT, TARGET
 
 GARBAGE = 2**30
@@ -43,6 +43,7 @@ def two_heads(tensor: torch.Tensor, repeated: int = 1) -> torch.Tensor:
 _NEAR = 0.1
 Reals = npt.NDArray[np.float64]
 Place = tuple[int, int, int, int]  # role, layer, K or V, head
+Part = tuple[int, int, list[bytes], Bools]  # the layer, K or V, by slot its bytes, what the queries may see
 _Found = tuple[int, dict[int, None]]  # a place, by number, and the writes of it
 _COPIES = [(layer, kind, head) for layer in range(LAYERS) for kind in range(2) for head in range(HEADS)]
 
@@ -249,3 +250,51 @@ def is_filler(data: bytes) -> bool:
     (True, False)
     """
     return any(len(data) > size and data == data[:size] * (len(data) // size) for size in (8, 4, 2))
+
+
+def written(tokens: Sequence[int], parts: Sequence[Part], role: int, provenance: Provenance) -> list[list[int]]:
+    """For each part of a row's entries the slots that its ``tokens`` were written to, where no cache was told.
+
+    What a decoder wrote into tensors of its own is among the keys that attention was handed, in the order of the
+    columns. Bytes that were not seen before are new. A column may also have written what is known already: the same
+    token at the same place after the same text, as in rows that have ended and are fed all the same. Then the new slots
+    are fewer than the columns, and those that lack lie in one run with them and hold the tokens that were fed.
+
+    A part is K or V of a layer: of one head the bytes by slot, and what the queries may see, ``[block, slots]``.
+    """
+    new = [
+        [at for at, data in enumerate(held) if not (is_filler(data) or provenance.knows(layer, role, data, kind))]
+        for layer, kind, held, _ in parts
+    ]
+    whole = [slots for slots in new if len(slots) == len(tokens)]
+    found = []
+    for slots, (layer, kind, held, visible) in zip(new, parts, strict=True):
+        if len(slots) == len(tokens):
+            found.append(slots)
+        elif fitting := [one for one in whole if set(slots) <= set(one) and one[-1] < len(held)]:
+            found.append(fitting[0])
+        else:
+            known = [() if at in slots else provenance.tokens(layer, role, one, kind) for at, one in enumerate(held)]
+            found.append(_run(tokens, slots, known, visible))
+    return found
+
+
+def _run(tokens: Sequence[int], new: list[int], known: Sequence[Sequence[int]], visible: Bools) -> list[int]:
+    """The run of slots with all that are ``new`` in which the others hold the tokens; the last slots where none is.
+
+    Of several the one in which most queries see their own slot last.
+    """
+    block, count = len(tokens), len(known)
+    runs = [range(start, start + block) for start in range(count - block + 1)]
+    fitting = [
+        run
+        for run in runs
+        if set(new) <= set(run) and all(at in new or fed in known[at] for at, fed in zip(run, tokens, strict=True))
+    ]
+
+    def rank(run: range) -> tuple[int, int, int]:
+        last = sum(bool(visible[c, at]) and not visible[c, at + 1 :].any() for c, at in enumerate(run))
+        return last, sum(bool(visible[c, at]) for c, at in enumerate(run)), run.start
+
+    best = max(fitting, key=rank, default=range(count - block, count))
+    return list(best)

@@ -21,9 +21,8 @@ from eqcheck.hashlm.parts import Script
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
-from eqcheck.real.provenance import Held, Provenance, two_heads, vectors
+from eqcheck.real.provenance import Held, Provenance, two_heads, vectors, written
 from eqcheck.real.tap import NotRead, Seen, Watched
-from eqcheck.real.unheard import written
 
 
 @dataclass

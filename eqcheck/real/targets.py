@@ -1,4 +1,4 @@
-"""The families that a list of targets names: of what is the user's, after it was measured."""
+"""The families that a list of targets names, and whether a target can be read: said before an audit, not after it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 import torch
 
 from eqcheck.contract.architectures import ARCHITECTURES, family_of, is_class, is_own, split
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.escaping import one_line
-from eqcheck.real.models import model_of
+from eqcheck.contract.family import FAMILY
+from eqcheck.hashlm.parts import Script
+from eqcheck.hashlm.trace import Trace
+from eqcheck.real.decode import watched
+from eqcheck.real.models import VOCAB_SIZE, model_of
+from eqcheck.real.tap import NotRead
 
+_NEXT = "audit it by its tokens with --python, or take another target"
 _SHIFT, _LENGTH = 11, 12
 _SAME = 3e-3  # of the largest score: tables of angles are in float32, and sharp attention makes more of their rounding
 
@@ -67,3 +73,34 @@ def families_of(text: str) -> tuple[str, ...]:
     if "all" in names:
         names = tuple(ARCHITECTURES)
     return tuple(own_family(*split(name)) if is_own(split(name)[0]) else _known(name) for name in names)
+
+
+def check(family: str, seed: int = 0) -> None:
+    """Read a padded forward of a target; `UsageError` says why one cannot be read, and what can be done instead.
+
+    >>> check("rotary@llama")
+    """
+    trace = Trace()
+    name = family.partition("@")[2]
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    with watched(FAMILY[family], seed, trace, (), Script(), {"pad_token_id": VOCAB_SIZE}) as (target, _):
+        try:
+            with torch.no_grad():
+                logits = target(
+                    input_ids=torch.tensor([[VOCAB_SIZE, 3, 1, 4], [1, 5, 9, 2]]), attention_mask=mask
+                ).logits
+        except (NotRead, Unsupported) as unread:
+            raise UsageError(f"--target {name}: it cannot be read: {unread}; {_NEXT}") from unread
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise UsageError(
+                f"--target {name}: it does not compute in {FAMILY[family].target.dtype} here: {first}; "  # type: ignore[union-attr]
+                f"ask for another dtype, as {name.partition('@')[0]}@float32"
+            ) from error
+    if not trace.calls:
+        raise UsageError(f"--target {name}: it cannot be read: no attention of a forward was seen; {_NEXT}")
+    if not bool(logits[:, -1].isfinite().all()):
+        raise UsageError(
+            f"--target {name}: a pad that sees nothing becomes NaN and spreads to its row, in this dtype; "
+            f"ask for {name.partition('@')[0]}@float32"
+        )
