@@ -5,11 +5,57 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from eqcheck.attribution.record import Write
 from eqcheck.explanation.statements import Statement, state, together
 from eqcheck.result.verdict import RowVerdict
 
 if TYPE_CHECKING:
     from eqcheck.decoding.run import Run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The first wrong token of a row, and the queries of the target for it.
+
+    It stands at ``index`` of the output, and a query at logical ``position`` had to predict it, up to call ``commit``.
+    The ``right`` queries saw exactly the row, the ``wrong`` ones did not. Those of the wrong ones are ``blamed`` that
+    answered the token; ``loosely``, where one was found by its token and its answer alone. ``drafted``: the draft
+    proposed the token. ``repeated``: it is the one before it again.
+    """
+
+    verdict: RowVerdict
+    index: int
+    position: int
+    commit: int = 0
+    right: tuple[Write, ...] = ()
+    wrong: tuple[Write, ...] = ()
+    blamed: tuple[Write, ...] = ()
+    loosely: bool = False
+    drafted: bool = False
+    repeated: bool = False
+
+    @property
+    def row(self) -> int:
+        return self.verdict.row
+
+    @property
+    def ends(self) -> bool:
+        """Whether the row is right as far as it goes, and ends too early or too late."""
+        return self.index in (len(self.verdict.observed), len(self.verdict.expected))
+
+    @property
+    def observed(self) -> int:
+        """The token that was emitted."""
+        return self.verdict.observed[self.index]
+
+
+class Told(NamedTuple):
+    """A fault of bookkeeping that a call shows: its kind, what is said of it, the call, and what that rests on."""
+
+    kind: str
+    statement: Statement
+    call: int
+    basis: str
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ Two nodes can hold the same token, and both be the row's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,8 +19,6 @@ from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL
 from eqcheck.hashlm.trace import TARGET, Call
-
-_KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
 
 
 class Block:
@@ -70,7 +67,7 @@ class Block:
 
     def _behind(self, column: int, path: list[int], position: int) -> int:
         """How much says that a column feeds the row's token at this position, behind a path; 0 where it is none."""
-        if self._is_pad(column) or not self.record._is(self.request, position, self.call, self.row, column):
+        if self._is_pad(column) or not self.record.is_at(self.request, position, self.tokens[column]):
             return 0
         seen = self.sees[column]
         by_mask = 2 if seen == set(path) else int(path[-1] in seen)
@@ -171,24 +168,3 @@ def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, se
         sees[column] = (block & columns) - {column}
         alone[column] = len(slots) - (column in block) == 0
     return sees, alone
-
-
-def as_wrong_path(
-    deviations: Sequence[Deviation], written: Mapping[int, int], request: int, record: Record
-) -> list[Deviation]:
-    """Entries of nodes that were not accepted, each in the place of a token of the path: one deviation of the two.
-
-    ``written`` has the call that wrote each slot.
-    """
-    lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
-    found = []
-    for one in deviations:
-        call = written.get(-1 if one.slot is None else one.slot) if one.kind in _KEPT else None
-        due = next((d for d in lost if call in {w[0] for w, _ in record.queries(request, d.token_position or 0)}), None)
-        if due is None:
-            found.append(one)
-            continue
-        lost.remove(due)
-        found.append(replace(one, kind="wrong-path", token_position=due.token_position))
-        deviations = [d for d in deviations if d is not due]
-    return [one for one in found if one in deviations or one.kind == "wrong-path"]

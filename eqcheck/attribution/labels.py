@@ -9,15 +9,15 @@ writers, and the tokens fed.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 
 from eqcheck.attribution.alignment import align
-from eqcheck.attribution.branches import Block, grows_trees
-from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments, writes
-from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden
+from eqcheck.attribution.branches import grows_trees
+from eqcheck.attribution.columns import Columns
+from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments
+from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden, writes
 from eqcheck.decoding.run import Run
 from eqcheck.hashlm.trace import DRAFT, Call, Trace
 
@@ -38,7 +38,7 @@ class Labels(Record):
     ) -> None:
         super().__init__(requests, pad, padding_side, drafted, branches)
         self._unused = unused
-        self.most = most  # draft tokens of a round: what is the pad id behind so many is a pad, even if it was proposed
+        self.most = most  # draft tokens of a round
         for call in trace.calls:
             self.add(call, given=call.number <= trace.given)
 
@@ -72,14 +72,11 @@ class Labels(Record):
             return held
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = align(self, call, row, taken)
-            if aligned and self._past_end(call, row, aligned[0]):
-                self.past.add((call.number, row))
-                aligned = None
-            if aligned is None:
+            if aligned is None or self._past_end(call, row, aligned[0]):
                 last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
                 proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
                 for column in columns:
-                    what = "pad" if self._is_pad(call, row, column, proposed) else "unknown"
+                    what = "pad" if self.is_pad(call, row, column, proposed) else "unknown"
                     self.of[call.number, row, column] = Label(-1, -1, what)
                 return set()
             request, first, start = aligned
@@ -116,7 +113,7 @@ class Labels(Record):
         last = [len(one.prompt) + one.needed - 2 for one in self.requests]  # where the last token is asked for
         if max(label.position for label in held) < last[owners.pop()]:
             return False
-        if self._reached.get(request, -1) >= last[request]:
+        if self.reached.get(request, -1) >= last[request]:
             return True
         others = np.delete(call.digests, row, 0).ravel().tolist()
         return any(request == other for digest in others for other, _ in self._places.get(digest, ()))
@@ -186,49 +183,13 @@ class Labels(Record):
         exact: dict[int, int],
     ) -> None:
         """Label columns that belong to one request: ``first`` is the first real one, column c feeds ``start + c``."""
-        on_path, position, inside, drafts = True, start + first - 1, 0, 0
         proposed = self.proposed(request, call.number)
-        for column in columns:
-            if column < first:
-                at = start + column if self._is(request, start + column, call, row, column) else -1
-                what = "pad" if at == -1 else "token"
-            elif column in exact:
-                on_path, position = True, exact[column]
-                what, at = "token", position
-            elif (
-                on_path
-                and self._is(request, position + 1, call, row, column)
-                and not self._pad_ahead(call, row, column, request, position + 1, proposed)
-            ):
-                position += 1
-                what, at = "token", position
-            elif column < inside or self._is_pad(call, row, column, proposed if drafts < self.most else set()):
-                what, at = "pad", -1
-            elif on_path and (end := self._inside(call, row, columns[column - columns[0] :], request, position + 1)):
-                what, at, inside = "pad", -1, end
-            else:
-                on_path = False
-                position += 1
-                filler = self.drafted and int(call.tokens[row, column]) not in proposed
-                what, at = "filler" if filler else "draft", position
-                drafts += not filler
-            agreed = what == "draft" and self._agreed(call, row, column)
-            self.of[call.number, row, column] = Label(request, at, what, column in exact, agreed)
-        if self.branches:
-            block = Block(self, call, row, columns, request, first, start + first)
-            self.of.update({(call.number, row, column): one for column, one in block.labels(exact).items()})
-        own = {column: self.of[call.number, row, column] for column in columns}
-        if any(label.what == "draft" for label in own.values()) and not self.branches:
-            hidden = self_hidden(call, row)
-            if not any(hidden[column] for column, label in own.items() if label.what == "token"):
-                for column, label in own.items():
-                    if label.what == "draft" and hidden[column]:
-                        self.of[call.number, row, column] = replace(label, what="filler")
-        reached = (label.position for c in columns if (label := self.of[call.number, row, c]).what == "token")
-        self._reached[request] = max(self._reached.get(request, -1), max(reached, default=-1))
+        labels = Columns(self, call, row, columns, request, first, start, exact, proposed, self.most).labels()
+        self.of.update({(call.number, row, column): label for column, label in labels.items()})
+        tokens = (label.position for label in labels.values() if label.what == "token")
+        self.reached[request] = max(self.reached.get(request, -1), max(tokens, default=-1))
         # A draft is fed behind a token of the row, so the first one of a call is none.
-        prompt = len(self.requests[request].prompt)
-        begins = max(self.of[call.number, row, first].position, min(self._reached[request], prompt - 1))
+        begins = max(labels[first].position, min(self.reached[request], len(self.requests[request].prompt) - 1))
         self._begun[request] = max(self._begun.get(request, -1), begins)
 
     def unused_beginnings(self) -> frozenset[Write]:
@@ -284,12 +245,6 @@ class Labels(Record):
                 found |= {(number, max(pair) if row > request else min(pair)) for request, pair in both}
         return found
 
-    def _agreed(self, call: Call, row: int, column: int) -> bool:
-        """Whether the target's answer in the column before is what a draft proposes, and none before it was refused."""
-        before = self.of.get((call.number, row, column - 1))
-        kept = before is not None and (before.what == "token" or before.agreed)
-        return kept and int(call.predictions[row, column - 1]) == int(call.tokens[row, column])
-
     def _request_of(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], taken: set[int]
     ) -> int:
@@ -302,7 +257,7 @@ class Labels(Record):
 
         def rank(request: int) -> tuple[int, int, bool, int, bool, int]:
             behind = range(columns[0], call.tokens.shape[1]) if len(counts) > 1 else ()
-            fed = sum(self._is(request, starts[request] + column, call, row, column) for column in behind)
+            fed = sum(self.is_at(request, starts[request] + c, int(call.tokens[row, c])) for c in behind)
             return counts[request], fed, request not in taken, held.count(request), request == row, -request
 
         return max(counts, key=rank)
@@ -316,21 +271,6 @@ class Labels(Record):
         if len(tokens) < call.kv[0].shape[3] or not self.left:
             return 0
         return next((column for column, token in enumerate(tokens) if token != self.pad), len(tokens))
-
-    def _pad_ahead(self, call: Call, row: int, column: int, request: int, position: int, proposed: set[int]) -> bool:
-        """Whether a column feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
-        reached = self._reached.get(request, len(self.requests[request].prompt) - 1)
-        new = position >= len(self.requests[request].prompt) and position > reached + 1
-        return new and self._is_pad(call, row, column, proposed)
-
-    def _inside(self, call: Call, row: int, columns: range, request: int, position: int) -> int:
-        """Where several pads end, the first of these columns on, behind which the row goes on; else 0.
-
-        So they are pads among its tokens, even if the draft proposed the pad id somewhere.
-        """
-        pads = next((at for at, c in enumerate(columns) if int(call.tokens[row, c]) != self.pad), len(columns))
-        inside = 1 < pads < len(columns) and self._is(request, position, call, row, columns[pads])
-        return columns[pads] if inside else 0
 
 
 def labels_of(run: Run, trace: Trace) -> Labels:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from eqcheck.attribution.record import NEVER_FED, Record, Write, self_hidden
+from eqcheck.attribution.record import Record, self_hidden, writes
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Deviation
-from eqcheck.hashlm.hashing import CALL, COLUMN, ROW
 from eqcheck.hashlm.trace import TARGET, Call
 
 Places = Sequence[Sequence[tuple[int, int]]]
@@ -147,117 +144,8 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
     return [range(a, b) for a, b in zip(edges, [*edges[1:], len(owners)], strict=True)]
 
 
-def not_kept_apart(
-    deviations: list[Deviation], call: Call, row: int, column: int, request: int, record: Record
-) -> list[Deviation]:
-    """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
-
-    The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
-    other's tokens again. Where something due is hidden it is the mask's, too, if of all that is cached exactly another
-    request's entries are seen, or if what is cached is in order.
-    """
-    kinds = {deviation.kind for deviation in deviations}
-    if not record.packed or kinds & {"missing-entry", "torn-entry"}:
-        return deviations
-    slots = writes(call, row)
-    held = [record.of.get(slot) for slot in slots]
-    visible = np.flatnonzero(call.visible[row, column])
-    cached = [label for slot, label in zip(slots, held, strict=True) if slot[0] != call.number and label]
-    shown = [label for at in visible if slots[at][0] != call.number and (label := held[at])]
-    whole = any(shown == [label for label in cached if label.request == r] for r in {one.request for one in shown})
-    if "token-hidden" in kinds and not (whole or _in_order(call.number, slots, record)):
-        return deviations
-    seen = [held[slot] for slot in visible]
-    shared = {label.position for label in seen if label and label.request != request and record.same(label, request)}
-
-    def anothers(one: Deviation) -> bool:
-        label = None if one.slot is None else held[one.slot]
-        if one.slot is None or label is None:
-            return False
-        if not _fed_several(record, call.number, row) and not _fed_several(record, *slots[one.slot][:2]):
-            return False
-        return one.kind == "wrong-row" or (one.kind == "duplicate-entry" and label.position in shared)
-
-    return [replace(d, component="mask", kind="other-row-visible") if anothers(d) else d for d in deviations]
-
-
-def _in_order(call: int, slots: Sequence[Write], record: Record) -> bool:
-    """Whether what a row holds from before a call lies as it was written: of each request every token once, no other.
-
-    Then nothing was moved, and nothing left out or kept too long.
-    """
-    cached = [write for write in slots if write[0] != call]
-    labels = [record.of.get(write) for write in cached]
-    places = [(label.request, label.position) for label in labels if label and label.what == "token"]
-    ends = Counter(request for request, _ in places)
-    whole = sorted(places) == [(request, at) for request in sorted(ends) for at in range(ends[request])]
-    return whole and len(places) == len(cached) and cached == sorted(cached)
-
-
-def read_elsewhere(
-    deviations: list[Deviation], call: Call, row: int, column: int, own: set[int], record: Record
-) -> list[Deviation]:
-    """One finding where a query sees as many slots as it should, and others than its ``own``.
-
-    Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
-    instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
-    A token that was never fed lies in no other place.
-    """
-    shown = set(np.flatnonzero(call.visible[row, column]).tolist())
-    absent = sum(deviation.kind == "missing-entry" for deviation in deviations)
-    if not record.packed or record.branches or shown <= own or len(shown) != len(own) + absent:
-        return deviations
-    if any(deviation.kind in ("torn-entry", "window") for deviation in deviations):
-        return deviations
-    if any(one.kind == "missing-entry" and one.origin == NEVER_FED for one in deviations):
-        return deviations
-    if _overwritten(record, call, row) if absent else _ordered(record, call, row):
-        return deviations
-    origin = "in an order, or in places, that are not those from which the call reads them"
-    found = Deviation("cache", "misaligned", call.number, column, deviations[0].row, origin=origin)
-    return [replace(found, expected=len(own) + absent, observed=len(shown & own))]
-
-
-def _overwritten(record: Record, call: Call, row: int) -> bool:
-    """Whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their place.
-
-    All others hold what they held: so nothing was moved, and the slots are those of one memory.
-    """
-    now = writes(call, row)
-    earlier = (other for other in reversed(record.calls.values()) if other.number < call.number)
-    before = next((other for other in earlier if row < other.kv[0].shape[1] and other.kv[0].shape[3] == len(now)), None)
-    if before is None:
-        return False
-    pairs = [(a, b) for a, b in zip(writes(before, row), now, strict=True) if a != b and a in record.of]
-    others = [record.of[a].request != record.of[b].request for a, b in pairs if b in record.of]
-    return any(others) and all(b[0] > before.number for _, b in pairs)
-
-
-def writes(call: Call, row: int) -> list[Write]:
-    """Which query wrote each slot of a batch row."""
-    return [(int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in call.kv[0][0, row, 0]]
-
-
 def sees_twins(call: Call, row: int, column: int) -> bool:
     """Whether a query sees two columns of its call at one position: no path of a tree has these both."""
     slots = zip(writes(call, row), call.visible[row, column], strict=True)
     own = [write[2] for write, shown in slots if shown and write[0] == call.number]
     return len(set(call.positions[row, own].tolist())) < len(own)
-
-
-def _ordered(record: Record, call: Call, row: int) -> bool:
-    """Whether the slots of a row hold each position of its requests once, as written or as the call feeds requests."""
-    slots = writes(call, row)
-    held = [(slot, record.of[slot]) for slot in slots if slot in record.of and record.of[slot].what != "pad"]
-    fed = list(dict.fromkeys(record.of[call.number, row, at].request for at in range(call.tokens.shape[1])))
-    order, places = [slot for slot, _ in held], [(one.request, one.position) for _, one in held]
-    ends = Counter(request for request, _ in places)
-    if sorted(places) != [(request, at) for request in sorted(ends) for at in range(ends[request])]:
-        return False
-    return order == sorted(order) or places == [(r, at) for r in fed for at in range(ends[r])]
-
-
-def _fed_several(record: Record, call: int, row: int) -> bool:
-    """Whether a row of a call fed tokens of several requests."""
-    columns = range(record.calls[call].tokens.shape[1])
-    return len({record.of[call, row, column].request for column in columns} - {-1}) > 1

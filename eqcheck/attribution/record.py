@@ -30,24 +30,22 @@ class Label:
     exact: bool = False
     agreed: bool = False
 
+    def kind(self, request: int) -> str:
+        """The kind of what a slot holds, as `eqcheck.result.verdict.Slot` has it, from the view of a request."""
+        if self.what not in ("token", "draft"):
+            return self.what
+        kind = "cut-draft" if self.what == "draft" and self.agreed else self.what
+        return kind if self.request == request else f"other-{kind}"
 
-def kind_held(label: Label, request: int) -> str:
-    """The kind of what a slot holds, as `eqcheck.result.verdict.Slot` has it, from the view of a request."""
-    if label.what not in ("token", "draft"):
-        return label.what
-    kind = "cut-draft" if label.what == "draft" and label.agreed else label.what
-    return kind if label.request == request else f"other-{kind}"
+    def words(self, request: int) -> str:
+        """What a slot holds, in words."""
+        return held(self.kind(request), self.request, self.position)
 
-
-def holds(label: Label, request: int) -> str:
-    """What a slot holds, in words."""
-    return held(kind_held(label, request), label.request, label.position)
-
-
-def place_held(label: Label) -> dict[str, int]:
-    """The row and logical position of what a slot holds, where it is a row's token."""
-    ours = label.what in ("token", "draft")
-    return {"of_row": label.request, "of_position": label.position} if ours else {}
+    @property
+    def place(self) -> dict[str, int]:
+        """The row and logical position of what a slot holds, where it is a row's token."""
+        ours = self.what in ("token", "draft")
+        return {"of_row": self.request, "of_position": self.position} if ours else {}
 
 
 class Sequences(NamedTuple):
@@ -69,8 +67,7 @@ class Sequences(NamedTuple):
 class Record:
     """The label of every write so far; ``rounds[request]`` are the calls in which it took part.
 
-    ``packed``: a row of a call was seen to hold several requests. ``past``: the calls and batch rows in which a request
-    was fed that had ended. ``branches``: the drafts of a row may be a tree.
+    ``packed``: a row of a call was seen to hold several requests. ``branches``: the drafts of a row may be a tree.
     """
 
     def __init__(
@@ -82,8 +79,7 @@ class Record:
         self.requests = requests
         self.pad = pad
         self.packed = False
-        self.past: set[tuple[int, int]] = set()
-        self._reached: dict[int, int] = {}
+        self.reached: dict[int, int] = {}
         self.committed: dict[int, int] = {}
         self._begun: dict[int, int] = {}
         self.left = padding_side == "left"
@@ -100,7 +96,7 @@ class Record:
 
     def continues(self, request: int, position: int) -> bool:
         """Whether a request may be fed next from this position on: behind what was fed, but for rejected tokens."""
-        return self.committed.get(request, -1) < position <= self._reached.get(request, -1) + 1
+        return self.committed.get(request, -1) < position <= self.reached.get(request, -1) + 1
 
     def same(self, label: Label, request: int) -> bool:
         """Whether a labelled token is one of this request, or of another that begins with the same tokens."""
@@ -112,6 +108,11 @@ class Record:
     def seen_by(self, label: Label, request: int) -> Label:
         """The label as this request's, where it is of another that begins with the same tokens."""
         return replace(label, request=request) if self.same(label, request) else label
+
+    def labels(self, call: Call, row: int) -> list[Label]:
+        """The labels of a row of a call, by column; none where the call has no such row."""
+        writes = ((call.number, row, column) for column in range(call.tokens.shape[1]))
+        return [self.of[write] for write in writes if write in self.of]
 
     def queries(self, request: int, position: int) -> list[tuple[Write, Label]]:
         """Every column that stood for this token of this request, in causal order."""
@@ -170,17 +171,19 @@ class Record:
         writes = ((int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in fields if f[MODEL] == TARGET)
         return [self.of[write] for write in writes if write in self.of and write[0] != call.number]
 
-    def _is(self, request: int, position: int, call: Call, row: int, column: int) -> bool:
-        """Whether a column feeds the token that the request has there, in truth or in what was emitted."""
-        return self.is_at(request, position, int(call.tokens[row, column]))
-
     def is_at(self, request: int, position: int, token: int) -> bool:
         """Whether a request has this token at this position, in truth or in what was emitted."""
         return any(0 <= position < len(whole) and whole[position] == token for whole in self.requests[request].wholes)
 
-    def _is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
+    def is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
+        """Whether a column feeds the pad id, and no draft proposed that."""
         token = int(call.tokens[row, column])
         return token == self.pad and token not in proposed
+
+
+def writes(call: Call, row: int) -> list[Write]:
+    """Which query wrote each slot of a batch row."""
+    return [(call, row, column) for call, row, column in call.kv[0][0, row, 0][:, [CALL, ROW, COLUMN]].tolist()]
 
 
 def self_hidden(call: Call, row: int) -> list[bool]:

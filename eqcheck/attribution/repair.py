@@ -7,7 +7,7 @@ right part of the decoder's cache (mask), or the right entries (cache); each alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -25,6 +25,7 @@ from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 
 PARTS = ("position", "mask", "cache")
+Chosen = list[tuple[int | None, int | None]]  # slots, and the logical positions that they hold
 _BLANK = Label(-1, -1, "blank")
 _OTHER_MODEL = Label(-1, -1, "draft model")
 
@@ -166,38 +167,36 @@ class Repairer:
         at = label.position
         positions = range(self.family.first_seen(at), at + 1)
         own: dict[int, int] = {}
-        for slot, (entry, _) in enumerate(held):
+        for number, (entry, _) in enumerate(held):
             if self.labels.same(entry, label.request) and entry.position in positions:
-                own.setdefault(entry.position, slot)
+                own.setdefault(entry.position, number)
         shown = np.flatnonzero(call.visible[row, column]).tolist()
-        chosen: list[tuple[int | None, int | None]]
-        if self.parts >= {"mask", "cache"}:
-            chosen = [(own.get(position), position) for position in positions]
-        elif "mask" in self.parts:
-            chosen = [(slot, position) for position, slot in own.items()]
-        elif "cache" in self.parts:
-            chosen = self._right_entries(call, label, held, own, shown, positions)
-        else:
-            chosen = [
-                (slot, held[slot][0].position if self.labels.same(held[slot][0], label.request) else None)
-                for slot in shown
-            ]
+        chosen: dict[frozenset[str], Callable[[], Chosen]] = {
+            frozenset(("mask", "cache")): lambda: [(own.get(position), position) for position in positions],
+            frozenset(("mask",)): lambda: [(slot, position) for position, slot in own.items()],
+            frozenset(("cache",)): lambda: self._right_entries(call, label, held, own, shown, positions),
+            frozenset[str](): lambda: [(slot, self._position_in(label.request, held[slot][0])) for slot in shown],
+        }
         place = int(call.places[row, column])
         shift = place - at  # rotary positions forgive a constant one
         items = []
-        for one, position in chosen:
+        for slot, position in chosen[self.parts - {"position"}]():
             if position is not None and self.renumber:
                 where = position
-            elif one is None:
+            elif slot is None:
                 assert position is not None
                 where = position + (0 if self.family.absolute else shift)
             else:
-                write = held[one][1]
+                write = held[slot][1]
                 fed = self.family.fed and write[0] == call.number  # what was written for a pad may be poisoned
-                where = int(call.positions[write[1:]] if fed else call.key_places[row, one])
+                where = int(call.positions[write[1:]] if fed else call.key_places[row, slot])
                 where -= shift if self.renumber else 0
-            items.append(Item(one, position, where))
+            items.append(Item(slot, position, where))
         return items, at if self.renumber else place
+
+    def _position_in(self, request: int, entry: Label) -> int | None:
+        """The logical position of a request's token that an entry holds."""
+        return entry.position if self.labels.same(entry, request) else None
 
     def _right_entries(
         self,
@@ -207,7 +206,7 @@ class Repairer:
         own: dict[int, int],
         shown: list[int],
         positions: range,
-    ) -> list[tuple[int | None, int | None]]:
+    ) -> Chosen:
         """What the decoder's mask would show if the cache held each token of the row once, and of no other row.
 
         A mask that shows as many cached slots as the row has tokens would show exactly those. So would a window that is
@@ -217,7 +216,7 @@ class Repairer:
         fed = sum(held[slot][1][0] == call.number for slot in own.values())
         if cached == len(positions) - fed or len(shown) == self.family.window:
             return [(own.get(position), position) for position in positions]
-        kept: list[tuple[int | None, int | None]] = []
+        kept: Chosen = []
         for slot in shown:
             entry, write = held[slot]
             if self.labels.same(entry, label.request) and own.get(entry.position) == slot:

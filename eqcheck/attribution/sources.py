@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from math import inf
+from typing import Any, NamedTuple
 
-from eqcheck.attribution.bookkeeping import Known
+from eqcheck.attribution.bookkeeping import Asked, Known, Told
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import sees_twins
-from eqcheck.attribution.record import Write, self_hidden
+from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.statements import Statement, state
 from eqcheck.hashlm.trace import DRAFT
-from eqcheck.result.verdict import RowVerdict
 
 
-class Told(NamedTuple):
-    """A fault of bookkeeping that a call shows: its kind, what is said of it, the call, and what that rests on."""
+class Answer(NamedTuple):
+    """One query of the target: its label, the id that it ``fed``, and the ``token`` that was answered."""
 
-    kind: str
-    statement: Statement
-    call: int
-    basis: str
+    write: Write
+    label: Label
+    fed: int
+    token: int
 
 
 class Sources:
@@ -29,9 +29,25 @@ class Sources:
 
     def __init__(self, run: Run, labels: Labels) -> None:
         self.run, self.labels = run, labels
+        self._last = max(labels.calls, default=0)
+        self._fed = {number: call.tokens.tolist() for number, call in labels.calls.items()}
+        self._told = {number: call.predictions.tolist() for number, call in labels.calls.items()}
+
+    def fed(self, write: Write) -> int:
+        """The id that a query fed."""
+        number, row, column = write
+        return int(self._fed[number][row][column])
 
     def predicted(self, write: Write) -> int:
-        return int(self.labels.calls[write[0]].predictions[write[1:]])
+        """The token that a query was answered with."""
+        number, row, column = write
+        return int(self._told[number][row][column])
+
+    def answers(self, since: int = 0, until: float = inf) -> Iterator[Answer]:
+        """Every query of these calls, in causal order."""
+        for write, label in self.labels.of.items():
+            if since <= write[0] <= until:
+                yield Answer(write, label, self.fed(write), self.predicted(write))
 
     def known(self, row: int, position: int, number: int, queried: bool) -> Known:
         """What was known around call ``number``: between the row's calls before and after it."""
@@ -39,64 +55,64 @@ class Sources:
         index = position + 1 - len(self.run.case.prompts[row])
         observed = emitted[index] if index < len(emitted) else -1
         rounds = self.labels.rounds[row]
-        before = max((n for n in rounds if n < number), default=0)
-        after = min((n for n in rounds if n > number), default=max(self.labels.calls, default=0) + 1)
-        calls = [call for n, call in self.labels.calls.items() if before < n < after]
-        misled = [
-            write
-            for write, label in self.labels.of.items()
-            if before < write[0] < after and label.request == row and label.what in ("draft", "filler")
-        ]
-        misled += [*self.after_rejected(row, position), *self._behind(row, position)]
+        since = max((n for n in rounds if n < number), default=0) + 1
+        until = min((n for n in rounds if n > number), default=self._last + 1) - 1
+        around = list(self.answers(since, until))
+        misled = [a.write for a in around if a.label.request == row and a.label.what in ("draft", "filler")]
+        misled += [*self.after_rejected(row, position), *self._wrong_behind(row, position)]
+        pads = (a for a in around if a.label.request == row and a.label.what in ("pad", "filler"))
         return Known(
             drafted=self.drafted(row, position),
             verified=self._verified(row, position),
             after_rejected={self.predicted(write) for write in misled if not self.fills(write)},
             filled={self.predicted(write) for write in misled if self.fills(write)},
-            nearby={int(token) for call in calls for token in call.predictions.ravel()},
+            nearby={a.token for a in around},
             queried=queried,
             next_queried=any(label.exact for _, label in self.labels.queries(row, position + 1)),
             exchanged=self._exchanged(row, position),
-            for_another=self.for_another(row, observed, before + 1, after - 1),
-            behind_pad=self.behind_pad(row, observed, before + 1, after - 1),
+            for_another=self.for_another(row, observed, since, until),
+            behind_pad=any(a.token == observed for a in pads),
             ending=self.ending(row, number) if rounds and index == len(emitted) else (),
-            beside=self._beside(row, position),
+            beside=frozenset(self.fed(write) for write in self._behind(row, position)[:1]),
         )
 
     def ending(self, row: int, number: int) -> tuple[Statement, ...]:
         """What happened in the round of call ``number``, in which a row ended early, to this row and others."""
         case, outputs, expected = self.run.case, self.run.outputs or (), self.run.truth.rows
         eos, tokens, missing = set(case.eos_token_ids), outputs[row], expected[row][len(outputs[row])]
-        said = []
-        if answered := self.answered(row, len(tokens)):
-            name = "eos-answered" if missing in eos else "next-answered"
-            said.append(state(name, missing=missing, answered_in=answered))
-        here = [own for own in self.run.rounds.every if own.call.number in self._round(number)]
-        ended = {r for r, right in enumerate(expected) if r != row and outputs[r] == right and self._ends_in(r, number)}
+        in_round = self._round(number)
+        here = [own for own in self.run.rounds.every if own.call.number in in_round]
+        ended = {
+            r
+            for r, right in enumerate(expected)
+            if r != row and outputs[r] == right and self.answered(r, len(right) - 1) in in_round
+        }
         drafted = {own.row: eos & set(own.refused) & self.labels.proposed(own.row, number) for own in here}
-        for name, rows, found in (
+        others = [one for r, one in enumerate(outputs) if r not in (row, *ended) and one != expected[r]]
+        nobody = len(outputs) > 1 and not ended and not any(one and one[-1] in eos for one in others)
+        prompt, room = case.prompts[row], case.max_new_tokens - len(tokens)
+        answered = self.answered(row, len(tokens))
+        in_prompt = [prompt.index(token) for token in eos & set(prompt)]
+        rows = [
             ("eos-of-others", "eos_rows", {r for r in ended if outputs[r][-1] in eos}),
             ("limit-of-others", "limit_rows", {r for r in ended if outputs[r][-1] not in eos}),
             ("all-right", "full_rows", {own.row for own in here if own.accepted and not own.columns}),
-            ("eos-drafted", "drafted_rows", {r for r, some in drafted.items() if some}),
-        ):
-            if found:
-                said.append(state(name, **{rows: " ".join(map(str, sorted(found)))}))
-        others = [one for r, one in enumerate(outputs) if r not in (row, *ended) and one != expected[r]]
-        if len(outputs) > 1 and not ended and not any(one and one[-1] in eos for one in others):
-            said.append(state("nobody-ended"))
-        prompt, room = case.prompts[row], case.max_new_tokens - len(tokens)
-        if in_prompt := eos & set(prompt):
-            said.append(state("eos-in-prompt", eos_position=min(map(prompt.index, in_prompt))))
-        if expected[row].count(case.pad_token_id) == len(expected[row]) - len(tokens):
-            said.append(state("as-many-pads"))
-        if tokens[-1:] == (case.pad_token_id,):
-            said.append(state("pad-last"))
-        if case.num_draft_tokens and room <= case.num_draft_tokens:
-            said.append(state("little-room", room=room, block=case.num_draft_tokens + 1))
-        if max(self.labels.calls) in self._round(number):
-            said.append(state("calls-end"))
-        return tuple(said)
+            ("eos-drafted", "drafted_rows", {r for r, ids in drafted.items() if ids}),
+        ]
+        k = case.num_draft_tokens or 0
+        of_answer = {"missing": missing, "answered_in": answered}
+        pads = expected[row].count(case.pad_token_id)
+        told: list[tuple[str, object, dict[str, Any]]] = [  # what may be said, whether it is so, and its facts
+            ("eos-answered" if missing in eos else "next-answered", answered, of_answer),
+            *((name, some, {fact: " ".join(map(str, sorted(some)))}) for name, fact, some in rows),
+            ("nobody-ended", nobody, {}),
+            ("eos-in-prompt", in_prompt, {"eos_position": min(in_prompt, default=0)}),
+            ("as-many-pads", pads == len(expected[row]) - len(tokens), {}),
+            ("pad-last", tokens[-1:] == (case.pad_token_id,), {}),
+            ("little-room", k and room <= k, {"room": room, "block": k + 1}),
+            ("calls-end", self._last in in_round, {}),
+        ]
+        return tuple(state(name, **facts) for name, applies, facts in told if applies)
 
     def answered(self, row: int, index: int) -> int | None:
         """The first call that answered for a new token of a row in exactly the right context."""
@@ -109,34 +125,30 @@ class Sources:
         if not drafted:
             return range(number, number + 1)
         since = max((call for call in drafted if call < number), default=0)
-        return range(since + 1, min((call for call in drafted if call > number), default=max(self.labels.calls) + 1))
+        return range(since + 1, min((call for call in drafted if call > number), default=self._last + 1))
 
-    def _ends_in(self, row: int, number: int) -> bool:
-        """Whether the last token that a row is due was answered in the round of a call."""
-        return self.answered(row, len(self.run.truth.rows[row]) - 1) in self._round(number)
-
-    def unfinished(self, verdict: RowVerdict, index: int) -> Told | None:
+    def unfinished(self, asked: Asked) -> Told | None:
         """The query of a prompt that was not yet fed whole, which answered the emitted token; None where there is none.
 
         It is one of the last columns fed, as many as a round asks for. Only a row's first token can be that answer:
         those behind it follow an answer to the whole prompt.
         """
-        if index:
+        if asked.index or asked.blamed:
             return None
-        row, observed = verdict.row, verdict.observed[index]
+        row, observed = asked.row, asked.observed
         end = len(self.run.case.prompts[row]) - 1
-        fed: dict[int, list[Write]] = {}
-        for write, label in self.labels.of.items():
-            if label.request == row and label.exact and write[0] > self.run.trace.given:
-                if label.position >= end:
-                    fed.pop(write[0], None)  # here it was whole
+        fed: dict[int, list[Answer]] = {}
+        for answer in self.answers(self.run.trace.given + 1):
+            if answer.label.request == row and answer.label.exact:
+                if answer.label.position >= end:
+                    fed.pop(answer.write[0], None)  # here it was whole
                     break
-                fed.setdefault(write[0], []).append(write)
+                fed.setdefault(answer.write[0], []).append(answer)
         for number, of_call in fed.items():
-            last = max(self.labels.of[write].position for write in of_call)
-            for write in reversed(of_call):
-                position = self.labels.of[write].position
-                if position >= last - (self.run.case.num_draft_tokens or 0) and self.predicted(write) == observed:
+            last = max(answer.label.position for answer in of_call)
+            for answer in reversed(of_call):
+                position = answer.label.position
+                if position >= last - (self.run.case.num_draft_tokens or 0) and answer.token == observed:
                     said = state("unfinished", call=number, last=last, end=end, position=position)
                     return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
         return None
@@ -147,19 +159,19 @@ class Sources:
         Read from the draft's queries that saw exactly its row; where none did, from what the target was fed next. A
         decoder that drafts without the draft model first feeds what it proposes together with the query.
         """
-        if self.labels.branches:
-            return self.proposed(row, position) | self._verified(row, position)
         proposed = self.proposed(row, position)
+        if self.labels.branches:
+            return proposed | self._verified(row, position)
         if self.labels.drafted and proposed:
             return proposed
         drafts = self.run.trace.of(DRAFT) if self.labels.drafted else []
-        queries, found = self.labels.queries(row, position), proposed
+        queries = self.labels.queries(row, position)
         for (number, call_row, column), _ in queries if drafts else queries[:1]:
             told = [call.predictions for call in drafts if call.number < number]
-            for token in self.labels.calls[number].tokens[call_row, column + 1 : column + 2].tolist():
+            for token in self._fed[number][call_row][column + 1 : column + 2]:
                 if not drafts or any((token == predictions).any() for predictions in told):
-                    found.add(token)
-        return found
+                    proposed.add(token)
+        return proposed
 
     def proposed(self, row: int, position: int) -> set[int]:
         """What the draft's queries that saw exactly the row up to this token of it proposed after it.
@@ -169,9 +181,8 @@ class Sources:
         digests = self.run.truth.digests[row][-1]
         if position >= len(digests):
             return set()
-        calls = self.run.trace.of(DRAFT)
-        found = ((call, call.digests == digests[position]) for call in calls)
-        return {int(token) for call, which in found if which.any() for token in call.predictions[which & call.tells]}
+        calls = ((call, (call.digests == digests[position]) & call.tells) for call in self.run.trace.of(DRAFT))
+        return {int(token) for call, which in calls for token in call.predictions[which]}
 
     def fills(self, write: Write) -> bool:
         """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself.
@@ -193,16 +204,18 @@ class Sources:
         ]
 
     def _behind(self, row: int, position: int) -> list[Write]:
-        """The queries behind this token of the row, in the first call that asked for the one after it, that are wrong.
+        """The queries behind this token of the row, in the first call that asked for the one after it."""
+        for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
+            return [(number, call_row, at) for at in range(column + 1, len(self._fed[number][call_row]))]
+        return []
+
+    def _wrong_behind(self, row: int, position: int) -> list[Write]:
+        """Those of them that are the row's, and wrong.
 
         One that fed a draft token is not known for one where that token was emitted.
         """
-        for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
-            width = self.labels.calls[number].tokens.shape[1]
-            behind = [(number, call_row, at) for at in range(column + 1, width)]
-            fed = [(write, self.labels.of[write]) for write in behind]
-            return [w for w, one in fed if one.request == row and one.what in ("token", "draft") and not one.exact]
-        return []
+        behind = ((write, self.labels.of[write]) for write in self._behind(row, position))
+        return [w for w, one in behind if one.request == row and one.what in ("token", "draft") and not one.exact]
 
     def _verified(self, row: int, position: int) -> set[int]:
         """What the target was fed behind this token of the row, in calls that asked for the one after it.
@@ -213,17 +226,11 @@ class Sources:
         queries = [write[0] for write, _ in self.labels.queries(row, position)]
         counted = queries[:1] if self._exchanged(row, position) else queries
         return {
-            int(self.labels.calls[write[0]].tokens[write[1:]])
+            self.fed(write)
             for write, label in self.labels.of.items()
             if write[0] in counted
             if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
         }
-
-    def _beside(self, row: int, position: int) -> frozenset[int]:
-        """What the target was fed behind this token of the row in the first call that asked for the one after it."""
-        for (number, call_row, column), _ in self.labels.queries(row, position)[:1]:
-            return frozenset(self.labels.calls[number].tokens[call_row, column + 1 : column + 2].tolist())
-        return frozenset()
 
     def _exchanged(self, row: int, position: int) -> bool:
         """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
@@ -236,24 +243,20 @@ class Sources:
             for call in self.run.trace.made(DRAFT)
         )
 
-    def shared(self, row: int, position: int) -> bool:
-        """Whether another row has the same tokens up to there: then a right query may have been asked for that one."""
+    def sharing(self, row: int, position: int) -> list[int]:
+        """Other rows with the same tokens up to there: a right query may have been asked for any of them."""
         digests = self.run.truth.digests
-        digest = digests[row][-1, position]
-        others = (other[-1] for request, other in enumerate(digests) if request != row)
-        return any(position < len(other) and other[position] == digest for other in others)
+        others = ((request, other[-1]) for request, other in enumerate(digests) if request != row)
+        return [r for r, other in others if position < len(other) and other[position] == digests[row][-1, position]]
 
     def for_another(self, row: int, observed: int, since: int, until: int) -> tuple[int, int] | None:
         """The request and logical position that the target was asked for where it answered this token, in these calls.
 
         Only queries that saw exactly their row count, and of those one that is not asked for this row first.
         """
-        found = [
-            (label.request, label.position)
-            for write, label in self.labels.of.items()
-            if since <= write[0] <= until and label.exact and self.predicted(write) == observed
-        ]
-        return min(found, key=lambda place: place[0] == row, default=None)
+        exact = (a.label for a in self.answers(since, until) if a.label.exact and a.token == observed)
+        places = ((label.request, label.position) for label in exact)
+        return min(places, key=lambda place: place[0] == row, default=None)
 
     def strange(
         self, row: int, position: int, observed: int, since: int, until: int, *, whatever: bool = False
@@ -264,32 +267,30 @@ class Sources:
         from itself.
         """
         expected = self.labels.sequence(row)[position]
-        for write, label in self.labels.of.items():
-            fed = int(self.labels.calls[write[0]].tokens[write[1:]])
-            answered = since <= write[0] <= until and self.predicted(write) == observed
-            if answered and not label.exact and (whatever or fed == expected) and not self._hidden(write):
-                return write
+        for answer in self.answers(since, until):
+            strange = answer.token == observed and not answer.label.exact and (whatever or answer.fed == expected)
+            if strange and not self._hidden(answer.write):
+                return answer.write
         return None
 
-    def at_a_node(
-        self, verdict: RowVerdict, index: int, right: Sequence[Write], drafted: bool, blamed: Sequence[Write]
-    ) -> Told | None:
+    def at_a_node(self, asked: Asked) -> Told | None:
         """Of a tree, the node at which the emitted token was answered, where nothing simpler says where it is from.
 
-        ``right`` are the queries that answered rightly for this token. If there are none, and no node was fed for the
-        token before it, that one was accepted without being in the tree.
+        If no query is right for this token, and no node was fed for the token before it, that one was accepted without
+        being in the tree.
         """
-        if any(sees_twins(self.labels.calls[write[0]], *write[1:]) for write in blamed):
+        if not self.labels.branches or (asked.blamed and not asked.right):
             return None
-        observed, row = verdict.observed, verdict.row
-        position = len(self.run.case.prompts[row]) + index - 1
+        if any(sees_twins(self.labels.calls[write[0]], *write[1:]) for write in asked.blamed):
+            return None
+        row, index, position, observed = asked.row, asked.index, asked.position, asked.verdict.observed
         again = index > 0 and observed[index] == observed[index - 1]
-        goes_on = verdict.expected[index : index + 1] == observed[index + 1 : index + 2]
-        if right:
-            other = self._other_column(right[-1], observed[index])
-            if drafted or other is None or (again and goes_on):
+        goes_on = asked.verdict.expected[index : index + 1] == observed[index + 1 : index + 2]
+        if asked.right:
+            other = self._other_column(asked.right[-1], observed[index])
+            if asked.drafted or other is None or (again and goes_on):
                 return None
-            call, batch_row, at = right[-1]
+            call, batch_row, at = asked.right[-1]
             said = state("other-node", call=call, batch_row=batch_row, right_column=at, column=other)
             basis = f"the query that had to predict it saw exactly its row (call {call})"
             return Told("wrong-correction", said, call, basis)
@@ -305,8 +306,7 @@ class Sources:
     def _other_column(self, write: Write, answer: int) -> int | None:
         """Another column of a query's batch row that gave this answer."""
         number, row, column = write
-        answers = self.labels.calls[number].predictions[row].tolist()
-        return next((at for at, other in enumerate(answers) if other == answer and at != column), None)
+        return next((at for at, other in enumerate(self._told[number][row]) if other == answer and at != column), None)
 
     def committed_by(self, row: int, position: int, observed: int) -> int:
         """The last call that can have answered for the emitted token after ``position``.
@@ -314,15 +314,12 @@ class Sources:
         A token that was no draft is fed only after it was committed; so a query of that call or later, asked because
         the decoder feeds its rows again, came too late. A token that is fed beside its first query is a draft.
         """
-        first = min(
-            (
-                write[0]
-                for write, label in self.labels.of.items()
-                if (label.request, label.position) == (row, position + 1)
-                and int(self.labels.calls[write[0]].tokens[write[1:]]) == observed
-            ),
-            default=max(self.labels.calls, default=0) + 1,
+        fed = (
+            write[0]
+            for write, label in self.labels.of.items()
+            if (label.request, label.position) == (row, position + 1) and self.fed(write) == observed
         )
+        first = min(fed, default=self._last + 1)
         asked = any(label.exact and write[0] < first for write, label in self.labels.queries(row, position))
         return first - 1 if asked and observed not in self.drafted(row, position) else first
 
@@ -337,11 +334,3 @@ class Sources:
         last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
         rows = {write[:2] for write in self.labels.of if write[0] > last}
         return rows <= {write[:2] for write in right}
-
-    def behind_pad(self, row: int, observed: int, since: int, until: int) -> bool:
-        """Whether the target answered this token in the column of a pad of the row, in these calls."""
-        return any(
-            since <= write[0] <= until and label.what in ("pad", "filler") and self.predicted(write) == observed
-            for write, label in self.labels.of.items()
-            if label.request == row
-        )

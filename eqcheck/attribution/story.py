@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.attribution.context import Context, Entry, entries, read
+from eqcheck.attribution.context import Context, read
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.record import Label, Write, holds, kind_held, place_held, self_hidden
+from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.attribution.turns import Turns
+from eqcheck.attribution.view import Entry, entries
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.hashing import Bools, table_row, truncated
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, DrawnSlot, Story
-from eqcheck.result.verdict import RowVerdict
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
 BATCH = 16  # rows whose rounds are told
@@ -114,9 +114,7 @@ class _Scene:
         self._stored = [truncated(digests[0]) for digests in run.truth.digests]
         self._of = {TARGET: self.labels.of, DRAFT: _draft_labels(run)}
         self._calls = {role: {call.number: call for call in run.trace.of(role)} for role in (TARGET, DRAFT)}
-        outputs = run.truth.rows if run.outputs is None else run.outputs
-        verdicts = [RowVerdict(row, *pair) for row, pair in enumerate(zip(run.truth.rows, outputs, strict=True))]
-        self._wrong = {verdict.row: verdict.first for verdict in verdicts if verdict.first is not None}
+        self._wrong = {verdict.row: verdict.first for verdict in run.verdicts if verdict.first is not None}
         asserted = explanation if explanation and explanation.component != "unattributed" else None
         self._blamed = self._query_of(asserted) if asserted else None
         self._fed_with: int | None = None  # by how much the row's positions are shifted, where the blamed one is wrong
@@ -252,7 +250,7 @@ class _Scene:
         elif label is not None and label.exact and call.role == DRAFT:
             right, should = position, sees
         sure = call.role == DRAFT or (label is not None and self.turns.sure((call.number, row, column), label))
-        stands_for = holds(self.labels.seen_by(label, request), request) if label is not None and sure else ""
+        stands_for = self.labels.seen_by(label, request).words(request) if label is not None and sure else ""
         token = int(call.tokens[row, column])
         return DrawnQuery(column, stands_for, token, position, right, sees, should, answer, expected)
 
@@ -261,9 +259,9 @@ class _Scene:
         if label.what == "blank":
             kind, text = ("no-model", "what no model wrote") if entry.torn else ("blank", "never written")
             return DrawnSlot(text, None, None, None, "", kind)
-        kind = kind_held(label, request)
-        text = _OF_MODELS.get(kind) or holds(label, request)
-        at = place_held(label) if not entry.torn else {}
+        kind = label.kind(request)
+        text = _OF_MODELS.get(kind) or label.words(request)
+        at = label.place if not entry.torn else {}
         # Where tokens are counted in the mask, one that it hides has no place.
         position = None if self.family.counts_mask and not visible[:, entry.slot].any() else entry.position
         offset = next((offset for r, offset in offsets.items() if self.labels.same(label, r)), None)

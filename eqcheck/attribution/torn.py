@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from eqcheck.explanation.records import Deviation
 from eqcheck.hashlm.hashing import (
     CALL,
     COLUMN,
@@ -48,21 +45,6 @@ def _filled(call: Call, row: int) -> Bools:
     """Which slots hold one number in each copy, ``[slots]``: memory that was filled and never written."""
     digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
     return cast(Bools, (digits == digits[..., :1]).all(axis=(0, 1, 2, 4)))
-
-
-def never_written(deviations: Sequence[Deviation], blank: Collection[int]) -> list[Deviation]:
-    """The deviations of a query, torn entries in ``blank`` slots as blank ones where all that is due is in the cache.
-
-    Numbers that no model wrote are a damaged entry where one is missing, else memory that was never written.
-    """
-    if any(one.kind == "missing-entry" for one in deviations):
-        return list(deviations)
-    return [
-        replace(one, component="mask", kind="pad-visible", origin="blank", source="blank")
-        if one.kind == "torn-entry" and one.slot in blank
-        else one
-        for one in deviations
-    ]
 
 
 def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:

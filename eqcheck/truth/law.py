@@ -90,33 +90,57 @@ def law(
     rows = [options] * len(scores) if isinstance(options, RowOptions) else options
     asked = rows if isinstance(rows, Asked) else Asked(rows, scores)
     greedy = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0) if asked.some_greedy else None
-    margin, scale = scores.new_full(scores.shape[:-1], math.inf), None
-    ordered = least = None  # the scores of each row, sorted, and the lowest that is not cut
+    cuts = _Cuts(scores, asked, measured)
     for step in order:
         if step == "temperature":
-            scores, scale = scores / asked.warm, asked.warm
-            if ordered is not None and least is not None:
-                ordered, least = ordered / asked.warm, least / asked.warm
+            cuts.warm()
         elif step in asked.used:
-            if ordered is None or least is None:
-                ordered = _ascending(scores)
-            elif measured or step == "top-p":  # of the others' cuts the greatest holds, whatever was cut before
-                ordered = ordered.masked_fill(ordered < least, -math.inf)
-            found = _LEAST[step](ordered, asked.values[step])
-            if measured:
-                room = _room(step, ordered, found, asked.values[step])
-                room = room if scale is None else room * scale
-                margin = torch.minimum(margin, room.masked_fill(asked.off[step], math.inf)[..., 0])
-            if step in asked.partly:
-                found = found.masked_fill(asked.off[step], -math.inf)
-            least = found if least is None else torch.maximum(least, found)
-    if least is not None:
-        scores = scores.masked_fill(scores < least, -math.inf)
-    p = scores.softmax(-1)
+            cuts.cut(step)
+    p, margin = cuts.left().softmax(-1), cuts.margin
     if greedy is not None:
         p = torch.where(asked.off["temperature"], greedy, p)
         margin = margin.masked_fill(asked.off["temperature"][..., 0], math.inf)
     return Law(p, margin)
+
+
+class _Cuts:
+    """Scores under the steps of an order: ``ordered`` are those of each row, sorted, ``least`` the lowest left in.
+
+    ``scale`` is what they were divided by.
+    """
+
+    def __init__(self, scores: torch.Tensor, asked: Asked, measured: bool) -> None:
+        self.scores, self.asked, self.measured = scores, asked, measured
+        self.margin = scores.new_full(scores.shape[:-1], math.inf)
+        self.scale: torch.Tensor | None = None
+        self.ordered: torch.Tensor | None = None
+        self.least: torch.Tensor | None = None
+
+    def warm(self) -> None:
+        """Divide by the temperature."""
+        self.scores, self.scale = self.scores / self.asked.warm, self.asked.warm
+        if self.ordered is not None and self.least is not None:
+            self.ordered, self.least = self.ordered / self.asked.warm, self.least / self.asked.warm
+
+    def cut(self, step: str) -> None:
+        """Leave out what one option leaves out."""
+        asked, ordered = self.asked, self.ordered
+        if ordered is None or self.least is None:
+            ordered = _ascending(self.scores)
+        elif self.measured or step == "top-p":  # of the others' cuts the greatest holds, whatever was cut before
+            ordered = ordered.masked_fill(ordered < self.least, -math.inf)
+        least = _LEAST[step](ordered, asked.values[step])
+        if self.measured:
+            room = _room(step, ordered, least, asked.values[step])
+            room = room if self.scale is None else room * self.scale
+            self.margin = torch.minimum(self.margin, room.masked_fill(asked.off[step], math.inf)[..., 0])
+        if step in asked.partly:
+            least = least.masked_fill(asked.off[step], -math.inf)
+        self.ordered, self.least = ordered, least if self.least is None else torch.maximum(self.least, least)
+
+    def left(self) -> torch.Tensor:
+        """The scores, those that were cut as low as can be."""
+        return self.scores if self.least is None else self.scores.masked_fill(self.scores < self.least, -math.inf)
 
 
 def _top_k(ordered: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,322 @@
+"""A row that is shown, or holds, what is another's: many deviations of a query that are one.
+
+Engines move rows together when one leaves, reuse a place for the next request, feed several requests in one row, and
+keep one of several branches. Whatever is not moved, kept apart or chosen along is then seen as many wrong slots, each
+of a kind that says something else by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from eqcheck.attribution.branches import said_of
+from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
+from eqcheck.attribution.view import Entry, View
+from eqcheck.explanation.records import Deviation
+from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.hashlm.hashing import Bools
+from eqcheck.hashlm.trace import Call
+
+_SEEN = {"stale-entry", "pad-visible"}
+_HIDDEN = {"token-hidden"}
+_KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
+
+
+def together(view: View, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
+    """The deviations of a query, those that are one thing as one; ``due`` are the slots that it should see."""
+    deviations = _never_written(view, deviations)
+    deviations = _read_elsewhere(view, deviations, due)
+    deviations = _not_kept_apart(view, deviations)
+    deviations = _shifted(view, deviations)
+    return _mask_of_another(view, deviations)
+
+
+def _never_written(view: View, deviations: list[Deviation]) -> list[Deviation]:
+    """Numbers that no model wrote are a damaged entry where one is missing, else memory that was never written."""
+    if any(one.kind == "missing-entry" for one in deviations):
+        return deviations
+    blank = {entry.slot for entry in view.entries if entry.label.what == "blank"}
+    return [
+        replace(one, component="mask", kind="pad-visible", origin="blank", source="blank")
+        if one.kind == "torn-entry" and one.slot in blank
+        else one
+        for one in deviations
+    ]
+
+
+def _read_elsewhere(view: View, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
+    """One finding where a query sees as many slots as it should, and others than are ``due``.
+
+    Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
+    instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
+    A token that was never fed lies in no other place.
+    """
+    shown = {entry.slot for entry in view.entries if entry.visible}
+    absent = sum(one.kind == "missing-entry" for one in deviations)
+    if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != len(due) + absent:
+        return deviations
+    if any(one.kind in ("torn-entry", "window") or one.origin == NEVER_FED for one in deviations):
+        return deviations
+    if _overwritten(view) if absent else _ordered(view):
+        return deviations
+    origin = "in an order, or in places, that are not those from which the call reads them"
+    numbers = {"expected": len(due) + absent, "observed": len(shown & due)}
+    return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
+
+
+def _overwritten(view: View) -> bool:
+    """Whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their place.
+
+    All others hold what they held: so nothing was moved, and the slots are those of one memory.
+    """
+    record, now, row = view.labels, writes(view.call, view.row), view.row
+    earlier = (call for call in reversed(record.calls.values()) if call.number < view.call.number)
+    before = next((call for call in earlier if row < call.kv[0].shape[1] and call.kv[0].shape[3] == len(now)), None)
+    if before is None:
+        return False
+    pairs = [(a, b) for a, b in zip(writes(before, row), now, strict=True) if a != b and a in record.of]
+    others = [record.of[a].request != record.of[b].request for a, b in pairs if b in record.of]
+    return any(others) and all(b[0] > before.number for _, b in pairs)
+
+
+def _complete(places: Iterable[tuple[int, int]]) -> bool:
+    """Whether of each request every position up to its last is there once."""
+    ordered = sorted(places)
+    ends = Counter(request for request, _ in ordered)
+    return ordered == [(request, at) for request in sorted(ends) for at in range(ends[request])]
+
+
+def _ordered(view: View) -> bool:
+    """Whether the slots of a row hold each position of its requests once, as written or as the call feeds requests."""
+    held = [entry for entry in view.entries if entry.known and entry.label.what != "pad"]
+    fed = list(dict.fromkeys(label.request for label in view.labels.labels(view.call, view.row)))
+    order, places = [one.write for one in held], [(one.label.request, one.label.position) for one in held]
+    by_request = [place for request in fed for place in sorted(places) if place[0] == request]
+    return _complete(places) and (order == sorted(order) or places == by_request)
+
+
+def _not_kept_apart(view: View, deviations: list[Deviation]) -> list[Deviation]:
+    """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
+
+    The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
+    other's tokens again. Where something due is hidden it is the mask's, too, if of all that is cached exactly another
+    request's entries are seen, or if what is cached lies as it was written: of each request every token once, no other.
+    """
+    labels, cached = view.labels, view.cached
+    kinds = {one.kind for one in deviations}
+    if not labels.packed or kinds & {"missing-entry", "torn-entry"}:
+        return deviations
+    shown = [entry for entry in cached if entry.visible and entry.known]
+    whole = any(
+        shown == [entry for entry in cached if entry.known and entry.label.request == request]
+        for request in {entry.label.request for entry in shown}
+    )
+    order = [entry.write for entry in cached]
+    tokens = all(entry.label.what == "token" for entry in cached) and order == sorted(order)
+    in_order = tokens and _complete((entry.label.request, entry.label.position) for entry in cached)
+    if "token-hidden" in kinds and not (whole or in_order):
+        return deviations
+    foreign = [entry.label for entry in view.entries if entry.visible and entry.label.request != view.request]
+    shared = {label.position for label in foreign if labels.same(label, view.request)}
+
+    def anothers(one: Deviation, entry: Entry) -> bool:
+        several = _fed_several(labels, *view.write[:2]) or (entry.known and _fed_several(labels, *entry.write[:2]))
+        again = one.kind == "duplicate-entry" and entry.label.position in shared
+        return entry.known and several and (one.kind == "wrong-row" or again)
+
+    return [
+        replace(one, component="mask", kind="other-row-visible")
+        if one.slot is not None and anothers(one, view.entries[one.slot])
+        else one
+        for one in deviations
+    ]
+
+
+def _fed_several(record: Record, call: int, row: int) -> bool:
+    """Whether a row of a call fed tokens of several requests."""
+    return len({label.request for label in record.labels(record.calls[call], row)} - {-1}) > 1
+
+
+def _shifted(view: View, deviations: list[Deviation]) -> list[Deviation]:
+    """When mask and cache differ by a shift alone, say which of the two was not moved.
+
+    The one at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other was left
+    behind.
+    """
+    own = {one.slot for one in view.cached if one.label.request == view.request and view.is_own(one)}
+    shown = {one.slot for one in view.cached if one.visible}
+    if not own or len(own) != len(shown) or not (own - shown):
+        return deviations
+    shift = min(own) - min(shown)
+    edge = min(view.own_block, default=len(view.entries)) - 1 if view.labels.left else 0
+    if {slot + shift for slot in shown} != own or edge not in shown or edge in own or view.labels.packed:
+        return deviations
+    origin = f"{shift:+d} slots from where the mask shows"
+    source = "shifted-up" if shift > 0 else "shifted-down"
+    moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
+    return [moved, *(one for one in deviations if one.slot not in own | shown)]
+
+
+def wrong_path(view: View, deviations: list[Deviation]) -> list[Deviation]:
+    """Entries of nodes that were not accepted, each in the place of a token of the path: one deviation of the two."""
+    if not view.labels.branches:
+        return deviations
+    lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
+    found: list[Deviation] = []
+    for one in deviations:
+        call = view.entries[one.slot].write[0] if one.kind in _KEPT and one.slot is not None else None
+        queries = ((d, view.labels.queries(view.request, d.token_position or 0)) for d in lost)
+        due = next((d for d, asked in queries if call in {write[0] for write, _ in asked}), None)
+        if due is None:
+            found.append(one)
+            continue
+        lost.remove(due)
+        found.append(replace(one, kind="wrong-path", token_position=due.token_position))
+        deviations = [d for d in deviations if d is not due]
+    return [one for one in found if one in deviations or one.kind == "wrong-path"]
+
+
+class Holder(NamedTuple):
+    """The ``request`` that held a batch row before another one did, up to a ``call``.
+
+    The first ``width`` slots of the row that has moved there are those that it had then.
+    """
+
+    request: int
+    call: Call
+    width: int = 0
+
+
+def _holder_before(record: Record, number: int, row: int, request: int) -> Holder | None:
+    """Who held a batch row before ``request`` took it over; None where it had it from the first, or shares it.
+
+    An engine that makes a call for each row hands nothing over: there the requests come back.
+    """
+    found = None
+    for earlier in sorted((n for n in record.calls if n < number), reverse=True):
+        owners = _owners(record, earlier, row)
+        if found is None and len(owners) == 1 and request not in owners:
+            found = Holder(next(iter(owners)), record.calls[earlier])
+        elif found is not None and request in owners:
+            return None
+    later = (owner for n in record.calls if n >= number for owner in _owners(record, n, row))
+    return None if found is None or found.request in later else found
+
+
+def _owners(record: Record, number: int, row: int) -> set[int]:
+    return {label.request for label in record.labels(record.calls[number], row)} - {-1}
+
+
+def _mask_of_another(view: View, deviations: list[Deviation]) -> list[Deviation]:
+    """One finding where a query sees the slots that are right for the request that held its batch row before.
+
+    All that it sees wrongly is then that mask's, whichever kinds of slots these are. A fault that shows or hides too
+    much makes a mask like another row's by chance. So some slots have to be seen wrongly and others hidden, or a query
+    of the run has to be right about such slots.
+    """
+    kinds = {one.kind for one in deviations}
+    if not kinds or kinds - _HIDDEN - _SEEN:
+        return deviations
+    before = _shown_as(view.labels, view.write)
+    slots = [one.slot for one in deviations if one.slot is not None]
+    if before is None or len(slots) < len(deviations) or max(slots) >= before.width:
+        return deviations
+    both = kinds & _HIDDEN and kinds - _HIDDEN
+    if not both and not _right_elsewhere(view, deviations):
+        return deviations
+    origin = f"row {before.request}, which held batch row {view.row} up to call {before.call.number}"
+    return [view.deviation("mask", "of-another-row", slot=min(slots), origin=origin, of_row=before.request)]
+
+
+def _shown_as(record: Record, write: Write) -> Holder | None:
+    """Who held the batch row of a query before, if the query sees the slots that are right for that request.
+
+    Only the slots are looked at that the row had when that request left, up to the first that was written since.
+    """
+    number, row, column = write
+    call, request = record.calls[number], record.of[write].request
+    before = None if record.packed or record.branches else _holder_before(record, number, row, request)
+    if before is None:
+        return None
+    then, now = before.call, writes(call, row)
+    own = next((b for b in range(then.kv[0].shape[1]) if request in _owners(record, then.number, b)), row)
+    same = [one == other for one, other in zip(writes(then, own), now, strict=False)]
+    width = same.index(False) if False in same else len(same)
+    dues = [_due(record, writes(then, row)[:width], before.request, cut) for cut in (False, True)]
+    shown = call.visible[row, column, :width]
+    found = any(due.any() and np.array_equal(shown, due) for due in dues)
+    return before._replace(width=width) if found else None
+
+
+def _right_elsewhere(view: View, deviations: list[Deviation]) -> bool:
+    """Whether queries that saw exactly their rows, up to the view's call, had such slots in their cache, too.
+
+    For a hidden token that is an accepted draft token, or a token of a prompt, as it is.
+    """
+    record, sorts = view.labels, {"stale-entry": "draft", "pad-visible": "pad"}
+    prompt = len(record.requests[view.request].prompt)
+    needed = {sorts.get(d.kind, "accepted" if (d.token_position or 0) >= prompt else "token") for d in deviations}
+    held: set[str] = set()
+    exact = {write for write, label in record.of.items() if label.exact and write[0] <= view.call.number}
+    for number, row, _ in exact:
+        for write in writes(record.calls[number], row):
+            label = record.of.get(write)
+            if label is not None and write[0] < number:
+                left = record.of.get((write[0], write[1], write[2] - 1))
+                new = label.position >= len(record.requests[label.request].prompt)
+                drafted = new and left is not None and left.what == "token"
+                held.add("accepted" if label.what == "token" and drafted else label.what)
+    return needed <= held
+
+
+def _has(label: Label | None, request: int, cut: bool) -> bool:
+    """Whether a request has what a label says: its tokens, and with ``cut`` those that it agreed to behind its end."""
+    return label is not None and label.request == request and (label.what == "token" or (cut and label.agreed))
+
+
+def _due(record: Record, slots: list[Write], request: int, cut: bool) -> Bools:
+    """Which of a row's slots hold tokens of a request, each position once."""
+    positions: set[int] = set()
+    due = []
+    for write in slots:
+        label = record.of.get(write)
+        mine = {label.position} if label is not None and _has(label, request, cut) else set()
+        due.append(bool(mine - positions))
+        positions |= mine
+    return np.array(due, np.bool_)
+
+
+def said_of_query(deviation: Deviation, write: Write, record: Record) -> Statement:
+    """What else there is to say of a query: it counts nodes, or has the position or the slots of the one before it."""
+    if deviation.kind == "query-position":
+        counted = said_of(deviation, write, record)
+        return _due_to_another(deviation, write, record) if counted == NOTHING else counted
+    before = _shown_as(record, write) if deviation.kind in _SEEN | _HIDDEN else None
+    if before is not None and deviation.slot is not None and deviation.slot < before.width:
+        held = {"held_row": write[1], "last_call": before.call.number}
+        return state("slots-of-another", other_row=before.request, **held)
+    return NOTHING
+
+
+def _due_to_another(deviation: Deviation, write: Write, record: Record) -> Statement:
+    """That a query carries the position which the request that held its batch row before would have had there."""
+    number, row, column = write
+    label = record.of[write]
+    before = _holder_before(record, number, row, label.request)
+    if before is None or deviation.expected != label.position:
+        return NOTHING
+    last = before.call.number
+    earlier = [label for write, label in record.of.items() if write[0] <= last]
+    ends = {
+        max((one.position for one in earlier if _has(one, before.request, cut)), default=-1) for cut in (False, True)
+    }
+    of_row = enumerate(record.labels(record.calls[number], row))
+    first = next(at for at, one in of_row if one.request == label.request and one.what == "token")
+    if deviation.observed not in {end + 1 + column - first for end in ends}:
+        return NOTHING
+    return state("due-to-another", due=deviation.observed, other_row=before.request, held_row=row, last_call=last)
