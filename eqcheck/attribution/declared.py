@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from eqcheck.attribution.record import places_of
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import Statement, state
@@ -123,10 +124,7 @@ class _Reader:
         self.run = run
         prompts, uncut = run.case.prompts, run.truth.uncut
         self._texts = [prompt + row for prompt, row in zip(prompts, uncut, strict=True)]
-        self._places: dict[int, list[Place]] = defaultdict(list)
-        for request, digests in enumerate(run.truth.digests):
-            for position, digest in enumerate(digests[-1].tolist()):
-                self._places[digest].append((request, position))
+        self._places = places_of(run.truth.digests)
 
     def fed(self, call: Call) -> Iterator[Fed]:
         """The tokens that right queries of a call stand for, gathered by row."""

@@ -62,7 +62,7 @@ class Labels(Record):
         """Label the columns of a row; the requests that it was found to hold."""
         columns = range(call.tokens.shape[1])
         lost = [gone or (call.number, row, at) in self._unused for at, gone in enumerate(overwritten(call, row))]
-        places = [[] if gone else self._places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
+        places = [[] if gone else self.places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
         begun = beginnings(self, call, row)
         packed = self.packed or begins_anew(self, call, row, begun)
         cut = segments(self, call, row, places, begun) if packed else []
@@ -116,7 +116,7 @@ class Labels(Record):
         if self.reached.get(request, -1) >= last[request]:
             return True
         others = np.delete(call.digests, row, 0).ravel().tolist()
-        return any(request == other for digest in others for other, _ in self._places.get(digest, ()))
+        return any(request == other for digest in others for other, _ in self.places.get(digest, ()))
 
     def _label_segment(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], begun: int | None
@@ -212,7 +212,7 @@ class Labels(Record):
 
     def _behind_another(self, write: Write) -> bool:
         number, row, column = write
-        before = [self.of[number, row, at] for at in range(column)]
+        before = self.labels(self.calls[number], row)[:column]
         return any(label.request != self.of[write].request and label.what != "pad" for label in before)
 
     def draws_drafts(self) -> bool:
@@ -237,8 +237,7 @@ class Labels(Record):
         for number, call in self.calls.items():
             rows: dict[int, list[int]] = {}
             for batch_row in range(len(call.tokens)):
-                labels = [self.of[number, batch_row, column] for column in range(call.tokens.shape[1])]
-                for request in {label.request for label in labels if label.exact}:
+                for request in {label.request for label in self.labels(call, batch_row) if label.exact}:
                     rows.setdefault(request, []).append(batch_row)
             if row not in rows and len(rows) == len(call.tokens) - 1:
                 both = [(request, pair) for request, pair in rows.items() if len(pair) == 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -83,10 +84,7 @@ class Record:
         self.committed: dict[int, int] = {}
         self._begun: dict[int, int] = {}
         self.left = padding_side == "left"
-        self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, request in enumerate(requests):
-            for position, digest in enumerate(request.digests[-1].tolist()):
-                self._places[digest].append((number, position))
+        self.places = places_of([request.digests for request in requests])
         self._proposed: list[tuple[int, set[int]]] = []  # by draft call
         self.drafted, self.branches = drafted, branches
 
@@ -179,6 +177,15 @@ class Record:
         """Whether a column feeds the pad id, and no draft proposed that."""
         token = int(call.tokens[row, column])
         return token == self.pad and token not in proposed
+
+
+def places_of(digests: Iterable[Words]) -> dict[int, list[tuple[int, int]]]:
+    """The requests and logical positions that have a right context, by its digest; ``digests`` are of each request."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for request, known in enumerate(digests):
+        for position, digest in enumerate(known[-1].tolist()):
+            places[digest].append((request, position))
+    return dict(places)
 
 
 def writes(call: Call, row: int) -> list[Write]:
