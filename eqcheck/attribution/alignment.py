@@ -15,37 +15,20 @@ from eqcheck.attribution.record import Record, self_hidden
 from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
-
-class Counts(NamedTuple):
-    """What speaks for a start, or against it; `WEIGHTS` says how much each of them does."""
-
-    held: int
-    gap: int
-    beyond: int
-    fed: int
-    position: int
-    own_row: int
-    own_row_in_order: int
-    prompt: int
-    taken: int
-    hidden: int
-    strange: int
-
-
 # In tenths of a point.
-WEIGHTS = Counts(
-    held=30,  # an entry of the request that the row's cache holds before the start
-    gap=-30,  # a token before the start of which the cache holds nothing, or an entry too many
-    beyond=-30,  # an entry held of the start or what is behind it
-    fed=20,  # a token fed that the request has there
-    position=20,  # the first one carries its logical position
-    own_row=5,  # the row of the call has the request's number, which engines give up when rows leave
-    own_row_in_order=40,  # the same in a batch that is whole and has no cache, where rows seldom move
-    prompt=20,  # the row reaches the end of the prompt, from where on there is something to ask
-    taken=-40,  # another row of the call stands for the request
-    hidden=-30,  # the first token does not see itself, as pads do not
-    strange=-30,  # behind what fits, something is fed that no draft had proposed
-)
+WEIGHTS = {
+    "held": 30,  # an entry of the request that the row's cache holds before the start
+    "gap": -30,  # a token before the start of which the cache holds nothing, or an entry too many
+    "beyond": -30,  # an entry held of the start or what is behind it
+    "fed": 20,  # a token fed that the request has there
+    "position": 20,  # the first one carries its logical position
+    "own_row": 5,  # the row of the call has the request's number, which engines give up when rows leave
+    "own_row_in_order": 40,  # the same in a batch that is whole and has no cache, where rows seldom move
+    "prompt": 20,  # the row reaches the end of the prompt, from where on there is something to ask
+    "taken": -40,  # another row of the call stands for the request
+    "hidden": -30,  # the first token does not see itself, as pads do not
+    "strange": -30,  # behind what fits, something is fed that no draft had proposed
+}
 
 
 class Start(NamedTuple):
@@ -59,11 +42,7 @@ class Start(NamedTuple):
     first: int
     at: int
     ahead: int
-    counts: Counts
-
-    @property
-    def score(self) -> tuple[int, int]:
-        return self.ahead, sum(count * weight for count, weight in zip(self.counts, WEIGHTS, strict=True))
+    score: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +79,7 @@ def align(
     fed = _row(record, call, row, columns)
     all_of_them = range(len(record.requests)) if requests is None else requests
     found = (start for request in all_of_them for start in _starts(record, fed, request, request in taken))
-    best = max(found, key=lambda start: start.score, default=None)
+    best = max(found, key=lambda start: (start.ahead, start.score), default=None)
     return None if best is None else (best.request, fed.begin + best.first, best.at - fed.begin - best.first)
 
 
@@ -139,28 +118,26 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
                 strange = any(not unseen and other not in proposed for other, unseen in behind)
                 last = min(at + len(tokens) - first, prompt + record.requests[request].needed - 1) - 1
                 ahead = min(1, last - record.committed.get(request, -1))
-                yield Start(request, first, at, ahead, _counts(fed, request, first, at, run, prompt, strange, taken))
+                counts = _counts(fed, request, first, at, run, prompt) | {"taken": taken, "strange": strange}
+                yield Start(request, first, at, ahead, sum(count * WEIGHTS[name] for name, count in counts.items()))
         if token != pad:
             return
 
 
-def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int, strange: bool, taken: bool) -> Counts:
+def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
+    """How often what `WEIGHTS` names is so of a start."""
     have = fed.held[request]
     before = sum(position < at for position in have)
-    own_row = int(request == fed.row)
-    return Counts(
-        held=before,
-        gap=abs(at - before - fed.garbled),
-        beyond=len(have) - before,
-        fed=run,
-        position=int(fed.call.positions[fed.row, fed.begin + first] == at),
-        own_row=0 if fed.in_order else own_row,
-        own_row_in_order=own_row if fed.in_order else 0,
-        prompt=int(at + len(fed.tokens) - first >= prompt),
-        taken=int(taken),
-        hidden=int(fed.hidden[first]),
-        strange=int(strange),
-    )
+    return {
+        "held": before,
+        "gap": abs(at - before - fed.garbled),
+        "beyond": len(have) - before,
+        "fed": run,
+        "position": int(fed.call.positions[fed.row, fed.begin + first] == at),
+        "own_row_in_order" if fed.in_order else "own_row": int(request == fed.row),
+        "prompt": int(at + len(fed.tokens) - first >= prompt),
+        "hidden": int(fed.hidden[first]),
+    }
 
 
 def _common_prefix(fed: Sequence[int], sequence: Sequence[int]) -> int:
