@@ -19,6 +19,7 @@ from tabulate import tabulate
 from eqcheck.abduction import Evidence, abduce
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
+from eqcheck.catalogue.faults import DEVELOPED
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract.decoder import Decoder, RowOptions
@@ -54,6 +55,7 @@ class FaultScore:
     held_back: bool
     cases_to_catch: int | None
     judged: tuple[Said, ...]
+    unseen: bool = False  # no fault of its mechanism was developed on
 
     def verdict(self, said: Said) -> str:
         """``kind`` or ``component`` for what is right; ``open`` where the right component is among rivals; else."""
@@ -152,7 +154,9 @@ def check_fault(fault: Fault) -> FaultScore:
             judged.append(replace(said, seconds=round(time.perf_counter() - start, 3)))
         if len(judged) == JUDGED:
             break
-    return FaultScore(fault.id, fault.component, fault.kind, fault.held_back, caught, tuple(judged))
+    return FaultScore(
+        fault.id, fault.component, fault.kind, fault.held_back, caught, tuple(judged), fault.mechanism not in DEVELOPED
+    )
 
 
 def check_good(name: str) -> GoodScore:
@@ -228,6 +232,7 @@ def main() -> None:
     scores = [one for one in done if isinstance(one, FaultScore)]
     good = [one for one in done if isinstance(one, GoodScore)]
     summary = {
+        "never_developed_on": totals([score for score in scores if score.unseen]),
         "developed": totals([score for score in scores if not score.held_back]),
         "held_back": totals([score for score in scores if score.held_back]),
     }
