@@ -105,9 +105,9 @@ def trial(fault: Fault, worlds: dict[str, World], seed: list[int]) -> Trial:
             if course.impossible and impossible is None:
                 impossible = before + sum(len(row.tokens) for row in rows)
             if course.crossed is not None and (course.pit_crossed is not None or course.tokens > 4 * course.crossed):
-                return course.crossed, course.pit_crossed, course.best()[0][0], impossible
+                return course.crossed, course.pit_crossed, course.best()[0][0].name, impossible
         batch = 1 if len(worlds) > 1 else BATCH
-    return course.crossed, course.pit_crossed, course.best()[0][0], impossible
+    return course.crossed, course.pit_crossed, course.best()[0][0].name, impossible
 
 
 def median(found: list[int | None]) -> float | None:

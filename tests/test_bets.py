@@ -10,11 +10,14 @@ import pytest
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.sampling import bets as bets_module
-from eqcheck.sampling.bets import ALTERNATIVES, HIGHEST, ORDERS, SHARES, TILTS, bets, laws
-from eqcheck.sampling.pairs import LAGS, PAIRS, SHARED, pair_bets, shared
+from eqcheck.sampling.bets import AMOUNTS, HIGHEST, LAGS, ORDERS, bets, laws
+from eqcheck.sampling.pairs import pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 
 Bet = Callable[[SampledRow, Sequence[SampledRow]], Floats]
+ALTERNATIVES, PAIRS = ({bet.name: bet for bet in some} for some in (bets_module.ALTERNATIVES, bets_module.PAIRS))
+COLUMNS = {name: column for names in (ALTERNATIVES, PAIRS) for column, name in enumerate(names)}
+LAWS = [(bet.law, amount) for bet in ALTERNATIVES.values() for amount in AMOUNTS.get(bet.law, (0,))]
 KINDS = ("flat", "sharp", "cut", "rare", "certain", "tied")
 
 
@@ -192,7 +195,7 @@ def its_own_pair(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
 def not_merged(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
     """Gives each rare token the ratio of the whole cell to the token alone."""
     cells = row.cells
-    law = laws(row, earlier)["uniform"][np.arange(len(cells.x)), cells.x]
+    law = laws(row, earlier)["uniform", 0][np.arange(len(cells.x)), cells.x]
     likely = np.where(cells.live, row.p[np.arange(len(cells.x)), row.tokens], 1.0)
     return np.log(np.minimum(0.7 + 0.3 * law / likely, 1e12))[:, None] * cells.live[:, None]
 
@@ -202,9 +205,9 @@ def test_a_bet_that_is_none_is_seen(invalid: Bet) -> None:
     assert highest_mean(invalid, range(100)) > 1.01
 
 
-@pytest.mark.parametrize("name", list(SHARES))
-def test_a_law_that_peeks_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def peeks(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Floats]:
+@pytest.mark.parametrize("name", dict.fromkeys(law for law in LAWS if not law[0].startswith("pit")))
+def test_a_law_that_peeks_is_seen(name: tuple[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def peeks(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[tuple[str, float], Floats]:
         found = laws(row, earlier)
         if name in found:
             found[name] = np.zeros_like(found[name])
@@ -237,12 +240,10 @@ def normal(law: Floats) -> Floats:
     return np.asarray(law / law.sum(-1, keepdims=True))
 
 
-def wrong_law(name: str, p: Floats, q: Floats, raw: Floats, other: Floats) -> Floats:
+def wrong_law(bet: bets_module.Bet, p: Floats, q: Floats, raw: Floats, other: Floats) -> Floats:
     """What a sampler with the fault draws from."""
-    if name.startswith("power"):
-        return normal(p ** float(name.removeprefix("power-")))
-    if name.startswith("raw"):
-        return normal(raw ** float(name.removeprefix("raw-")))
+    if bet.law in ("power", "raw"):
+        return normal((p if bet.law == "power" else raw) ** bet.amount)
     accepted = np.minimum(p, q)
     before = np.concatenate([p[:1], p[:-1]])
     found: dict[str, Floats] = {
@@ -262,10 +263,10 @@ def wrong_law(name: str, p: Floats, q: Floats, raw: Floats, other: Floats) -> Fl
         "first-raw": raw,
         "residual-of-before": normal(np.maximum(p - np.concatenate([q[:1], q[:-1]]), 0)),
     }
-    if name.startswith("threshold"):
-        taken = q * (p / q >= float(name.removeprefix("threshold-")))
+    if bet.law == "threshold":
+        taken = q * (p / q >= bet.amount)
         return np.asarray(taken + (1 - taken.sum(-1, keepdims=True)) * found["residual"])
-    return found[name]
+    return found[bet.law]
 
 
 def kept_coins(rng: np.random.Generator, p: Floats, q: Floats, kept: bool) -> Ints:
@@ -285,7 +286,7 @@ def test_a_bet_on_a_kept_coin_earns_where_one_is_kept(name: str) -> None:
         p, q, raw = contexts(rng, 100)
         for kept in (False, True):
             row = SampledRow(kept_coins(rng, p, q, kept), p, q, raw, np.zeros(100, bool))
-            earned[kept] += float(bets(row)[:, ALTERNATIVES.index(name)].sum())
+            earned[kept] += float(bets(row)[:, COLUMNS[name]].sum())
     assert earned[0] < np.log(1e3)
     assert earned[1] > np.log(1e6)
 
@@ -301,7 +302,7 @@ def gain(name: str, law: Callable[[Floats, Floats, Floats, Floats], Floats], row
         other = SampledRow(draw(p, rng.random(n)), *contexts(rng, n), np.zeros(n, bool))
         tokens = draw(law(p, q, raw, other.p), rng.random(n))
         row = SampledRow(tokens, p, q, raw, np.zeros(n, bool), first_row=normal(p**0.6))
-        total += float(bets(row, [other])[:, ALTERNATIVES.index(name)].sum())
+        total += float(bets(row, [other])[:, COLUMNS[name]].sum())
     return total
 
 
@@ -310,7 +311,7 @@ def test_a_law_earns_where_it_is_followed_and_not_where_it_is_not(name: str) -> 
     base = name.split(":")[0]
     rows, n = (400, 3) if base in ("first-argmax", "first-raw") else (20, 200)
     assert gain(name, lambda p, q, raw, other: p, rows, n) < np.log(1e3)
-    assert gain(name, lambda p, q, raw, other: wrong_law(base, p, q, raw, other), rows, n) > np.log(1e6)
+    assert gain(name, lambda p, q, raw, other: wrong_law(ALTERNATIVES[name], p, q, raw, other), rows, n) > np.log(1e6)
 
 
 @pytest.mark.parametrize("name", [name for name in ALTERNATIVES if name.startswith("pit")])
@@ -325,7 +326,7 @@ def test_a_pit_bet_earns_where_uniforms_are_tilted(name: str) -> None:
     tilted = candidates[coins < (1 + float(tilt) * shape) / 2][:n]
     key = {"id": np.zeros_like(p), "p": -p, "p/q": p / q}[order]
     ranks = np.argsort(key, axis=-1, kind="stable")
-    number = ALTERNATIVES.index(name)
+    number = COLUMNS[name]
     earned = []
     for uniforms in (tilted, rng.random(n)):
         tokens = np.take_along_axis(ranks, draw(np.take_along_axis(p, ranks, -1), uniforms)[:, None], -1)[:, 0]
@@ -333,7 +334,9 @@ def test_a_pit_bet_earns_where_uniforms_are_tilted(name: str) -> None:
     assert earned[0] > 5
     assert earned[0] > earned[1]
     assert earned[1] < np.log(1e3)
-    assert len(ORDERS) * len(TILTS) * 3 == sum(name.startswith("pit") for name in ALTERNATIVES)
+    assert {bet.law.rpartition("-")[0] for bet in ALTERNATIVES.values() if bet.law.startswith("pit")} == {
+        f"pit-{order}" for order in ORDERS
+    }
 
 
 def pair_gain(name: str, noise: str, lag: int = 0) -> float:
@@ -362,7 +365,7 @@ def pair_gain(name: str, noise: str, lag: int = 0) -> float:
             row = SampledRow(
                 tokens, p, q, raw, np.zeros(n, bool), None, 0 if number and name.startswith("twin") else None
             )
-            total += float(pair_bets(row, rows)[:, PAIRS.index(name)].sum())
+            total += float(pair_bets(row, rows)[:, COLUMNS[name]].sum())
             rows.append(row)
     return total
 
@@ -379,7 +382,7 @@ def shared_coins(name: str, shared: bool, cases: int = 300) -> float:
             accepted = (coins if shared else rng.random(n)) < p[index, drafts] / q[index, drafts]
             left = normal(np.maximum(p - q, 0))
             row = SampledRow(np.where(accepted, drafts, draw(left, rng.random(n))), p, q, raw, np.zeros(n, bool))
-            total += float(pair_bets(row, rows)[:, PAIRS.index(name)].sum())
+            total += float(pair_bets(row, rows)[:, COLUMNS[name]].sum())
             rows.append(row)
     return total
 
@@ -425,11 +428,11 @@ def test_rows_that_are_greedy_share_no_random_numbers() -> None:
         p, q, raw = contexts(rng, 20)
         first = SampledRow(p.argmax(-1), p, q, raw, np.zeros(20, bool))
         cases.append([first, replace(first, twin=0)])
-    assert sum(pair_bets(twin, [row]).sum(0)[PAIRS.index("twin-equal:0.3")] for row, twin in cases) > np.log(1e6)
-    for begins in SHARED:
-        assert shared(cases, begins) < np.log(10)
+    assert sum(pair_bets(twin, [row]).sum(0)[COLUMNS["twin-equal:0.3"]] for row, twin in cases) > np.log(1e6)
+    for cause in {bet.cause for bet in PAIRS.values()}:
+        assert shared(cases, cause) < np.log(10)
     drawn = [replace(row, tokens=draw(row.p, rng.random(20))) for row, _ in cases]
-    assert shared([[row, replace(row, twin=0)] for row in drawn], "twin-equal") > np.log(1e6)
+    assert shared([[row, replace(row, twin=0)] for row in drawn], PAIRS["twin-equal:0.3"].cause) > np.log(1e6)
 
 
 def test_twins_are_not_held_against_each_other_once_they_differ() -> None:
@@ -437,7 +440,7 @@ def test_twins_are_not_held_against_each_other_once_they_differ() -> None:
     p, q, raw = contexts(rng, 20)
     row = SampledRow(draw(p, rng.random(20)), p, q, raw, np.zeros(20, bool))
     twin = replace(with_token(row, 5, (int(row.tokens[5]) + 1) % 16), twin=0)
-    logs = pair_bets(twin, [row])[:, PAIRS.index("twin-equal:0.3")]
+    logs = pair_bets(twin, [row])[:, COLUMNS["twin-equal:0.3"]]
     assert (logs[:5] > 0).all()
     assert logs[5] == pytest.approx(np.log(0.7))
     assert not logs[6:].any()

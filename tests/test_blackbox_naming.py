@@ -7,8 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqcheck.sampling.blackbox import RoundLaws, Seen, _match, _round, hypotheses, named, predicted, ranked
+from eqcheck.sampling.laws import OPTIONS, TOKENS, wrong_samplers
+from eqcheck.sampling.naming import Named, named
 from eqcheck.sampling.row import Floats
+from eqcheck.sampling.tokens import RIGHTS, Seen, predicted
+from eqcheck.sampling.tokens import Tokens as Hidden
 
 V, N = 12, 20
 Laws = tuple[Floats, Floats]
@@ -17,6 +20,10 @@ Laws = tuple[Floats, Floats]
 def softmax(scores: Floats) -> Floats:
     raised = np.exp(scores)
     return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def best(law: Floats) -> Floats:
+    return np.asarray(np.eye(V)[law.argmax(-1)])
 
 
 def seen(rng: np.random.Generator, decide: Callable[..., tuple[list[int], bool]], drafts: int) -> Seen:
@@ -33,9 +40,11 @@ def seen(rng: np.random.Generator, decide: Callable[..., tuple[list[int], bool]]
             tokens += drawn
             if not goes_on:
                 break
-    misused = {"without the row's temperature": softmax(2 * np.log(p))}
+    misused = {"": p, **dict.fromkeys(OPTIONS, p), "greedy": best(p), "temperature": softmax(2 * np.log(p))}
     nothing = np.zeros((N, 0, V)), np.zeros((N, 0), np.int64)
-    return Seen(np.array(tokens), p, q, misused, {}, *nothing, [], drafts, False)
+    return Seen(
+        np.array(tokens), misused, {"": q, **dict.fromkeys(OPTIONS, q), "greedy": best(q)}, *nothing, {}, drafts, False
+    )
 
 
 def rejection(
@@ -61,18 +70,25 @@ def rows(decide: Callable[..., tuple[list[int], bool]], count: int = 150) -> lis
     return [seen(rng, decide, int(rng.integers(1, 4))) for _ in range(count)]
 
 
-def test_a_right_round_gives_every_token_the_law_of_the_target() -> None:
+def test_a_right_sampler_gives_every_token_the_law_of_the_target() -> None:
     (row,) = rows(rejection(), 1)
-    for laws in (_round(row, row.q, row.q), _match(row, row.q), RoundLaws(0 * row.p, row.p, row.p)):
-        np.testing.assert_allclose(predicted(row, laws), row.p, atol=1e-12)
+    for right in RIGHTS:
+        np.testing.assert_allclose(predicted(row, right), row.p[""], atol=1e-12)
 
 
-def test_what_a_hypothesis_predicts_is_a_law() -> None:
+def test_what_a_sampler_predicts_is_a_law() -> None:
     (row,) = rows(rejection(), 1)
-    for hypothesis, laws in hypotheses(row):
-        law = predicted(row, laws)
-        assert (law >= -1e-12).all(), hypothesis
-        np.testing.assert_allclose(law.sum(-1), 1.0, atol=1e-9, err_msg=str(hypothesis))
+    row = row._replace(beside=dict.fromkeys(("q-next-row", "q-row-before", "q-first-row"), row.q[""][::-1]))
+    for sampler in wrong_samplers(TOKENS, RIGHTS):
+        if sampler.law.of == "behind" or (sampler.beside and sampler.beside not in row.beside):
+            continue  # nothing is known of it here
+        law = predicted(row, sampler)
+        assert (law >= -1e-12).all(), sampler
+        np.testing.assert_allclose(law.sum(-1), 1.0, atol=1e-9, err_msg=str(sampler))
+
+
+def told(found: list[Seen], *earned: tuple[str, float]) -> Named | None:
+    return named(Hidden(found, earned))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +104,14 @@ def test_what_a_hypothesis_predicts_is_a_law() -> None:
 )
 def test_a_fault_is_named_by_what_fits_best(kind: str, decide: Callable[..., tuple[list[int], bool]]) -> None:
     found = rows(decide)
-    name = named(found, ranked(found), {})
+    name = told(found)
     assert name is not None
     assert name.kind == kind
 
 
 def test_nothing_is_named_where_the_rows_are_right() -> None:
     found = rows(rejection())
-    assert named(found, ranked(found), {}) is None
+    assert told(found) is None
 
 
 def test_nothing_is_named_where_the_tokens_come_from_elsewhere() -> None:
@@ -104,13 +120,15 @@ def test_nothing_is_named_where_the_tokens_come_from_elsewhere() -> None:
         return [int(rng.choice(V, p=law))], True
 
     found = rows(stray)
-    best, (kind, _) = ranked(found)[0]
-    assert best > 7  # something beats the right law, and is refuted
-    assert named(found, ranked(found), {}) is None, kind
+    assert max(gain for gain, _ in Hidden(found).likelihoods()) > 7  # something beats the right law, and is refuted
+    name = told(found)
+    assert name is None or name.kind == "stray-law"
 
 
 def test_a_bet_that_earns_as_much_leaves_no_name() -> None:
     found = rows(rejection(correction=lambda p, q: p))
-    ranking = ranked(found)
-    assert named(found, ranking, {"uniform:0.3": ranking[0][0]}) is None
-    assert named(found, ranking, {"residual-unused:0.99": ranking[0][0]}) is not None  # that says the same
+    best = max(gain for gain, _ in Hidden(found).likelihoods())
+    stray, residual = told(found, ("stray-law", best)), told(found, ("residual", best))  # that says the same
+    assert stray is not None
+    assert residual is not None
+    assert (stray.kind, residual.kind) == ("stray-law", "residual")

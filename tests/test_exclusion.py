@@ -81,11 +81,11 @@ def test_the_sums_are_those_of_the_definition(law: str) -> None:
         if row.q is None or row.cells.p[:, -1].any():  # rare tokens are one cell, and draw as one
             continue
         cells = row.cells.p
-        truths = _wrong(law, cells, laws(row).get(law, cells))
+        truths = _wrong(law, cells, laws(row).get((law, 0), cells))
         sums = _moments(row, 0.0)[law]
-        name, share = _alternatives(law)[0]
+        alternative = _alternatives(law)[0].name
         for size, power in ((0, 3), (4, 6)):
-            expected = from_the_definition(row, truths[size], f"{name}:{share}", EXPONENTS[power])
+            expected = from_the_definition(row, truths[size], alternative, EXPONENTS[power])
             assert sums[0, size, power] == pytest.approx(expected, abs=1e-9)
             checked += 1
     assert checked > 20

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,38 @@ from eqcheck.contract.kinds import KINDS
 from eqcheck.lanes.sampling import explain
 from eqcheck.lanes.sampling.gathered import explained
 from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.bets import tighter
+from eqcheck.sampling.bets import ALTERNATIVES
 from eqcheck.sampling.fit import misfit
-from eqcheck.sampling.naming import MANY, NAMED, Named, borne_out, named
-from eqcheck.sampling.rounds import AROUND, MATCH, PARTS, REJECTION, Read, chances, corrections, likelihoods, together
+from eqcheck.sampling.laws import (
+    BESIDE,
+    ERRORS,
+    OPTIONS,
+    PLACES,
+    REJECTION,
+    ROUNDS,
+    TOKENS,
+    PartLaw,
+    SamplerLaws,
+    Verification,
+    in_words,
+    right_samplers,
+    wrong_samplers,
+)
+from eqcheck.sampling.naming import MANY, NAMED, KnownRounds, Named
+from eqcheck.sampling.naming import named as named_by
+from eqcheck.sampling.reused import tighter
+from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
 from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.sampling.suspects import BESIDE, VARIANTS, right_samplers, wrong_samplers
 from eqcheck.sampling.wealth import Wealth
 
-V, TOKENS = 10, 700
-RIGHT = (REJECTION, "", "", "")
+V, COUNT = 10, 700
+RIGHT = Verification(REJECTION)
+
+
+def named(reads: Iterable[Read]) -> Named | None:
+    return named_by(KnownRounds(reads))
+
+
 Draw = Callable[[np.random.Generator, Floats, Floats], tuple[str, int, int]]
 
 
@@ -54,18 +75,18 @@ def matching(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, 
     return ("accepted" if token == d else "corrected"), token, d
 
 
-def read(draw: Draw, bonus: Callable[[Floats], Floats] = lambda p: p, seed: int = 0, count: int = TOKENS) -> Read:
+def read(draw: Draw, bonus: Callable[[Floats], Floats] = lambda p: p, seed: int = 0, count: int = COUNT) -> Read:
     """So many tokens behind one draft token each, and half as many bonus tokens."""
     rng = np.random.default_rng(seed)
     p, q, warm = (rng.dirichlet(np.ones(V), count + count // 2) for _ in range(3))
     drawn = [draw(rng, p[i], q[i]) for i in range(count)]
     drawn += [("bonus", pick(rng, bonus(p[i])), -1) for i in range(count, len(p))]
     role, token, drafted = (np.array(column) for column in zip(*drawn, strict=True))
-    of_p: dict[str, Floats] = {"": p, **dict.fromkeys(VARIANTS, p), "temperature": warm}
-    of_q: dict[str, Floats] = {"": q, **dict.fromkeys(VARIANTS, q)}
+    of_p: dict[str, Floats] = {"": p, **dict.fromkeys(OPTIONS, p), "temperature": warm}
+    of_q: dict[str, Floats] = {"": q, **dict.fromkeys(OPTIONS, q)}
     beside = {name: rng.dirichlet(np.ones(V), len(p)) for name in BESIDE}
     no = np.zeros(len(p), bool)
-    around = {name: np.roll(p, 1 + place, axis=0) for place, name in enumerate(AROUND)}
+    around = {name: np.roll(p, 1 + place, axis=0) for place, name in enumerate(PLACES)}
     spent = np.where(role == "bonus", rng.random(len(p)), 1.0)
     return Read(
         role, ~no, token, drafted, 1 * (role == "bonus"), no, of_p, of_q, around, beside, spent, np.ones(len(p))
@@ -106,7 +127,7 @@ def test_nothing_is_said_of_a_right_sampler(draw: Draw, seed: int) -> None:
 def test_a_wrong_bonus_is_named() -> None:
     found = named([read(rejection, bonus=lambda p: p**2)])
     assert found is not None
-    assert (found.kind, found.words) == ("bonus-law", "a bonus is drawn at 0.51 times the temperature")
+    assert (found.kind, found.words) == ("bonus-law", "a bonus is drawn at 0.54 times the temperature")
 
 
 @pytest.mark.parametrize(
@@ -120,8 +141,8 @@ def test_a_wrong_bonus_is_named() -> None:
 )
 def test_a_bonus_of_another_place_is_named(name: str, kind: str) -> None:
     elsewhere = read(rejection)
-    laws = elsewhere.around[name][TOKENS:]
-    elsewhere.token[TOKENS:] = [pick(np.random.default_rng(i), law) for i, law in enumerate(laws)]
+    laws = elsewhere.around[name][COUNT:]
+    elsewhere.token[COUNT:] = [pick(np.random.default_rng(i), law) for i, law in enumerate(laws)]
     found = named([elsewhere])
     assert found is not None
     assert found.kind == kind
@@ -129,7 +150,7 @@ def test_a_bonus_of_another_place_is_named(name: str, kind: str) -> None:
 
 def test_a_number_that_accepted_a_draft_token_and_picks_the_bonus_is_named() -> None:
     one, rng = read(rejection), np.random.default_rng(5)
-    for i in range(TOKENS, len(one.token)):
+    for i in range(COUNT, len(one.token)):
         one.token[i] = (one.p[""][i].cumsum() <= rng.random() * one.spent[i]).sum()
     found = named([one])
     assert found is not None
@@ -141,7 +162,7 @@ def test_a_number_that_accepted_a_draft_token_and_picks_the_bonus_is_named() -> 
 
 @pytest.mark.parametrize(
     ("least", "count", "told"),
-    [(0.5, TOKENS, "0.(48|52)"), (0.5, 200, "0.48 to 0.52"), (0.33, TOKENS, "0.33")],
+    [(0.5, COUNT, "0.(48|52)"), (0.5, 200, "0.48 to 0.52"), (0.33, COUNT, "0.33")],
 )
 def test_a_threshold_in_place_of_a_coin_is_named(least: float, count: int, told: str) -> None:
     found = named([read(partial(rejection, accept=lambda ratio: float(ratio >= least)), count=count)])
@@ -151,10 +172,29 @@ def test_a_threshold_in_place_of_a_coin_is_named(least: float, count: int, told:
     assert re.fullmatch(words, found.words)
 
 
-def test_words_with_a_number_have_no_other() -> None:
-    for sampler in wrong_samplers():
-        assert len(re.findall(r"\d+(?:\.\d+)?", sampler.words)) <= 1, sampler.words
-        assert not re.search(r"\de[-+]", sampler.words)
+def sampler_of(words: str, rights: int = -1) -> SamplerLaws:
+    """The sampler with these words, of the right ones with this number."""
+    found = [one for one in wrong_samplers(ROUNDS, right_samplers()[rights:][:1]) if in_words([one]) == words]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_words_have_one_number_at_most_and_of_several_a_range() -> None:
+    for told in (ROUNDS, TOKENS):
+        for sampler in wrong_samplers(told, right_samplers()):
+            words = in_words([sampler])
+            assert len(re.findall(r"\d+(?:\.\d+)?", words)) <= 1, words
+            assert not re.search(r"\de[-+]|[{}]", words)
+    ratios = [one for one in wrong_samplers(ROUNDS, right_samplers()[1:2]) if one.law.rule == "times"]
+    assert in_words(ratios[-3:]) == "the ratio is about 0.54 to 0.88 times what is right"
+    assert in_words([ratios[0], sampler_of("every draft token is accepted", 1)]) == ""
+
+
+def test_every_kind_of_the_table_is_one_and_no_amount_is_that_of_a_planted_fault() -> None:
+    assert {error.kind for error in ERRORS} <= set(KINDS)
+    assert {bet.kind for bet in ALTERNATIVES} - {""} <= set(KINDS)
+    amounts = {law.amount for error in ERRORS for law in error.laws} | {bet.amount for bet in ALTERNATIVES}
+    assert amounts.isdisjoint({0.5, 0.7, 0.9, 1 / 0.9, 1 / 0.7, 1e-5})
 
 
 @pytest.mark.parametrize("words", ["", "corrections are the target's likeliest"])
@@ -248,8 +288,8 @@ def test_the_words_say_no_more_than_the_kind_where_two_are_alike() -> None:
     both = {**one.p, "options": one.p["temperature"]}
     rng = np.random.default_rng(1)
     warm = one.p["temperature"]
-    drawn = [rejection(rng, warm[i], one.q[""][i]) for i in range(TOKENS)]
-    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
+    drawn = [rejection(rng, warm[i], one.q[""][i]) for i in range(COUNT)]
+    one.role[:COUNT], one.token[:COUNT], one.draft[:COUNT] = zip(*drawn, strict=True)
     told = named([one])
     alike = named([Read(**{**vars(one), "p": both})])
     assert told is not None
@@ -266,31 +306,26 @@ def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None
     cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
     cut /= cut.sum(-1, keepdims=True)
     rng = np.random.default_rng(1)
-    drawn = [rejection(rng, cut[i], one.q[""][i]) for i in range(TOKENS)]
-    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
-    one.token[TOKENS:] = cut[TOKENS:].argmax(-1)
+    drawn = [rejection(rng, cut[i], one.q[""][i]) for i in range(COUNT)]
+    one.role[:COUNT], one.token[:COUNT], one.draft[:COUNT] = zip(*drawn, strict=True)
+    one.token[COUNT:] = cut[COUNT:].argmax(-1)
     for i in np.flatnonzero((one.role == "corrected") & (cut[np.arange(len(cut)), one.draft] == 0))[
         : 20 if often else 2
     ]:
         one.role[i], one.token[i] = "accepted", one.draft[i]
     told = Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})
-    (sampler,) = (
-        one
-        for one in wrong_samplers()
-        if one.words == "the target's law is taken without the row's cuts where draft tokens are verified"
-        and one.draft == ("",)
-    )
-    assert borne_out([told], sampler) == often
+    sampler = sampler_of("the target's law is taken without the row's cuts where draft tokens are verified", 1)
+    assert KnownRounds([told]).bears_out(sampler) == often
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
     """It shows by what never comes; and a sampler whose law is right but for that does not fit."""
-    one = read(rejection, count=4 * TOKENS)
+    one = read(rejection, count=4 * COUNT)
     cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
     cut /= cut.sum(-1, keepdims=True)
     short = tighter(cut) if everywhere else cut
-    rng, n = np.random.default_rng(2), 4 * TOKENS
+    rng, n = np.random.default_rng(2), 4 * COUNT
     drawn = [rejection(rng, short[i], one.q[""][i]) for i in range(n)]
     one.role[:n], one.token[:n], one.draft[:n] = zip(*drawn, strict=True)
     one.token[n:] = [pick(rng, law) for law in short[n:]]
@@ -300,10 +335,10 @@ def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
     if everywhere:
         assert found is not None
         assert found.kind == "target-option"
-        assert misfit([told], "bonus", ("",)) > np.log(NAMED)
+        assert misfit([told], "bonus", PartLaw()) > np.log(NAMED)
     else:
         assert found is None
-        assert misfit([told], "bonus", ("",)) < np.log(NAMED)
+        assert misfit([told], "bonus", PartLaw()) < np.log(NAMED)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.05])
@@ -316,9 +351,9 @@ def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_
     def accept(ratio: float) -> float:
         return ratio if ratio > 0 else rate
 
-    drawn = [rejection(rng, cut[i], one.q[""][i], accept=accept) for i in range(TOKENS)]
-    one.role[:TOKENS], one.token[:TOKENS], one.draft[:TOKENS] = zip(*drawn, strict=True)
-    one.token[TOKENS:] = [pick(rng, law) for law in cut[TOKENS:]]
+    drawn = [rejection(rng, cut[i], one.q[""][i], accept=accept) for i in range(COUNT)]
+    one.role[:COUNT], one.token[:COUNT], one.draft[:COUNT] = zip(*drawn, strict=True)
+    one.token[COUNT:] = [pick(rng, law) for law in cut[COUNT:]]
     odd = int((cut[np.arange(len(cut)), one.token] == 0).sum())
     found = named([Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})])
     if odd >= MANY:
@@ -332,27 +367,27 @@ def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_
 def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     law, no = np.array([[0.0, 1.0]]), np.zeros(1, bool)
     for kind, within in (("under-acceptance", True), ("residual", False)):
-        monkeypatch.setattr(explain, "named", lambda reads, kind=kind: Named(kind, "", 20.0))
+        monkeypatch.setattr(explain, "named", lambda evidence, kind=kind: Named(kind, "", 20.0))
         for token in (0, 1):
             row = SampledRow(np.array([token]), law, law, law, no)
-            found = explain.cause([SimpleNamespace(sampled={0: row})], [("draft:0.1", 0.0)], [])  # type: ignore[list-item]
+            found = explain.cause([[row]], [(ALTERNATIVES[0], 0.0)], KnownRounds([]))
             assert (found is None) == (within and token == 0)
 
 
 @pytest.mark.parametrize("part", ["draft", "accept", "correction", "bonus"])
 def test_the_right_laws_fit_and_wrong_ones_do_not(part: str) -> None:
     reads = list(together([read(rejection)]))
-    name = RIGHT if part in ("accept", "correction") else ("",)
+    name = RIGHT if part in ("accept", "correction") else PartLaw()
     assert misfit(reads, part, name) < np.log(NAMED)
     wrong = [read(lambda rng, p, q: rejection(rng, p, q, accept=lambda r: 0.5 * r, left=lambda p, q: p**2, draft=best))]
-    wrong[0].token[TOKENS:] = 0
+    wrong[0].token[COUNT:] = 0
     assert misfit(wrong, part, name) > np.log(NAMED)
 
 
 def test_the_right_laws_seldom_misfit() -> None:
     """Evidence of 10 against what is right comes once in ten at most."""
     over = [
-        misfit([read(rejection, seed=seed, count=200)], part, RIGHT if part in ("accept", "correction") else ("",))
+        misfit([read(rejection, seed=seed, count=200)], part, RIGHT if part in ("accept", "correction") else PartLaw())
         > np.log(10)
         for seed in range(40)
         for part in ("draft", "accept", "correction", "bonus")
@@ -374,8 +409,8 @@ def test_noise_that_is_used_again_has_the_law_that_it_makes() -> None:
             raced[d, int(np.where(left > 0, times / np.maximum(left, 1e-12), np.inf).argmin())] += 1
     d = int(raced.sum(1).argmax())
     one = read(rejection, count=1)
-    law = {"": p[None], **dict.fromkeys(VARIANTS, p[None])}
-    drafts = {"": q[None], **dict.fromkeys(VARIANTS, q[None])}
+    law = {"": p[None], **dict.fromkeys(OPTIONS, p[None])}
+    drafts = {"": q[None], **dict.fromkeys(OPTIONS, q[None])}
     told = {
         **vars(one),
         "p": law,
@@ -384,25 +419,22 @@ def test_noise_that_is_used_again_has_the_law_that_it_makes() -> None:
         "draft": np.array([d]),
         "token": np.array([0]),
     }
-    told |= {"role": one.role[:1], "around": dict.fromkeys(AROUND, p[None]), "first": one.first[:1]}
+    told |= {"role": one.role[:1], "around": dict.fromkeys(PLACES, p[None]), "first": one.first[:1]}
     told |= {"spent": np.ones(1), "lowest": np.ones(1)}
-    found = dict(corrections(Read(**{**told, "column": np.array([0]), "drafted": np.array([True])})))
+    laws = PartLaws(Read(**{**told, "column": np.array([0]), "drafted": np.array([True])}))
     for rule, counts in (("coin", coined), ("race", raced)):
-        assert found[REJECTION, "", "", rule][0] == pytest.approx(counts[d] / counts[d].sum(), abs=0.02)
+        assert laws.correction(RIGHT._replace(rule=PartLaw(rule)))[0] == pytest.approx(
+            counts[d] / counts[d].sum(), abs=0.02
+        )
 
 
-def test_every_name_of_a_sampler_is_one_that_is_computed() -> None:
-    sums = likelihoods([read(rejection, count=30)])
-    for sampler in (*right_samplers(), *wrong_samplers()):
-        for part in PARTS[:4]:
-            name = getattr(sampler, part)
-            assert not name or name in sums[part], (part, name)
-
-
-def test_chances_are_chances() -> None:
+def test_every_law_of_a_sampler_is_computed_and_gives_chances() -> None:
     one = read(matching, count=50)
     for part in PARTS[:4]:
-        for name, chance in chances(one.of(part), part):
+        told = one.of(part)
+        laws = PartLaws(told)
+        for name in {getattr(sampler, part) for sampler in wrong_samplers(ROUNDS, right_samplers())} - {None}:
+            chance = laws.chance(part, name)
             assert ((chance > 0) & (chance <= 1)).all(), name
-    laws = dict(corrections(one.of("correction")))
-    assert laws[MATCH, "", "", ""].sum(-1) == pytest.approx(np.ones(len(one.of("correction"))))
+            if part != "accept":
+                assert laws.law(part, name).sum(-1) == pytest.approx(np.ones(len(told))), name

@@ -368,7 +368,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
     for regime, law_of, tokens in (("near", sharp, rng.integers(0, 8, 60)), ("std", flat, rng.integers(0, 8, 60))):
         row = SampledRow(tokens, law_of, None, law_of, np.zeros(60, bool))
         wealth.add([row], regime)
-    assert wealth.best()[0][0].startswith("uniform")
+    assert wealth.best()[0][0].law == "uniform"
     outcome = Outcome(next(SampledCases(1, ("rotary",), ("left",), TAKES).cases()), "equivalent")
     explanation = explained(outcome, wealth, None).explanation
     assert explanation is not None

@@ -9,48 +9,61 @@ can lose on one token is bounded. Products over likelihood ratios: Ramdas and ot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.sampling.reused import normal, spent
+from eqcheck.sampling.laws import grid, table
+from eqcheck.sampling.reused import normal, spent, tighter
 from eqcheck.sampling.row import Cells, Floats, SampledRow
 
 HIGHEST = 50.0
 """An e-value is cut to this; a smaller one is an e-value still."""
-WHOLE = 0.99
-"""The share of an alternative that is meant whole."""
-POWERS = (0.68, 0.92, 1.12, 1.36)
-THRESHOLDS = (0.29, 0.48, 0.73)
-RAW_POWERS = (0.74, 1.0, 1.37)
-
-SHARES: dict[str, tuple[float, ...]] = {
-    "draft": (0.01, 0.03, 0.1, 0.3),  # drawn from the draft
-    "residual": (0.05, 0.2),  # drawn from (p - q)+
-    "residual-unused": (0.5, WHOLE),  # corrections drawn from p
-    "drawn-again": (WHOLE,),  # accepted where equal to a draw from p, else drawn again
-    "draft-argmax": (0.05, 0.3),
-    **{f"threshold-{least}": (0.7,) for least in THRESHOLDS},  # accepted where p/q is more
-    "residual-of-before": (0.3,),  # of the draft's law a column late
-    "coin-kept": (0.3, 0.6),  # picked by the number that accepted the token before
-    **{f"power-{power}": (WHOLE,) for power in POWERS},  # another temperature
-    **{f"raw-{power}": (WHOLE,) for power in RAW_POWERS},  # options missing
-    "argmax": (0.05, 0.3),
-    "uniform": (0.01, 0.05, 0.3),  # whatever has nothing to do with the target
-    "prefix-before": (0.1, 0.3),  # a column late
-    "other-rows": (0.1, 0.3),
-    "row-before": (0.1, 0.3),
-    "tighter": (0.5, WHOLE),  # a cut that takes one token too many
-    "first-row-options": (WHOLE,),  # all rows drawn with the options of the first
-    "first-argmax": (0.3,),  # new token 0 only
-    "first-raw": (WHOLE,),
-}
-"""The named laws, and their shares."""
 ORDERS = ("id", "p", "p/q")
-TILTS = (-0.5, -0.2, 0.2, 0.5)
-_NAMED = tuple((f"{law}:{share}", law, share) for law, shares in SHARES.items() for share in shares)
-_PIT = tuple(f"pit-{order}-{degree}:{tilt}" for order in ORDERS for degree in (1, 2, 3) for tilt in TILTS)
-ALTERNATIVES: tuple[str, ...] = (*(name for name, *_ in _NAMED), *_PIT)
-"""Names of the alternatives: a law and its share, or the order, degree and tilt of a PIT bet."""
+
+
+class Bet(NamedTuple):
+    """A bet on a law: its amount where it has one, and its share or tilt.
+
+    ``expects`` says which tokens. ``kind`` is the kind of fault that says the same, if one does; ``cause`` what
+    is wrong then, of bets on random numbers.
+    """
+
+    law: str
+    amount: float
+    share: float
+    expects: str = ""
+    kind: str = ""
+    cause: str = ""
+
+    @property
+    def name(self) -> str:
+        """The bet in stored files.
+
+        >>> Bet("draft", 0.0, 0.1).name, Bet("power", 1.25, 0.99).name
+        ('draft:0.1', 'power-1.25:0.99')
+        """
+        return f"{self.law}-{self.amount:.3g}:{self.share}" if self.amount else f"{self.law}:{self.share}"
+
+
+LAGS = range(1, 9)
+"""A round that repeats its random numbers shows at its own length: at most K + 1 tokens."""
+AMOUNTS: dict[str, Sequence[float]] = {
+    "threshold": grid(6)[:6],
+    "power": grid(2),
+    "raw": (grid(2)[0], 1.0, grid(2)[-1]),
+    "own-uniform": LAGS,
+    "own-race": LAGS,
+}
+"""The amounts of laws that have some."""
+_BETS = tuple(
+    Bet(law, amount, float(share), words, kind, cause)
+    for law, kind, shares, words, cause in table(5)
+    for amount in AMOUNTS.get(law, (0,))
+    for share in shares.split()
+)
+ALTERNATIVES, PAIRS = (tuple(bet for bet in _BETS if bool(bet.cause) == of_pairs) for of_pairs in (False, True))
+"""The bets on the tokens of a row alone, and those on random numbers that are shared or used again."""
 
 
 def bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
@@ -64,15 +77,15 @@ def bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
     [1.03, 1.1, 1.3]
     """
     cells = row.cells
-    found = laws(row, earlier)
     safe = np.where(cells.live, cells.at, 1.0)
     index = np.arange(len(cells.x))
-    columns = []
-    ratios = {name: law[index, cells.x] / safe for name, law in found.items()}
-    for _, name, share in _NAMED:
-        columns.append(mixed(ratios[name], share) if name in ratios else np.ones(len(index)))
-    for order in ORDERS:
-        columns.extend(_pit(cells, order))
+    ratios = {name: law[index, cells.x] / safe for name, law in laws(row, earlier).items()}
+    means = {name: mean for order in ORDERS for name, mean in _pit(cells, order).items()}
+    nothing = np.ones(len(index))  # is earned without a draft
+    columns = [
+        1 + bet.share * means[bet.law] if bet.law in means else mixed(ratios.get(bet[:2], nothing), bet.share)
+        for bet in ALTERNATIVES
+    ]
     return logs(columns, cells)
 
 
@@ -88,40 +101,40 @@ def logs(values: Sequence[Floats], cells: Cells) -> Floats:
     return table
 
 
-def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[str, Floats]:
-    """The named laws at every prefix of a row, in its cells ``[n, V + 1]``; those that need a draft only with one.
+def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[tuple[str, float], Floats]:
+    """The laws at every prefix of a row, in its cells ``[n, V + 1]``. Some need a draft.
 
     A law sums to 1 at most. It is ``p`` itself, and so no bet, where it is not defined.
     """
     p, q, raw = row.cells.p, row.cells.q, row.cells.raw
-    found = {}
+    named: dict[str, Floats] = {}
+    sized: dict[tuple[str, float], Floats] = {("power", power): _power(p, power) for power in AMOUNTS["power"]}
+    sized |= {("raw", 1.0): raw}
+    sized |= {("raw", power): row.merged(_power(row.raw, power)) for power in AMOUNTS["raw"] if power != 1}
     if q is not None:
         both = np.minimum(p, q)
         residual, rejected = p - both, 1 - both.sum(-1, keepdims=True)
-        found["draft"] = q
-        found["residual"] = normal(residual, p)
-        found["residual-unused"] = both + rejected * p
-        found["drawn-again"] = p * (q + 1 - (p * q).sum(-1, keepdims=True))
-        found["draft-argmax"] = _argmax(q)
-        for least in THRESHOLDS:
+        named["draft"] = q
+        named["residual"] = normal(residual, p)
+        named["residual-unused"] = both + rejected * p
+        named["drawn-again"] = p * (q + 1 - (p * q).sum(-1, keepdims=True))
+        named["draft-argmax"] = _argmax(q)
+        for least in AMOUNTS["threshold"]:
             taken = q * (p > least * q)
-            found[f"threshold-{least}"] = taken + (1 - taken.sum(-1, keepdims=True)) * found["residual"]
+            sized["threshold", least] = taken + (1 - taken.sum(-1, keepdims=True)) * named["residual"]
         late = np.maximum(p - row.merged(_late(row.q)), 0) if row.q is not None else residual
-        found["residual-of-before"] = normal(late, p)
-        found["coin-kept"] = spent(p, np.concatenate([[1.0], np.minimum(1.0, _ratios(row))])[:-1])
-    found |= {f"power-{power}": _power(p, power) for power in POWERS}
-    found |= {f"raw-{power}": raw if power == 1 else row.merged(_power(row.raw, power)) for power in RAW_POWERS}
-    found["argmax"] = _argmax(p)
-    found["tighter"] = row.merged(tighter(row.p))
+        named["residual-of-before"] = normal(late, p)
+        named["coin-kept"] = spent(p, np.concatenate([[1.0], np.minimum(1.0, _ratios(row))])[:-1])
+    named["argmax"] = _argmax(p)
+    named["tighter"] = row.merged(tighter(row.p))
     if row.first_row is not None:
-        found["first-row-options"] = row.merged(row.first_row)
-    found["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
-    found["prefix-before"] = row.merged(_late(row.p))
-    found["other-rows"], found["row-before"] = _others(row, earlier), _others(row, earlier[-1:])
-    for name, law in (("first-argmax", "argmax"), ("first-raw", "raw-1.0")):
-        found[name] = p.copy()
-        found[name][:1] = found[law][:1]
-    return found
+        named["first-row-options"] = row.merged(row.first_row)
+    named["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
+    named["prefix-before"] = row.merged(_late(row.p))
+    named["other-rows"], named["row-before"] = _others(row, earlier), _others(row, earlier[-1:])
+    for name, law in (("first-argmax", named["argmax"]), ("first-raw", raw)):
+        named[name] = np.concatenate([law[:1], p[1:]])
+    return sized | {(name, 0.0): law for name, law in named.items()}
 
 
 def _late(values: Floats) -> Floats:
@@ -130,7 +143,7 @@ def _late(values: Floats) -> Floats:
 
 
 def _ratios(row: SampledRow) -> Floats:
-    """What a coin that accepted each token was below ``[n]``; 1 where the draft does not propose it."""
+    """The bound ``[n]`` of a coin that accepted each token; 1 where the draft does not propose it."""
     cells = row.cells
     assert cells.q is not None
     of_draft = cells.q[np.arange(len(cells.x)), cells.x]
@@ -141,16 +154,6 @@ def _argmax(law: Floats) -> Floats:
     best = np.zeros_like(law)
     best[np.arange(len(law)), law.argmax(-1)] = 1.0
     return best
-
-
-def tighter(law: Floats) -> Floats:
-    """A law ``[n, V]`` without the least likely token that it allows, unless that is the only one."""
-    allowed = law > 0
-    least = np.where(allowed, law, np.inf).argmin(-1)
-    found = law.copy()
-    several = np.flatnonzero(allowed.sum(-1) > 1)
-    found[several, least[several]] = 0.0
-    return np.asarray(found / found.sum(-1, keepdims=True))
 
 
 def _power(law: Floats, power: float) -> Floats:
@@ -189,16 +192,16 @@ def below(cells: Cells, order: str) -> Floats:
     return np.asarray((cells.p * before).sum(-1))
 
 
-def _pit(cells: Cells, order: str) -> list[Floats]:
-    """E-values ``1 + tilt * mean of P_d`` over the token's interval ``[F(x-), F(x)]``, for degrees and tilts.
+def _pit(cells: Cells, order: str) -> dict[str, Floats]:
+    """Means of P_d over the token's interval ``[F(x-), F(x)]``, for degrees d: with a tilt they are bets.
 
     ``P_d`` are Legendre's polynomials on [0, 1]: they are 1 at most, and their mean over all intervals, weighted by
     length, is their integral over [0, 1], which is 0. So the means over intervals are bets, without random numbers.
     """
     if order == "p/q" and cells.q is None:
-        return [np.ones(len(cells.x))] * (3 * len(TILTS))
+        return {f"pit-{order}-{degree}": np.zeros(len(cells.x)) for degree in (1, 2, 3)}
     a = below(cells, order)
     b = np.minimum(a + cells.at, 1.0)
     one, two, three = (a + b) / 2, (a * a + a * b + b * b) / 3, (a + b) * (a * a + b * b) / 4  # means of u, u^2, u^3
     means = (2 * one - 1, 6 * two - 6 * one + 1, 20 * three - 30 * two + 12 * one - 1)
-    return [1 + tilt * np.clip(mean, -1.0, 1.0) for mean in means for tilt in TILTS]
+    return {f"pit-{order}-{degree}": np.clip(mean, -1.0, 1.0) for degree, mean in enumerate(means, 1)}

@@ -1,4 +1,4 @@
-"""What an audit without a violation excludes: how large a named fault may be at most, at the laws it really met.
+"""The faults that an audit without a violation excludes: how large one may be at most, at the laws that it met.
 
 A fault of a size draws every token from ``r``, for example ``(1 - size) p + size q``. One alternative of the portfolio
 earns ``log e(x)`` on it. Where x follows r, the mean of ``e(x)^-c`` is known exactly for every c > 0: a sum over all
@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.bets import HIGHEST, POWERS, SHARES, WHOLE, laws, mixed
+from eqcheck.sampling.bets import ALTERNATIVES, HIGHEST, Bet, laws, mixed
 from eqcheck.sampling.row import Floats, SampledRow, fresh
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
-from eqcheck.sampling.words import LAWS as WORDS
 
 MISSED = 0.01
 """A fault of the size that is excluded would have been missed with at most this probability."""
@@ -43,7 +42,7 @@ _LAWS = (*_MIXED, _WARMER, _COLDER)
 
 @dataclass(frozen=True)
 class Excluded:
-    """What one regime excludes of one fault: ``size`` or more, or nothing where it is None.
+    """The sizes of one fault that one regime excludes: ``size`` or more, or none where it is None.
 
     ``regime`` is empty for all tokens together. ``size`` is a share of the tokens, or a relative change of the
     temperature; ``alternative`` is the one that would have seen it; ``tokens`` are those judged.
@@ -66,10 +65,11 @@ class Excluded:
         """
         where = f"{self.regime or 'all regimes'}: {self.tokens} sampled tokens would have shown"
         if self.law in _MIXED:
+            which = _alternatives(self.law)[0].expects
             if self.size is None:
-                return f"{where} no share of tokens {WORDS[self.law]}."
+                return f"{where} no share of tokens {which}."
             share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)}, or more,"
-            return f"{where} {share} {WORDS[self.law]}."
+            return f"{where} {share} {which}."
         way = "higher" if self.law == _WARMER else "lower"
         if self.size is None:
             return f"{where} no temperature {way} than asked for."
@@ -108,20 +108,20 @@ class Exclusion:
         self._seeds |= later._seeds
 
     def sentences(self) -> tuple[str, ...]:
-        """What is excluded in words, of all tokens first, then of each regime."""
+        """The excluded faults in words, of all tokens first, then of each regime."""
         found = [one for one in self.excluded() if one.size is not None]
         return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
 
     def excluded(self) -> list[Excluded]:
         """For every regime, and for all together, what is excluded of every fault."""
-        found = []
+        faults = []
         for law in _LAWS:
             for number, regime in enumerate(self.tokens, 1):
                 weight = regime_weight(number) / len(PORTFOLIO)
-                found.append(_best(regime, law, self._sums[regime][law], weight, self.tokens[regime]))
+                faults.append(_best(regime, law, self._sums[regime][law], weight, self.tokens[regime]))
             total = np.sum([np.zeros(_shape(law)), *(sums[law] for sums in self._sums.values())], axis=0)
-            found.append(_best("", law, total, regime_weight(0) / len(PORTFOLIO), sum(self.tokens.values())))
-        return found
+            faults.append(_best("", law, total, regime_weight(0) / len(PORTFOLIO), sum(self.tokens.values())))
+        return faults
 
     def to_dict(self) -> dict[str, Any]:
         """All that is needed to go on, as JSON."""
@@ -130,7 +130,7 @@ class Exclusion:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Exclusion:
-        """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on."""
+        """The sums that `to_dict` gave. Raises `UsageError` where other alternatives were bet on."""
         if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
         exclusion = cls()
@@ -141,11 +141,11 @@ class Exclusion:
         return exclusion
 
 
-def _alternatives(law: str) -> list[tuple[str, float]]:
-    """The bets that are held against a fault: a named law and a share."""
+def _alternatives(law: str) -> list[Bet]:
+    """The bets that are held against a fault."""
     if law in _MIXED:
-        return [(law, share) for share in SHARES[law]]
-    return [(f"power-{power}", WHOLE) for power in POWERS if (power < 1) == (law == _WARMER)]
+        return [bet for bet in ALTERNATIVES if bet.law == law]
+    return [bet for bet in ALTERNATIVES if bet.law == "power" and (bet.amount < 1) == (law == _WARMER)]
 
 
 def _sizes(law: str) -> Sequence[float]:
@@ -165,25 +165,25 @@ def _moments(row: SampledRow, eps: float) -> dict[str, Floats]:
     rounding = np.broadcast_to(np.log1p(np.maximum(eps, row.eps)), live.shape)[live][:, None]  # [n, 1]
     possible = p > 0
     safe = np.where(possible, p, 1.0)
-    found = {}
+    sums = {}
     for law in _LAWS:
-        found[law] = np.zeros(_shape(law)) + EXPONENTS * rounding.sum()
-        if law not in named and law in _MIXED:
+        sums[law] = np.zeros(_shape(law)) + EXPONENTS * rounding.sum()
+        if (law, 0) not in named and law in _MIXED:
             continue  # no draft: no bet, and no fault
-        truths = _wrong(law, p, named[law][live] if law in _MIXED else p)
-        for number, (name, share) in enumerate(_alternatives(law)):
-            ratio = np.where(possible, named[name][live] / safe, 1.0)
-            gains = np.log(np.minimum(mixed(ratio, share), HIGHEST)) - rounding
-            # What is impossible is a violation at once; to count it as no gain understates.
+        truths = _wrong(law, p, named[law, 0][live] if law in _MIXED else p)
+        for number, bet in enumerate(_alternatives(law)):
+            ratio = np.where(possible, named[bet.law, bet.amount][live] / safe, 1.0)
+            gains = np.log(np.minimum(mixed(ratio, bet.share), HIGHEST)) - rounding
+            # An impossible token is a violation at once; to count it as no gain understates.
             gains = np.where(possible, gains, -rounding)
             powers = np.exp(-EXPONENTS[:, None, None] * gains)
             means = np.einsum("snv,cnv->scn", truths, powers)
-            found[law][number] = np.log(means).sum(-1)
-    return found
+            sums[law][number] = np.log(means).sum(-1)
+    return sums
 
 
 def _wrong(law: str, p: Floats, named: Floats) -> Floats:
-    """What a decoder with the fault draws from, ``[sizes, n, V + 1]``."""
+    """The law that a decoder with the fault draws from, ``[sizes, n, V + 1]``."""
     if law in _MIXED:
         return np.stack([(1 - size) * p + size * named for size in _sizes(law)])
     way = 1 if law == _WARMER else -1
@@ -203,6 +203,5 @@ def _best(regime: str, law: str, sums: Floats, weight: float, tokens: int) -> Ex
         best = int(missed[:, number].argmin())
         if missed[best, number] > np.log(MISSED):
             break
-        name, share = _alternatives(law)[best]
-        size, alternative = float(candidate), f"{name}:{share}"
+        size, alternative = float(candidate), _alternatives(law)[best].name
     return Excluded(regime, law, size, alternative, tokens)

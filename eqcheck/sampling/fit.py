@@ -1,4 +1,4 @@
-"""Whether what was named fits all that was seen: bets that learn as they go, against each law of the round.
+"""Whether a name fits all tokens: bets that learn as they go, against each law of the round.
 
 A name may be the likeliest of all and still be false, where the fault is one that nobody has named. Each bet is an
 e-process against the law that is tested: the chance that a table of counts gives what comes next, over the chance that
@@ -10,44 +10,53 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from eqcheck.sampling.bets import tighter
-from eqcheck.sampling.rounds import Name, Read, acceptances, bounded, laws
-from eqcheck.sampling.row import Floats
+from eqcheck.sampling.reused import tighter
+from eqcheck.sampling.rounds import PartLaws, Read, bounded
+from eqcheck.sampling.row import Floats, Ints
 
 BINS = 6
 STRAY, WAITING = 1e-3, 10
 """Tokens that a law forbids may come this often, for a round may be read wrongly; so many count before the first."""
 
 
-def misfit(reads: list[Read], part: str, name: Name, less: bool = False) -> float:
+def misfit(reads: Sequence[Read], part: str, name: Any, less: bool = False) -> float:
     """The logarithm of the evidence that a part of the rounds does not follow the law of this name.
 
     ``less`` looks only for draft tokens that are accepted less often than the law has it.
     """
-    tables = [_Acceptance(by, less) for by in ("chance", "column", "p")] if part == "accept" else []
-    orders = [_Order(by) for by in ("id", "likely", "draft")] if part != "accept" else []
+    told = [read for read in (read.of(part) for read in reads) if len(read)]
+    if part != "accept":
+        seen = (read.draft if part == "draft" else read.token for read in told)
+        return misfit_of_laws(
+            (PartLaws(read).law(part, name), read.q[""], tokens) for read, tokens in zip(told, seen, strict=True)
+        )
+    tables = [_Acceptance(by, less) for by in ("chance", "column", "p")]
+    for read in told:
+        for t, chance in enumerate(bounded(PartLaws(read).acceptance(name)).tolist()):
+            for table in tables:
+                table.see(read, t, chance)
+    return _together([table.log for table in tables])
+
+
+def misfit_of_laws(told: Iterable[tuple[Floats, Floats, Ints]]) -> float:
+    """The logarithm of the evidence that tokens ``[n]`` do not follow laws ``[n, V]``; each with the draft's laws."""
+    orders = [_Order(by) for by in ("id", "likely", "draft")]
     least = 0.0  # of a bet that the least likely token that the law allows never comes
-    for read in reads:
-        told = read.of(part)
-        if not len(told):
-            continue
-        if part == "accept":
-            chance = bounded(dict(acceptances(told))[name])
-            for t in range(len(told)):
-                for table in tables:
-                    table.see(told, t, float(chance[t]))
-            continue
-        law = dict(laws(told, part))[name]
-        seen = told.draft if part == "draft" else told.token
-        own, short = (one[np.arange(len(told)), seen] for one in (law, tighter(law)))
+    for laws, drafts, tokens in told:
+        own, short = (law[np.arange(len(tokens)), tokens] for law in (laws, tighter(laws)))
         least += float(np.log((1 + np.divide(short, own, out=np.ones_like(own), where=own > 0)) / 2).sum())
-        for t in range(len(told)):
+        for law, draft, token in zip(laws, drafts, tokens.tolist(), strict=True):
             for order in orders:
-                order.see(law[t], told.q[""][t], int(seen[t]))
-    logs = [table.log for table in tables] + [order.log for order in orders] + [least] * (part != "accept")
+                order.see(law, draft, token)
+    return _together([*(order.log for order in orders), least])
+
+
+def _together(logs: list[float]) -> float:
     return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
 
 

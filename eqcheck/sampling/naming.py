@@ -1,32 +1,45 @@
-"""Which part of a sampler is wrong: whole samplers with one error each, held against all that is known of the rounds.
+"""Which part of a sampler is wrong: whole samplers with one error each, held against its tokens.
 
-A round draws a draft token, accepts it or not, corrects it, or adds a bonus. Where it is known what became of each
-draft token, each of these has a law of its own (`eqcheck.sampling.rounds`), and a fault shows there 10 to 300 times as
-soon as in the tokens alone. A kind is named only where it is `CLEAR` times as likely as all that is right and `NAMED`
-times as likely as every other kind, and where nothing else is amiss.
+Where the fates of draft tokens are known, drafting, acceptance, correction and bonus have a law each (`KnownRounds`),
+and a fault shows there 10 to 300 times as soon as in the tokens alone (`eqcheck.sampling.tokens`). The test is the same
+for both.
+
+**Rates.** Names are wrong once in 1 / `RATE` audits, for each other sampler that might be named; all bounds follow.
+
+- `NAMED`: where the sampler that draws is on the list, the likelihood of another one over its own is a nonnegative
+  martingale that starts at 1. By Ville's inequality it ever reaches 1 / `RATE` with a probability of `RATE` at most. So
+  a kind has to lead every other by that factor, and evidence of that size refutes a sampler.
+- `CLEAR`: of all errors in the table the likeliest is held against what is right. The mean of their likelihood ratios
+  is such a martingale, and the greatest is at most as many times the mean as there are errors.
+- `PLAIN`: where no sampler explains what is seen, a part of the round is named by evidence against its right law alone.
+  Nothing else competes with it, so it has to do both: to refute the right law, and to
+  stand for every error that is not listed.
+- `QUIET`: then all other parts have to be in order. Evidence against a right part reaches that in one of 100 audits,
+  ten times the rate: names are lost so more often than they are wrong.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from eqcheck.sampling.fit import misfit
-from eqcheck.sampling.rounds import PARTS, Read, Sums, likelihoods, together
+from eqcheck.sampling.laws import ERRORS, ROUNDS, SamplerLaws, in_words, right_samplers, wrong_samplers
+from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
 from eqcheck.sampling.row import SampledRow
-from eqcheck.sampling.suspects import Sampler, right_samplers, wrong_samplers
 from eqcheck.sampling.wealth import VIOLATION
 
-NAMED = 1e3
-CLEAR = 1e5  # many samplers are tried, and the likeliest of them is looked at
-PLAIN, QUIET = 1e6, 10.0  # evidence against one part, and against the others, where no known error explains it
+RATE = 1e-3
+NAMED, CLEAR, PLAIN = 1 / RATE, sum(len(error.laws) for error in ERRORS) / RATE, 1 / RATE**2
+QUIET = 1 / (10 * RATE)
+MANY = math.ceil(math.log(NAMED)) + 1
+"""Tokens without probability, fewer of which may come from anything: a name has to rest on more than them.
 
-MANY = 8
-"""Tokens without probability, fewer of which may come from anything."""
+Where each is as good as a factor e, so many reach `NAMED`.
+"""
 WITHIN_THE_LAW = (
     "under-acceptance",
     "threshold-acceptance",
@@ -36,11 +49,10 @@ WITHIN_THE_LAW = (
     "reused-noise",
 )
 """Kinds that emit no token without probability: where there is one, they do not explain all."""
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")  # no words have more than one
 
 
 class Named(NamedTuple):
-    """What fits best: the kind, what was seen in words, and by which factor (its logarithm) it beats what is right.
+    """The best fit: the kind, the error in words, and by which factor (its logarithm) it beats what is right.
 
     The words are empty where several errors of the kind fit about as well.
     """
@@ -50,47 +62,39 @@ class Named(NamedTuple):
     log_factor: float
 
 
-_OF_PARTS = {
-    "draft": ("draft-law", "draft tokens do not follow the law that they are compared with"),
-    "bonus": ("bonus-law", "a bonus does not follow the target's law"),
-    "first": ("first-token", "the first token does not follow the target's law"),
-    "correction": ("residual", "corrections are drawn neither from the residual nor by an error that has a name"),
-}
-MUCH = 10.0
-"""Times as much (its logarithm) speaks against corrections as against acceptance where it is theirs alone."""
+class SamplerEvidence(Protocol):
+    """The tokens of a sampler, with the laws around them."""
+
+    def likelihoods(self) -> list[tuple[float, SamplerLaws]]:
+        """The log-likelihood of every sampler, right and wrong."""
+
+    def refutes(self, sampler: SamplerLaws) -> bool:
+        """Whether something speaks against a sampler that may yet be the likeliest."""
+
+    def bears_out(self, sampler: SamplerLaws) -> bool:
+        """Whether enough tokens speak for a sampler, and not only a few without probability."""
+
+    def rivals(self, kind: str) -> float:
+        """The log-likelihood of whatever else explains the tokens by another kind."""
+
+    def of_a_part(self, factor: float) -> Named | None:
+        """The part that is wrong where no wrong sampler explains all; they beat right ones by a factor."""
 
 
-def named(reads: Iterable[Read]) -> Named | None:
+def named(evidence: SamplerEvidence) -> Named | None:
     """The kind that the tokens show; ``stray-law`` where some law is wrong and none leads; None where none is."""
-    reads = list(together(reads))
-    sums = likelihoods(reads)
-    rights = [(likelihood(sums, one), one) for one in right_samplers()]
-    null = max(value for value, _ in rights)
-    ordered = sorted(((likelihood(sums, one), one) for one in wrong_samplers()), key=lambda found: -found[0])
-    (best, sampler), factor = ordered[0], ordered[0][0] - null
-    if factor < math.log(CLEAR) or wrong_parts(reads, sampler):
-        return _of_a_part(reads, [one for _, one in rights], factor)
-    rivals = [one for value, one in ordered if best - value < math.log(NAMED)]
-    best_of = {one.kind: one for one in reversed(rivals)}
-    if any(kind != sampler.kind and not wrong_parts(reads, one) for kind, one in best_of.items()):
+    ordered = sorted(evidence.likelihoods(), key=lambda pair: -pair[0])
+    null = max(value for value, other in ordered if not other.error)
+    wrong = [(value, other) for value, other in ordered if other.error]
+    (best, sampler), factor = wrong[0], wrong[0][0] - null
+    if factor < math.log(CLEAR) or evidence.refutes(sampler):
+        return evidence.of_a_part(factor)
+    near = [other for value, other in wrong if best - value < math.log(NAMED)]
+    best_of = {other.kind: other for other in reversed(near) if other.kind != sampler.kind}
+    alone = not any(not evidence.refutes(other) for other in best_of.values())
+    if not alone or best - evidence.rivals(sampler.kind) < math.log(NAMED) or not evidence.bears_out(sampler):
         return Named("stray-law", "", factor)
-    if not borne_out(reads, sampler):
-        return Named("stray-law", "", factor)
-    return Named(sampler.kind, alike([one.words for one in rivals if one.kind == sampler.kind]), factor)
-
-
-def alike(words: Sequence[str]) -> str:
-    """The words of several samplers of one kind, with a range where only a number differs; empty where more does.
-
-    >>> alike(["the ratio is about 1.3 times what is right", "the ratio is about 0.95 times what is right"])
-    'the ratio is about 0.95 to 1.3 times what is right'
-    >>> alike(["the ratio is inverted", "every draft token is accepted"])
-    ''
-    """
-    if len({_NUMBER.sub("", one) for one in words}) > 1:
-        return ""
-    numbers = sorted({number for one in words for number in _NUMBER.findall(one)}, key=float)
-    return _NUMBER.sub(f"{numbers[0]} to {numbers[-1]}", words[0]) if len(numbers) > 1 else words[0]
+    return Named(sampler.kind, in_words([other for other in near if other.kind == sampler.kind]), factor)
 
 
 def argmax(rows: Iterable[SampledRow]) -> Named | None:
@@ -105,63 +109,98 @@ def argmax(rows: Iterable[SampledRow]) -> Named | None:
     return Named("target-option", words, factor) if factor >= math.log(VIOLATION) else None
 
 
-def borne_out(reads: list[Read], sampler: Sampler) -> bool:
-    """Whether the tokens whose laws are known speak for a sampler, and not only a few without probability."""
-    told = [read.beside_known(sampler.beside) for read in reads] if sampler.beside else reads
-    possible = [read.possible() for read in told]
-    odd = sum(map(len, told)) - sum(map(len, possible))
-    if 0 < odd < MANY:
-        told = possible
-    if told is reads:
-        return True
-    sums = likelihoods(told)
-    null = max(likelihood(sums, one) for one in right_samplers())
-    return likelihood(sums, sampler) - null >= math.log(NAMED)
+_OF_PARTS = {
+    "draft": ("draft-law", "draft tokens do not follow the law that they are compared with"),
+    "bonus": ("bonus-law", "a bonus does not follow the target's law"),
+    "first": ("first-token", "the first token does not follow the target's law"),
+    "correction": ("residual", "corrections are drawn neither from the residual nor by an error that has a name"),
+}
+MUCH = 10.0
+"""Times as much (its logarithm) speaks against corrections as against acceptance where it is theirs alone."""
 
 
-def _of_a_part(reads: list[Read], rights: list[Sampler], factor: float) -> Named | None:
-    """What is wrong where a right sampler explains all parts of the rounds but one, and no wrong one explains all."""
-    misfits = [_by_corrections(reads, right, wrong_parts(reads, right, QUIET)) for right in rights]
-    found = min(
-        misfits, key=lambda parts: (sum(value >= math.log(NAMED) for value in parts.values()), sum(parts.values()))
-    )
-    (part, evidence), *others = sorted(found.items(), key=lambda one: -one[1]) or [("", 0.0)]
-    if evidence < math.log(NAMED):
-        return None
-    if others or part not in _OF_PARTS or evidence < math.log(PLAIN):
-        return Named("stray-law", "", max(factor, evidence))
-    return Named(*_OF_PARTS[part], max(factor, evidence))
+class KnownRounds:
+    """Tokens whose places in their rounds are known, and the laws around them."""
+
+    def __init__(self, reads: Iterable[Read]) -> None:
+        self.reads = list(together(reads))
+
+    def likelihoods(self) -> list[tuple[float, SamplerLaws]]:
+        samplers = (*right_samplers(), *wrong_samplers(ROUNDS, right_samplers()))
+        return list(zip(_likelihoods(self.reads, samplers), samplers, strict=True))
+
+    def refutes(self, sampler: SamplerLaws) -> bool:
+        return bool(wrong_parts(self.reads, sampler))
+
+    def bears_out(self, sampler: SamplerLaws) -> bool:
+        """Whether the tokens whose laws are known speak for a sampler, and not only a few without probability."""
+        told = [read.beside_known(sampler.beside) for read in self.reads] if sampler.beside else self.reads
+        possible = [read.possible() for read in told]
+        odd = sum(map(len, told)) - sum(map(len, possible))
+        if 0 < odd < MANY:
+            told = possible
+        if told is self.reads:
+            return True
+        value, *rights = _likelihoods(told, (sampler, *right_samplers()))
+        return value - max(rights) >= math.log(NAMED)
+
+    def rivals(self, kind: str) -> float:
+        return -math.inf
+
+    def of_a_part(self, factor: float) -> Named | None:
+        """The part that is wrong where a right sampler explains all others, and no wrong one explains all."""
+        misfits = [_by_corrections(self.reads, right) for right in right_samplers()]
+        parts = min(
+            misfits, key=lambda parts: (sum(value >= math.log(NAMED) for value in parts.values()), sum(parts.values()))
+        )
+        (part, evidence), *others = sorted(parts.items(), key=lambda pair: -pair[1]) or [("", 0.0)]
+        if evidence < math.log(NAMED):
+            return None
+        if others or part not in _OF_PARTS or evidence < math.log(PLAIN):
+            return Named("stray-law", "", max(factor, evidence))
+        return Named(*_OF_PARTS[part], max(factor, evidence))
 
 
-def _by_corrections(reads: list[Read], right: Sampler, found: dict[str, float]) -> dict[str, float]:
+def _likelihoods(reads: Sequence[Read], samplers: Sequence[SamplerLaws]) -> list[float]:
+    """How well samplers explain what was seen, as logarithms."""
+    total = np.zeros(len(samplers))
+    for part in PARTS:
+        names = [getattr(sampler, part) for sampler in samplers]
+        sums = dict.fromkeys(dict.fromkeys(name for name in names if name is not None), 0.0)
+        for read in (read.of(part) for read in reads):
+            laws = PartLaws(read)
+            for name in sums if len(read) else ():
+                sums[name] += float(np.log(laws.chance(part, name)).sum())
+        likeliest = max(sums.values(), default=0.0)  # it stands for a part that a sampler leaves open
+        total += [likeliest if name is None else sums[name] for name in names]
+    return list(total)
+
+
+def wrong_parts(reads: Sequence[Read], sampler: SamplerLaws, least: float = NAMED) -> dict[str, float]:
+    """The parts of a round that do not follow the sampler, each with the logarithm of the evidence (at ``least``)."""
+    parts: dict[str, float] = {}
+    for part in PARTS:
+        name = getattr(sampler, part)
+        if name is None:
+            continue
+        told: Iterable[Read] = reads
+        if sampler.first_columns_tell:
+            told = (read.first_columns() for read in reads)
+        elif part in ("accept", "correction") and name.q.rule == "beside":
+            told = (read.beside_known(sampler.beside) for read in reads)
+        evidence = misfit(list(told), part, name)
+        parts |= {part: evidence} if evidence >= math.log(least) else {}
+    return parts
+
+
+def _by_corrections(reads: Sequence[Read], right: SamplerLaws) -> dict[str, float]:
     """The wrong parts without acceptance where wrong corrections explain it: a refused token that they draw again.
 
     It looks accepted then, so that draft tokens are accepted more often than is right, and never less often.
     """
-    accept, correction = found.get("accept", 0.0), found.get("correction", 0.0)
+    parts = wrong_parts(reads, right, QUIET)
+    accept, correction = parts.get("accept", 0.0), parts.get("correction", 0.0)
     far = accept > 0 and correction >= MUCH * accept
     if far and misfit(reads, "accept", right.accept, less=True) < math.log(QUIET):
-        return {part: value for part, value in found.items() if part != "accept"}
-    return found
-
-
-def likelihood(sums: Sums, sampler: Sampler) -> float:
-    """How well a sampler explains what was seen; -inf where it means nothing here."""
-    total = 0.0
-    for part in PARTS:
-        name = getattr(sampler, part)
-        if not name:  # nothing is said of it: the likeliest stands for it
-            total += max(sums[part].values(), default=0.0)
-        elif sums[part]:
-            total += sums[part].get(name, -math.inf)
-    return total
-
-
-def wrong_parts(reads: list[Read], sampler: Sampler, least: float = NAMED) -> dict[str, float]:
-    """The parts of a round that do not follow the sampler, each with the logarithm of the evidence (at ``least``)."""
-    found: dict[str, float] = {}
-    for part in PARTS:
-        if name := getattr(sampler, part):
-            evidence = misfit(sampler.tells(reads, part), part, name)
-            found |= {part: evidence} if evidence >= math.log(least) else {}
-    return found
+        return {part: value for part, value in parts.items() if part != "accept"}
+    return parts

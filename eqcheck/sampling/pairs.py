@@ -13,35 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.sampling.bets import below, logs, mixed
+from eqcheck.sampling.bets import LAGS, PAIRS, below, logs, mixed
 from eqcheck.sampling.reused import normal
 from eqcheck.sampling.row import Bools, Floats, Ints, SampledRow
 
-LAGS = range(1, 9)
-"""A round that repeats its random numbers shows at its own length: at most K + 1 tokens."""
-_SHARES: dict[str, tuple[float, ...]] = {
-    "twin-equal": (0.05, 0.3, 0.9),  # as long as a twin's prefix is the same, so is its token
-    "shared-uniform": (0.1, 0.5),  # inverse distribution functions, tokens by id
-    "shared-uniform-by-p": (0.3,),  # the same, the most likely first
-    "shared-race": (0.5,),  # Gumbel noise, or exponentials
-    "shared-coin": (0.4, 0.9),  # what accepts draft tokens
-    "shared-coin-first": (0.4, 0.9),  # the same, where the columns of both are surely alike: at new token 0
-    **{f"own-uniform-{lag}": (0.3,) for lag in LAGS},
-    **{f"own-race-{lag}": (0.3,) for lag in LAGS},
-}
-_NAMED = tuple((f"{bet}:{share}", bet, share) for bet, shares in _SHARES.items() for share in shares)
-PAIRS: tuple[str, ...] = tuple(name for name, *_ in _NAMED)
-"""Names of the alternatives: what is shared, and the share of the law that says so."""
-
 _COINS = (np.arange(16) + 0.5) / 16
-
-SHARED = {
-    "twin-equal": ("shared-noise", "twin rows emit the same tokens"),
-    "shared-coin": ("shared-noise", "rows share the random numbers that accept draft tokens"),
-    "shared": ("shared-noise", "rows share random numbers"),
-    "own": ("reused-noise", "a row uses random numbers again"),
-}
-"""The kind and the words of alternatives, by how their names begin."""
 
 
 class _Pair(NamedTuple):
@@ -70,20 +46,21 @@ def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = (), telling: bool
         ratios[name] = _mean(own, others, name)
     ratios["shared-coin"] = _coin(own, apart)
     ratios["shared-coin-first"] = np.where(np.arange(len(row.tokens)) > 0, 1.0, ratios["shared-coin"])
+    made = {(name, 0): ratio for name, ratio in ratios.items()}
     for lag in LAGS:
         pairs = [_lagged(own, lag)]
-        ratios[f"own-uniform-{lag}"] = _mean(own, pairs, "shared-uniform")
-        ratios[f"own-race-{lag}"] = _mean(own, pairs, "shared-race")
-    return logs([mixed(ratios[bet], share) for _, bet, share in _NAMED], row.cells)
+        made["own-uniform", lag] = _mean(own, pairs, "shared-uniform")
+        made["own-race", lag] = _mean(own, pairs, "shared-race")
+    return logs([mixed(made[bet.law, int(bet.amount)], bet.share) for bet in PAIRS], row.cells)
 
 
-def shared(cases: Iterable[Sequence[SampledRow]], begins: str) -> float:
-    """The logarithm of what the best alternative that begins so earns, where rows that are greedy earn nothing."""
+def shared(cases: Iterable[Sequence[SampledRow]], cause: str) -> float:
+    """The logarithm of what the best bet on a cause earns, where rows that are greedy earn nothing."""
     total = np.zeros(len(PAIRS))
     for rows in cases:
         for number, row in enumerate(rows):
             total += pair_bets(row, rows[:number], telling=True).sum(0)
-    return max(float(gain) for name, gain in zip(PAIRS, total, strict=True) if name.startswith(begins))
+    return max(float(gain) for bet, gain in zip(PAIRS, total, strict=True) if bet.cause == cause)
 
 
 class _Own:
@@ -92,7 +69,7 @@ class _Own:
     def __init__(self, row: SampledRow, telling: bool) -> None:
         self.row, self.cells = row, row.cells
         self.by_id, self.by_p = below(row.cells, "id"), below(row.cells, "p")
-        # What fell among the rare tokens says nothing exact about a random number.
+        # A token among the rare ones says nothing exact about a random number.
         self.usable: Bools = row.cells.live & (row.cells.x == row.tokens)
         if telling:
             self.usable &= row.cells.at < row.cells.p.max(-1)
@@ -167,7 +144,7 @@ def _coin(own: _Own, others: Sequence[_Own]) -> Floats:
 def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:
     """Where one set of exponentials made both: ``argmin E_v / p(v)`` is often the same token.
 
-    Both are the token ``a`` with the probability ``1 / sum_w max(p_i(w)/p_i(a), p_j(w)/p_j(a))``. What is left goes to
+    Both are the token ``a`` with the probability ``1 / sum_w max(p_i(w)/p_i(a), p_j(w)/p_j(a))``. The rest goes to
     the other tokens, in proportion to the row's law.
     """
     hit = own.cells.p[pair.where, pair.token]  # 0 where the token is rare or impossible in this row

@@ -10,7 +10,7 @@ _NO_TIME = 1e9  # that a token without probability would take
 
 
 def spent(law: Floats, bound: Floats) -> Floats:
-    """What a number below a bound ``[n]`` picks from a law ``[n, V]``, by the sums of its probabilities.
+    """The law ``[n, V]`` by which a number below a bound ``[n]`` picks from a law, by the sums of its probabilities.
 
     >>> spent(np.array([[0.5, 0.5]]), np.array([0.625])).tolist()
     [[0.8, 0.2]]
@@ -20,7 +20,7 @@ def spent(law: Floats, bound: Floats) -> Floats:
 
 
 def refusing(left: Floats, p: Floats, q: Floats) -> Floats:
-    """What a number that was not below p/q picks from what is left, by the sums of its probabilities."""
+    """The law by which a number that was not below p/q picks from the law that is left, by its sums."""
     ratio = np.minimum(np.divide(p, q, out=np.ones_like(p), where=q > 0), 1.0)[:, None]
     ends = np.minimum(left.cumsum(-1), 1.0)
     starts = ends - left
@@ -28,7 +28,7 @@ def refusing(left: Floats, p: Floats, q: Floats) -> Floats:
 
 
 def race(left: Floats, q: Floats) -> Floats:
-    """What the exponential times that drew a draft token from q choose from what is left.
+    """The law by which the exponential times that drew a draft token from q choose from the law that is left.
 
     The draft token won at a time T, so that the times of the others are T q(v) and fresh exponentials on top
     (memoryless): each enters the race of what is left late, at T q(v) / left(v).
@@ -41,7 +41,7 @@ def race(left: Floats, q: Floats) -> Floats:
 
 
 def _late(rates: Floats, delays: Floats) -> Floats:
-    """The chance ``[n, V]`` that each arrives first, of those that run at these rates from these delays on."""
+    """The chance ``[n, V]`` that each arrives first, where they run at these rates from these delays on."""
     order = np.argsort(delays, axis=-1)
     rates, delays = np.take_along_axis(rates, order, -1), np.take_along_axis(delays, order, -1)
     running = np.maximum(rates.cumsum(-1), 1e-300)
@@ -59,3 +59,13 @@ def normal(weights: Floats, otherwise: Floats) -> Floats:
     """Weights ``[n, V]`` as laws; another law where there are none."""
     total = weights.sum(-1, keepdims=True)
     return np.where(total > 1e-12, weights / np.maximum(total, 1e-12), otherwise)
+
+
+def tighter(law: Floats) -> Floats:
+    """A law ``[n, V]`` without the least likely token that it allows, unless that is the only one."""
+    allowed = law > 0
+    least = np.where(allowed, law, np.inf).argmin(-1)
+    found = law.copy()
+    several = np.flatnonzero(allowed.sum(-1) > 1)
+    found[several, least[several]] = 0.0
+    return np.asarray(found / found.sum(-1, keepdims=True))

@@ -1,12 +1,10 @@
-"""The laws of a round, as they are right and as they are got wrong: draft, acceptance, correction, bonus, first token.
+"""Rounds whose draft tokens are known, and every law of `eqcheck.sampling.laws` at their tokens.
 
-Each law is computed under many names: with another option, another row's draft, another column, another rule. What the
-tokens of an audit say for each name is a sum of log-likelihoods; `eqcheck.sampling.naming` puts names together.
+Rounds say for each law of a part a sum of log-likelihoods; `eqcheck.sampling.naming` puts the parts together.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,40 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqcheck.sampling import reused
+from eqcheck.sampling.laws import BASES, MATCH, PartLaw, Verification
 from eqcheck.sampling.reused import normal
 from eqcheck.sampling.row import Bools, Floats, Ints
 
 FLOOR = 0.005  # no law calls anything impossible: one odd token must not decide
 NEVER = 1e-6
-REJECTION, MATCH = "rejection", "match"
-BASES = ("", "options", "cuts", "temperature")
-"""Whose draft's law a right sampler may draw from and compare with: the row's options, or some of them left out."""
-POWERS = (0.51, 0.72, 1.38, 1.96)
-SHARP = ("greedy", "likeliest-2", "likeliest-3", "likeliest-5", "likeliest-10", "uniform")
-FACTORS = (0.27, 0.38, 0.53, 0.68, 0.78, 0.88, 1.13, 1.3, 1.57, 1.95, 2.7, 4.2)
-STEPS = tuple((step + 0.5) / 26 for step in range(26))
-"""Thresholds of rules that accept without a random number; each stands for those around it."""
-
-AROUND = ("before", "behind", "first-column", "round-before", "round-before-end")
-"""The column before; that behind the draft token; the round's first; of the round before, its last token and column."""
-STALE = ("before", "first-column", "round-before", "round-before-end")
-
-FIRST = ("greedy", "options", "temperature", "cuts")
-"""How a first token may be drawn, whatever the draft says."""
-
-Name = tuple[str, ...]
-"""What a law takes: for acceptance and correction the scheme, the variant of p, that of q, and a rule of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """The tokens of one row of which it is known where they came from, and the laws around them.
+    """The tokens of one row whose places in their rounds are known, and the laws around them.
 
     ``role [n]`` is as in `eqcheck.attribution.sampling.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
-    ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by variant: ``""`` is right.
-    ``around`` has the target's laws at other places of the row, by `AROUND`; the right one where there is none.
-    ``beside`` has the draft's laws of other rows and columns of the round, zeros where they are not known. ``spent
-    [n]`` bounds the random number that accepted the draft token before, ``lowest [n]`` all of the round so far.
+    ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by the option that is wrong;
+    the right ones under ``""``. ``around`` has the target's laws at other places of the row, by `PLACES`; the right one
+    where there is none. ``beside`` has the draft's laws of other rows and columns of the round, zeros where they are
+    not known. ``spent [n]`` bounds the random number that accepted the draft token before, ``lowest [n]`` all of the
+    round so far.
     """
 
     role: NDArray[np.str_]
@@ -132,178 +114,174 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 PARTS = ("draft", "accept", "correction", "bonus", "first")
-Sums = dict[str, dict[Name, float]]
 
 
-def likelihoods(reads: Iterable[Read]) -> Sums:
-    """The log-likelihood of every name of every part, over all tokens that tell about it."""
-    sums: Sums = {part: defaultdict(float) for part in PARTS}
-    for read in reads:
-        for part in PARTS:
-            told = read.of(part)
-            for name, chance in chances(told, part) if len(told) else ():
-                sums[part][name] += float(np.log(chance).sum())
-    return sums
+class PartLaws:
+    """The laws of one read, by name; what several of them share is computed once."""
 
+    def __init__(self, read: Read) -> None:
+        self.read = read
+        self.n, self.d = np.arange(len(read)), np.where(read.draft >= 0, read.draft, 0)
+        self.drafts = read.drafts
+        self._known: dict[tuple[Any, ...], Floats] = {}
 
-def chances(read: Read, part: str) -> Iterator[tuple[Name, Floats]]:
-    """Every name of a part with the chance ``[n]`` of what is seen there."""
-    if part == "accept":
-        accepted = read.role == "accepted"
-        for name, chance in acceptances(read):
-            chance = bounded(chance)
-            yield name, np.where(accepted, chance, 1 - chance)
-        return
-    seen = np.where(read.draft >= 0, read.draft, 0) if part == "draft" else read.token
-    for name, law in laws(read, part):
-        yield name, soft(law)[np.arange(len(seen)), seen]
+    def _once(self, key: tuple[Any, ...], made: Callable[[], Floats]) -> Floats:
+        if key not in self._known:
+            self._known[key] = made()
+        return self._known[key]
 
+    def chance(self, part: str, name: Any) -> Floats:
+        """The chance ``[n]`` that this law of a part gives what is seen there."""
+        if part == "accept":
+            chance = bounded(self.acceptance(name))
+            return np.where(self.read.role == "accepted", chance, 1 - chance)
+        seen = self.d if part == "draft" else self.read.token
+        return soft(self.law(part, name))[self.n, seen]
 
-def laws(read: Read, part: str) -> Iterator[tuple[Name, Floats]]:
-    """Every name of a part with its law ``[n, V]``."""
-    if part == "draft":
-        yield from _free(read.q)
-        for k in (2, 3, 5, 10):
-            yield (f"likeliest-{k}",), _likeliest(read.q[""], k)
-        yield ("uniform",), np.full_like(read.q[""], 1 / read.q[""].shape[1])
-    elif part == "correction":
-        yield from corrections(read)
-    else:
-        yield from _free(read.p)
-        if part == "bonus":
-            behind_drafts = (read.role == "bonus")[:, None]
-            for name in STALE:
-                yield (name,), np.where(behind_drafts, read.around[name], read.p[""])
-            yield ("coin",), reused.spent(read.p[""], read.spent)
+    def law(self, part: str, name: Any) -> Floats:
+        """A law ``[n, V]`` of draft tokens, corrections, bonus tokens or first tokens."""
+        if part == "correction":
+            return self.correction(name)
+        read = self.read
+        law = drawn(read.q if part == "draft" else read.p, name)
+        if name.rule == "place":
+            return np.where((read.role == "bonus")[:, None], read.around[name.of], read.p[""])
+        return reused.spent(read.p[""], read.spent) if name.rule == "coin" else law
 
+    def acceptance(self, name: Verification) -> Floats:
+        """The chance ``[n]`` that the draft token is accepted, or looks so because it is drawn again."""
+        read, rule = self.read, name.rule
+        if name.q.rule == "beside":
+            known = {other: np.minimum(self._ratio(way), 1.0) for other, way in self._others(name).items()}
+            return np.where(read.unknown(name.q.of), sum(known.values()) / len(known), known[name.q.of])
+        right = self._ratio(name)
+        once = np.minimum(right, 1.0)
+        if not rule.rule:
+            return right
+        if rule.rule == "first":
+            return np.where(read.first, read.p[rule.of][self.n, self.d], once)
+        if rule.rule == "one-coin":
+            return np.minimum(once / read.lowest, 1.0)
+        if rule.rule.startswith("again"):
+            return once + (1 - once) * self._again(name)[self.n, self.d]
+        accepted = np.minimum(accepting(rule, right, read.column == 0), 1.0)
+        left = 0.0 if name.scheme == MATCH else self._left(name)[self.n, self.d]
+        return accepted + (1 - accepted) * left  # what is left may have the draft token
 
-def _free(variants: Mapping[str, Floats]) -> Iterator[tuple[Name, Floats]]:
-    """What is drawn from a law alone, by its variants and at other temperatures."""
-    for variant, law in variants.items():
-        yield (variant,), law
-    for power in POWERS:
-        yield (f"power-{power}",), _power(variants[""], power)
+    def correction(self, name: Verification) -> Floats:
+        """The law ``[n, V]`` of what is seen to be a correction."""
+        read, rule = self.read, name.rule.rule
+        if rule.startswith("again"):
+            # Behind a token that only looks accepted, the column was not judged in this call.
+            later = (read.column > 0)[:, None]
+            return np.where(later, 0.7, 1.0) * self._without(self._again(name)) + 0.3 * later * read.p[""]
+        if name.q.rule == "beside":
+            known = {other: self._residual(way) for other, way in self._others(name).items()}
+            any_of_them = sum([*known.values(), self._without(read.p[""])]) / (len(known) + 1)
+            return np.where(read.unknown(name.q.of)[:, None], any_of_them, known[name.q.of])
+        if rule == "draft":
+            return self._without(read.q[""])
+        left = self._residual(name)
+        if rule == "first":
+            return np.where(read.first[:, None], self._without(read.p[name.rule.of]), left)
+        q = self.drafts[name.q.of]
+        if rule == "argmax":
+            return likeliest(left, 1)
+        if rule == "backwards":
+            return normal(np.maximum(q - read.p[""], 0), left)
+        if rule == "coin":
+            return reused.refusing(left, read.p[""][self.n, self.d], q[self.n, self.d])
+        return reused.race(left, q) if rule == "race" else left
 
+    def _others(self, name: Verification) -> dict[str, Verification]:
+        """Any law of the draft that may be taken where another one is not known."""
+        return {other: name._replace(q=PartLaw("beside", other)) for other in self.drafts if other not in ("", *BASES)}
 
-def acceptances(read: Read) -> Iterator[tuple[Name, Floats]]:
-    """Every rule of acceptance with the chance ``[n]`` that the draft token is accepted."""
-    n = np.arange(len(read.draft))
-    d = np.where(read.draft >= 0, read.draft, 0)
-    p = {variant: law[n, d] for variant, law in read.p.items()}
-    q = {variant: law[n, d] for variant, law in read.drafts.items()}
+    def _ratio(self, name: Verification) -> Floats:
+        """The ratio ``[n]`` of the laws of target and draft at the draft token; matching has the target's alone."""
 
-    def ratio(of: Floats, to: Floats) -> Floats:
-        return np.divide(of, to, out=np.where(of > 0, 1.0, 0.0), where=to > 0)
+        def made() -> Floats:
+            of = self.read.p[name.p.of][self.n, self.d]
+            if name.scheme == MATCH:
+                return of
+            to = self.drafts[name.q.of][self.n, self.d]
+            return np.divide(of, to, out=np.where(of > 0, 1.0, 0.0), where=to > 0)
 
-    for variant, own in p.items():
-        yield (MATCH, variant, "", ""), own
-        for base in BASES:
-            yield (REJECTION, variant, base, ""), ratio(own, q[base])
-        if variant in q and variant not in BASES:
-            yield (REJECTION, variant, variant, ""), ratio(own, q[variant])
-    beside = {variant: np.minimum(ratio(p[""], other), 1.0) for variant, other in q.items() if variant not in BASES}
-    any_of_them = sum(beside.values()) / max(len(beside), 1)
-    for variant, chance in beside.items():
-        yield (REJECTION, "", variant, ""), np.where(read.unknown(variant), any_of_them, chance)
-    for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
-        right = p[""] if scheme == MATCH else ratio(p[""], q[base])
-        left = normal(np.maximum(read.p[""] - read.q[base], 0), read.p[""])[n, d] if scheme == REJECTION else 0.0
-        for rule, chance in _rules(right, read.column):
-            accepted = np.minimum(chance, 1.0)
-            yield (scheme, "", base, rule), accepted + (1 - accepted) * left  # what is left may have the draft token
-        for variant in FIRST:
-            yield (scheme, "", base, f"first-{variant}"), np.where(read.first, p[variant], np.minimum(right, 1.0))
-        if scheme == REJECTION:
-            yield (scheme, "", base, "one-coin"), np.minimum(np.minimum(right, 1.0) / read.lowest, 1.0)
-        refused = 1 - np.minimum(right, 1.0)
-        for rule, law in _redrawn(read, base).items():  # a correction that is the draft token looks accepted
-            yield (scheme, "", base, rule), 1 - refused + refused * law[n, d]
+        return self._once(("ratio", name[:3]), made)
 
+    def _left(self, name: Verification) -> Floats:
+        """The part of the target's law ``[n, V]`` that the draft leaves, as a law."""
 
-def _redrawn(read: Read, base: str) -> dict[str, Floats]:
-    """Laws ``[n, V]`` of corrections that may be the refused draft token, by rule."""
-    p = read.p[""]
-    own = normal(np.maximum(p - read.q[base], 0), p)
-    left = {} if base else {f"again-left-{name}": _left(read, name, own) for name in _LEFT_BESIDE}
-    return left | {
-        "again": p,
-        "again-options": read.p["options"],
-        "again-absolute": normal(abs(p - read.q[base]), p),
-        "again-argmax": _likeliest(p, 1),
-        "again-before": read.around["before"],
-        "again-behind": read.around["behind"],
-    }
+        def made() -> Floats:
+            p = self.read.p[name.p.of]
+            return normal(np.maximum(p - self.drafts[name.q.of], 0), p)
+
+        return self._once(("left", name[:3]), made)
+
+    def _residual(self, name: Verification) -> Floats:
+        """A correction by its scheme alone, which is not the draft token."""
+        law = self.read.p[name.p.of] if name.scheme == MATCH else self._left(name)
+        return self._once(("residual", name[:3]), lambda: self._without(law))
+
+    def _without(self, law: Floats) -> Floats:
+        law = law.copy()
+        law[self.n, self.d] = 0.0
+        return normal(law, self.read.p[""])
+
+    def _again(self, name: Verification) -> Floats:
+        """The law ``[n, V]`` of a correction that may be the refused draft token."""
+        read, rule = self.read, name.rule
+        p, q = read.p[""], read.q[name.q.of]
+        if rule.rule == "again-options":
+            return read.p["options"]
+        if rule.rule == "again-absolute":
+            return self._once(("absolute", name.q), lambda: normal(abs(p - q), p))
+        if rule.rule == "again-argmax":
+            return self._once(("argmax",), lambda: likeliest(p, 1))
+        if rule.rule == "again-place":
+            return read.around[rule.of]
+        if rule.rule == "again":
+            return p
+        at = read.around[rule.of]
+        left = normal(np.maximum(at - read.beside[_LEFT_BESIDE[rule.of]], 0), at)
+        # A round has no column before its first.
+        return left if rule.of == "behind" else np.where((read.column > 0)[:, None], left, self._left(name))
 
 
 _LEFT_BESIDE = {"before": "q-column-before", "behind": "q-next-column", "first-column": "q-first-column"}
 
 
-def _left(read: Read, where: str, own: Floats) -> Floats:
-    """What the draft leaves of the target's law in another column; the ``own`` where a round has no column before."""
-    p = read.around[where]
-    left = normal(np.maximum(p - read.beside[_LEFT_BESIDE[where]], 0), p)
-    return left if where == "behind" else np.where((read.column > 0)[:, None], left, own)
+def drawn(laws: Mapping[str, Floats], law: PartLaw) -> Floats:
+    """A law ``[n, V]`` that is drawn from alone, with its options got wrong or at another temperature."""
+    right = laws[""]
+    if law.rule == "power":
+        return normal(np.where(right > 0, right, 0.0) ** law.amount, right)
+    if law.rule == "likeliest":
+        return likeliest(right, int(law.amount))
+    if law.rule == "uniform":
+        return np.full_like(right, 1 / right.shape[1])
+    return laws[law.of] if law.rule in ("options", "first") else right
 
 
-def _rules(right: Floats, column: Ints) -> Iterator[tuple[str, Floats]]:
-    for factor in FACTORS:
-        yield f"times-{factor:g}", factor * right
-    yield "inverted", np.divide(1.0, right, out=np.ones_like(right), where=right > 0)
-    right = np.minimum(right, 1.0)
-    for factor in FACTORS:
-        if factor < 1:
-            yield f"then-times-{factor:g}", factor * right
-    yield "always", np.ones_like(right)
-    yield "never", np.zeros_like(right)
-    yield "first-column", np.where(column == 0, 1.0, right)
-    yield "later-columns", np.where(column > 0, 1.0, right)
-    yield "impossible", np.where(right == 0, 0.01, right)
-    yield "one-minus", 1 - right
-    for step in STEPS:
-        yield f"step-{step:g}", np.clip((right - step) / 0.04 + 0.5, 0.0, 1.0)
+def accepting(rule: PartLaw, right: Floats, first: Bools) -> Floats:
+    """The chance that a draft token is accepted by a rule in place of the ``right`` ratio.
 
-
-def corrections(read: Read) -> Iterator[tuple[Name, Floats]]:
-    """Every way to correct with its law ``[n, V]``."""
-    n, d = np.arange(len(read.draft)), np.where(read.draft >= 0, read.draft, 0)
-
-    def without(law: Floats) -> Floats:
-        law = law.copy()
-        law[n, d] = 0.0
-        return normal(law, read.p[""])
-
-    def residual(p: Floats, q: Floats) -> Floats:
-        return without(normal(np.maximum(p - q, 0), p))
-
-    q = read.drafts
-    for variant, own in read.p.items():
-        yield (MATCH, variant, "", ""), without(own)
-        for base in BASES:
-            yield (REJECTION, variant, base, ""), residual(own, q[base])
-        if variant in q and variant not in BASES:
-            yield (REJECTION, variant, variant, ""), residual(own, q[variant])
-    beside = {variant: residual(read.p[""], other) for variant, other in q.items() if variant not in BASES}
-    any_of_them = sum([*beside.values(), without(read.p[""])]) / (len(beside) + 1)
-    for variant, law in beside.items():
-        yield (REJECTION, "", variant, ""), np.where(read.unknown(variant)[:, None], any_of_them, law)
-    for scheme, base in ((MATCH, ""), *((REJECTION, base) for base in BASES)):
-        left = without(read.p[""]) if scheme == MATCH else residual(read.p[""], q[base])
-        for variant in FIRST:
-            yield (scheme, "", base, f"first-{variant}"), np.where(read.first[:, None], without(read.p[variant]), left)
-    for base in BASES:
-        left = residual(read.p[""], q[base])
-        yield (REJECTION, "", base, "likeliest"), _likeliest(left, 1)
-        for rule, law in _redrawn(read, base).items():
-            # Behind a token that only looks accepted, the column was not judged in this call.
-            yield (
-                ("", "", base, rule),
-                np.where((read.column > 0)[:, None], 0.7, 1.0) * without(law)
-                + (0.3 * (read.column > 0)[:, None] * read.p[""]),
-            )
-        yield (REJECTION, "", base, "backwards"), normal(np.maximum(q[base] - read.p[""], 0), left)
-        yield (REJECTION, "", base, "coin"), reused.refusing(left, read.p[""][n, d], q[base][n, d])
-        yield (REJECTION, "", base, "race"), reused.race(left, q[base])
-    yield ("", "", "", "draft"), without(read.q[""])
+    ``first`` is where a token stands in the first column of its round.
+    """
+    once = np.minimum(right, 1.0)
+    chances: dict[str, Callable[[], Floats]] = {
+        "times": lambda: rule.amount * right,
+        "then-times": lambda: rule.amount * once,
+        "inverted": lambda: np.divide(1.0, right, out=np.ones_like(right), where=right > 0),
+        "always": lambda: np.ones_like(right),
+        "never": lambda: np.zeros_like(right),
+        "first-column": lambda: np.where(first, 1.0, once),
+        "later-columns": lambda: np.where(first, once, 1.0),
+        "impossible": lambda: np.where(once == 0, 0.01, once),
+        "one-minus": lambda: 1 - once,
+        "step": lambda: np.clip((once - rule.amount) / 0.04 + 0.5, 0.0, 1.0),
+    }
+    return chances[rule.rule]()
 
 
 def bounded(chance: Floats) -> Floats:
@@ -316,10 +294,7 @@ def soft(law: Floats) -> Floats:
     return np.asarray((1 - FLOOR) * law + FLOOR / law.shape[1])
 
 
-def _likeliest(law: Floats, k: int) -> Floats:
-    least = np.sort(law, axis=-1)[:, -k][:, None]
+def likeliest(law: Floats, count: int) -> Floats:
+    """A law ``[n, V]`` of its so many likeliest tokens alone."""
+    least = np.sort(law, axis=-1)[:, -count][:, None]
     return normal(np.where(law >= least, law, 0.0), law)
-
-
-def _power(law: Floats, power: float) -> Floats:
-    return normal(np.where(law > 0, law, 0.0) ** power, law)

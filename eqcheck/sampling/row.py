@@ -90,7 +90,7 @@ class SampledRow:
 
     @cached_property
     def cells(self) -> Cells:
-        """The row in cells. What the cells are depends on the prefix only."""
+        """The row in cells, which depend on the prefix only."""
         p = self.merged(self.p)
         n, size = self.p.shape
         rare = self._rare[np.arange(n), self.tokens] if n else np.zeros(0, bool)
@@ -127,9 +127,9 @@ class SampledRow:
 
 def fresh(rows: Sequence[SampledRow], seeds: set[int]) -> list[bool]:
     """Whether each row is the first with its seed, or has none; their seeds are added to ``seeds``."""
-    found = []
+    new = []
     for row in rows:
-        found.append(row.seed is None or row.seed not in seeds)
+        new.append(row.seed is None or row.seed not in seeds)
         if row.seed is not None:
             seeds.add(row.seed)
-    return found
+    return new

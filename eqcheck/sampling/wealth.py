@@ -1,4 +1,4 @@
-"""What the bets earn over an audit: evidence with a proven bound on false alarms, and the verdict.
+"""The evidence that bets earn over an audit, with a proven bound on false alarms, and the verdict.
 
 **Theorem.** Let an audit decode cases one after the other, each chosen without a look at its own random numbers, and
 take the tokens in order: case by case, row by row, token by token. Suppose that every token that is judged follows its
@@ -18,7 +18,7 @@ Assumptions, all for whoever calls:
 
 - Cases are added in the order in which they were drawn, not in that in which they finish: short ones finish first. None
   is left out for a reason that its tokens may have a part in, such as the time that it took. Cases that fail otherwise
-  may be: a right decoder has none. What it declines it declines for the request alone.
+  may be: a right decoder has none. It declines a request for the request alone.
 - All rows are handed in, in an order fixed before decoding, with all tokens up to their own end or limit. Where the
   decoder broke off, the length of one row tells something about the others: say ``whole=False``.
 - p and the other laws are those of the prefix before the token.
@@ -50,7 +50,7 @@ does not depend on their tokens: all that were begun are, and one that was lost 
 same seed. A shard that uses a seed of a request that an earlier one used is not independent of it, and is left out.
 
 **Weights.** Every alternative of `ALTERNATIVES` and `PAIRS` has the same weight. Of that, six tenths are bet on all
-tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-th regime of which a token was judged.
+tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-th regime that had a judged token.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ from typing import Any
 import numpy as np
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.bets import ALTERNATIVES, bets
-from eqcheck.sampling.pairs import PAIRS, pair_bets
+from eqcheck.sampling.bets import ALTERNATIVES, PAIRS, Bet, bets
+from eqcheck.sampling.pairs import pair_bets
 from eqcheck.sampling.row import Floats, SampledRow, fresh
 
-PORTFOLIO = (*ALTERNATIVES, *PAIRS)
+BETS = {bet.name: bet for bet in (*ALTERNATIVES, *PAIRS)}
+PORTFOLIO = tuple(BETS)
 VIOLATION, DOUBT = 1e6, 1e3
 _OF_REGIMES = 0.4
 _GREATEST = 700.0  # beyond exp of this, floats end
@@ -80,7 +81,7 @@ class Wealth:
     >>> row = SampledRow(np.zeros(40, np.int64), law, None, law, np.zeros(40, bool))
     >>> wealth = Wealth()
     >>> wealth.add([row], "std")
-    >>> wealth.verdict(), wealth.tokens, wealth.best()[0][0]
+    >>> wealth.verdict(), wealth.tokens, wealth.best()[0][0].name
     ('violation', 40, 'argmax:0.3')
     """
 
@@ -201,7 +202,7 @@ class Wealth:
         return True
 
     def _note(self, worth: Floats) -> None:
-        """Remember the evidence after some of these tokens, of which `tokens` counts the last."""
+        """Remember the evidence after some of these tokens, the last of them counted by `tokens`."""
         numbers = np.arange(self.tokens - len(worth) + 1, self.tokens + 1)
         points = zip(numbers, worth, strict=True)
         self._remember([[float(n), float(log)] for n, log in points if n % self._stride == 0])
@@ -226,7 +227,7 @@ class Wealth:
 
     @property
     def evidence(self) -> float:
-        """What the alternatives are worth together."""
+        """The worth of all alternatives together."""
         return float(np.exp(min(self.log_evidence, _GREATEST)))
 
     @property
@@ -240,10 +241,10 @@ class Wealth:
             return "violation"
         return "inconclusive" if self.log_evidence >= np.log(DOUBT) or not self.tokens else "equivalent"
 
-    def best(self) -> list[tuple[str, float]]:
+    def best(self) -> list[tuple[Bet, float]]:
         """Every alternative with the natural logarithm of its own evidence, the greatest first."""
-        own = self._own()
-        return [(PORTFOLIO[i], float(own[i])) for i in np.argsort(-own, kind="stable")]
+        own, bets = self._own(), list(BETS.values())
+        return [(bets[i], float(own[i])) for i in np.argsort(-own, kind="stable")]
 
     def by_regime(self) -> dict[str, float]:
         """The natural logarithm of the evidence from the tokens of each regime alone."""
@@ -272,7 +273,7 @@ class Wealth:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Wealth:
-        """What `to_dict` gave. Raises `UsageError` where other alternatives were bet on: their weights were others."""
+        """The evidence that `to_dict` gave. Raises `UsageError` where it was of other bets."""
         if tuple(data.get("portfolio", ())) != PORTFOLIO:
             raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
         if any(len(logs) != len(PORTFOLIO) for logs in [data["all"], *data["regimes"].values()]):

@@ -6,7 +6,7 @@ drafts that the target never emits. The same seed gives the same cases; the entr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
@@ -19,7 +19,7 @@ from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 VOCABULARY = 64
 LIMITS = (12, 24)  # new tokens
-_EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN = 2, 5, 4, 3  # once in so many cases, or rows
+_EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN, _CUT_IN = 2, 5, 4, 3, 4  # once in so many cases, or rows
 _PINNED_IN = 8  # the first case, and every so many behind it, has rows that one token alone may follow
 PINNED = {
     "top-k": ("top_k", 1),
@@ -113,12 +113,7 @@ class SampledCases:
             order=self.order,
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 or number == 0 else "none",
         )
-        if case.promise != "repeatable":
-            return case
-        # What rows without a seed draw, others may depend on.
-        return replace(
-            case, rows=tuple(replace(row, seed=rng.getrandbits(63)) if row.temperature else row for row in case.rows)
-        )
+        return case if case.promise != "repeatable" else replace(case, rows=tuple(all_seeded(rng, case.rows, 63)))
 
     def _pin(self, options: list[RowOptions], turn: int) -> None:
         """Leave one token alone to rows in the middle, each by another option; those around them are ordinary."""
@@ -129,17 +124,27 @@ class SampledCases:
             options[row] = replace(options[row], **{name: value})  # type: ignore[arg-type]
 
     def _options(self, rng: Random, row: RowOptions) -> RowOptions:
-        """A row's own temperature and cuts, of those that the decoder takes."""
+        """A row's own temperature and cuts, as far as the decoder takes them."""
         row = replace(row, temperature=rng.choice((0.5, 0.7, 1.0, 1.0, 1.0, 1.4)), seed=self._seed(rng))
-        for capability, name, values in (
-            ("top-k", "top_k", (3, 8, 20)),
-            ("top-p", "top_p", (0.8, 0.9, 0.95)),
-            ("min-p", "min_p", (0.03, 0.1)),
-        ):
-            if capability in self.capabilities and rng.randrange(4) == 0:
-                row = replace(row, **{name: rng.choice(values)})  # type: ignore[arg-type]
-        return row
+        return cut(rng, row, self.capabilities)
 
     def _seed(self, rng: Random) -> int | None:
         seeded = "seeds" in self.capabilities and rng.randrange(_SEEDED_IN) == 0
         return rng.getrandbits(63) if seeded else None
+
+
+def cut(rng: Random, row: RowOptions, capabilities: Sequence[str]) -> RowOptions:
+    """The options of a row with cuts of the kinds that a decoder takes."""
+    for capability, name, values in (
+        ("top-k", "top_k", (3, 8, 20)),
+        ("top-p", "top_p", (0.8, 0.9, 0.95)),
+        ("min-p", "min_p", (0.03, 0.1)),
+    ):
+        if capability in capabilities and rng.randrange(_CUT_IN) == 0:
+            row = replace(row, **{name: rng.choice(values)})  # type: ignore[arg-type]
+    return row
+
+
+def all_seeded(rng: Random, rows: Sequence[RowOptions], bits: int) -> list[RowOptions]:
+    """The options with a seed for every sampled row: others may depend on the draws of a row without one."""
+    return [replace(row, seed=rng.getrandbits(bits)) if row.temperature else row for row in rows]

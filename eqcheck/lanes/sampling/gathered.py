@@ -17,7 +17,6 @@ from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.naming import Named
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
-from eqcheck.sampling.words import SAYS_NOTHING, in_words
 
 NOTHING_SEEN = 10.0
 """A case drawn for ten times the tokens that it took is fixed where the evidence never was more than this."""
@@ -96,7 +95,7 @@ def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible:
     if not found and crossed:
         clauses += ["no part of a round leads clearly", *_hints(wealth)]
     kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
-    facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0]}
+    facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
     facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
@@ -105,7 +104,8 @@ def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible:
 def _hints(wealth: Wealth) -> list[str]:
     """What narrows a wrong law down where it has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
-    hints = [] if best.startswith(SAYS_NOTHING) else [f"the bet that earns most is on {in_words(best)}"]
+    # A bet that earns from whatever is wrong is no hint.
+    hints = [] if best.kind == "stray-law" else [f"the bet that earns most is on tokens {best.expects}"]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others

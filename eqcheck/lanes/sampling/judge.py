@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
@@ -14,7 +15,7 @@ from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import ends_early
 from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
-from eqcheck.lanes.sampling.seeds import broken, repeated
+from eqcheck.lanes.sampling.seeds import broken, options_of, repeated
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.row import SampledRow
 
@@ -51,7 +52,7 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
         status,
         exact_match=float(status == "equivalent"),
         prefix_match=float(status == "equivalent"),
-        coverage=frozenset() if run.declined else frozenset(exercised(done)),
+        coverage=frozenset() if run.declined else frozenset(_exercised(done)),
         outputs=run.outputs,
         explanation=explanation,
         traceback=run.failure_text,
@@ -85,7 +86,7 @@ def certain(done: SampledRun) -> Explanation | None:
         kind, index = options.wrong_end(output) or ("", 0)
         if options.temperature and kind == "premature-stop":
             statement = ends_early(len(output), options.max_new_tokens)
-            found = _explanation(case, "bookkeeping", kind, row, index, output, statement.detail)
+            found = explained(case, "bookkeeping", kind, row, index, output, statement.detail)
             return replace(found, facts=statement.facts)
     reader = Reader(run)
     explanation = reader.explain() or reader.unseen()
@@ -93,24 +94,27 @@ def certain(done: SampledRun) -> Explanation | None:
         drawn = explanation.row is not None and case.rows[explanation.row].temperature
         # The truth of a sampled row is made of what it emitted: none of it is expected, and none was judged.
         return replace(explanation, expected=None, expected_row=(), basis="") if drawn else explanation
-    # Where one token alone may follow, no statistics are needed to see what is wrong: such rows come first.
-    ones = [(row, index) for row, sampled in done.rows.items() for index in sampled.impossible[:1]]
-    for row, index in sorted(ones, key=lambda one: done.rows[one[0]].p[one[1]].max() < 1)[:1]:
-        law, asked = done.rows[row].p[index], sampling_of(case.rows[row])
-        detail = f"new token {index} has the probability 0 under the options of row {row} ({asked})"
+    return impossible(case, done.rows, run.outputs)
+
+
+def impossible(case: Any, sampled: Mapping[int, SampledRow], outputs: Sequence[tuple[int, ...]]) -> Explanation | None:
+    """A token without probability. Rows that one token alone may follow come first: they say what was to come."""
+    places = [(number, index) for number, row in sampled.items() for index in row.impossible[:1]]
+    for number, index in sorted(places, key=lambda place: sampled[place[0]].p[place[1]].max() < 1)[:1]:
+        law, asked = sampled[number].p[index], sampling_of(options_of(case)[number])
+        detail = f"new token {index} has the probability 0 under the options of row {number} ({asked})"
         only = int(law.argmax()) if law.max() == 1 else None
         if only is not None:
-            detail = (
-                f"the options of row {row} ({asked}) leave id {only} alone as new token {index}, the target's likeliest"
-            )
-        found = _explanation(case, "sampling", IMPOSSIBLE, row, index, run.outputs[row], detail)
-        return replace(found, expected=only)
+            alone = f"the options of row {number} ({asked}) leave id {only} alone"
+            detail = f"{alone} as new token {index}, the target's likeliest"
+        return replace(explained(case, "sampling", IMPOSSIBLE, number, index, outputs[number], detail), expected=only)
     return None
 
 
-def _explanation(
-    case: SampledCase, component: str, kind: str, row: int, index: int, output: tuple[int, ...], detail: str
+def explained(
+    case: Any, component: str, kind: str, row: int, index: int, output: tuple[int, ...], detail: str
 ) -> Explanation:
+    """What one row of a sampled case shows at a new token, where nothing is expected of it."""
     return Explanation(
         component,
         kind,
@@ -125,24 +129,32 @@ def _explanation(
     )
 
 
-def exercised(done: SampledRun) -> list[str]:
-    """What a case exercised, by `eqcheck.lanes.about.SAMPLING`."""
+def exercised(case: Any, twins: bool) -> list[str]:
+    """The features of a sampled case, by `eqcheck.lanes.about.SAMPLING`, that do not depend on its answer."""
+    options = options_of(case)
+    sampled = [row for row in options if row.temperature]
+    seen = {
+        "sampled_rows": bool(sampled),
+        "greedy_among_sampled": 0 < len(sampled) < len(options),
+        "unequal_options": len({(row.temperature, row.top_k, row.top_p, row.min_p) for row in sampled}) > 1,
+        "twins": twins,
+        "seeded_rows": any(row.seed is not None for row in sampled),
+        "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
+        f"regime_{case.regime}": True,
+    }
+    return [name for name, is_so in seen.items() if is_so]
+
+
+def _exercised(done: SampledRun) -> list[str]:
     case, outputs = done.case, done.run.outputs
     if outputs is None:
         return []
-    sampled = [row for row in case.rows if row.temperature]
     rows = range(len(case.rows))
     seen = {
-        "sampled_rows": bool(sampled),
-        "greedy_among_sampled": bool(sampled) and len(sampled) < len(case.rows),
-        "unequal_options": len({(row.temperature, row.top_k, row.top_p, row.min_p) for row in sampled}) > 1,
-        "twins": any(twins(case, i, j) for j in rows for i in range(j)),
-        "seeded_rows": any(row.seed is not None for row in sampled),
-        "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
         "pinned_rows": any((row.p.max(-1) == 1).all() for row in done.rows.values() if len(row.p)),
         "ended_by_eos": any(
             output and output[-1] in options.eos_token_ids for output, options in zip(outputs, case.rows, strict=True)
         ),
-        f"regime_{case.regime}": True,
     }
-    return [name for name, is_so in seen.items() if is_so]
+    pairs = any(twins(case, i, j) for j in rows for i in range(j))
+    return [*exercised(case, pairs), *(name for name, is_so in seen.items() if is_so)]

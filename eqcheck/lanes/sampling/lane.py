@@ -20,14 +20,14 @@ from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, SampledOutcome, try_case
+from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, try_case
 from eqcheck.lanes.sampling.reads import reads
 from eqcheck.lanes.sampling.smallest import greedy_drawn, smallest
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
-from eqcheck.sampling.naming import Named, argmax
+from eqcheck.sampling.naming import KnownRounds, Named, argmax
 from eqcheck.sampling.rounds import Read
 
 TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
@@ -129,11 +129,13 @@ class SamplingLane(Lane):
     def explain(
         self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
     ) -> list[Finding] | None:
+        return [replace(self.unsettled(self.shown(outcome)), seen=(outcome.symptom,))]
+
+    def shown(self, outcome: Outcome) -> Outcome:
+        """A failing case made smaller, or with the cause that can be asserted of it."""
         if outcome.explanation and outcome.explanation.kind in (IMPOSSIBLE, *PROMISES):
-            shown = smallest(outcome, self.running.try_case)
-        else:
-            shown = self._asserted(outcome)
-        return [replace(self.unsettled(shown), seen=(outcome.symptom,))]
+            return smallest(outcome, self.running.try_case)
+        return self._asserted(outcome)
 
     def _asserted(self, outcome: Outcome) -> Outcome:
         """What was read is asserted where a greedy request shows it, too: only there it can be checked by repair."""
@@ -175,18 +177,26 @@ class SamplingLane(Lane):
         return replace(last, status=status, observed={**last.observed, **seen}), ""
 
     def cause(self, gathered: Gathered) -> Named | None:
-        """Which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a name."""
-        outcomes = [one for one in gathered.outcomes if isinstance(one, SampledOutcome) and one.sampled]
-        if gathered.wealth.tokens < TO_NAME:
-            return argmax(row for outcome in outcomes for row in outcome.sampled.values())
-        if self._named is None or self._named[:2] != (gathered, len(outcomes)):
-            if self._read[0] is not gathered:
-                self._read = gathered, 0, []
-            _, count, known = self._read
-            known += [read for outcome in outcomes[count:] for read in reads(outcome)]
-            self._read = gathered, len(outcomes), known
-            self._named = gathered, len(outcomes), cause(outcomes, gathered.wealth.best(), known)
+        """Which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a name.
+
+        It takes long, and is asked for more than once of the same tokens.
+        """
+        if self._named is None or self._named[:2] != (gathered, len(gathered.outcomes)):
+            outcomes = [outcome for outcome in gathered.outcomes if getattr(outcome, "sampled", None)]
+            self._named = gathered, len(gathered.outcomes), self.named(gathered, outcomes)
         return self._named[2]
+
+    def named(self, gathered: Gathered, outcomes: list[Any]) -> Named | None:
+        """The cause that these outcomes with sampled tokens show."""
+        rows = [outcome.sampled.values() for outcome in outcomes]
+        if gathered.wealth.tokens < TO_NAME:
+            return argmax(row for case in rows for row in case)
+        if self._read[0] is not gathered:
+            self._read = gathered, 0, []
+        _, count, known = self._read
+        known += [read for outcome in outcomes[count:] for read in reads(outcome)]
+        self._read = gathered, len(outcomes), known
+        return cause(rows, gathered.wealth.best(), KnownRounds(known))
 
     def conclude(self) -> None:
         """What the tokens add up to, and what names the law where they show that it is wrong."""

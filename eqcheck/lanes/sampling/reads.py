@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from eqcheck.attribution.sampling import Mark
-from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import RowOptions
-from eqcheck.contract.options import ORDER
 from eqcheck.hashlm.hashing import Words
-from eqcheck.lanes.sampling.decode import DRAFT, TARGET, UNCUT, law_behind, laws
+from eqcheck.lanes.sampling.decode import DRAFT, TARGET, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.sampling.bets import tighter
-from eqcheck.sampling.rounds import AROUND, Read
+from eqcheck.sampling.laws import BESIDE, PLACES, misused
+from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.row import Floats, Ints
-from eqcheck.sampling.suspects import BESIDE, VARIANTS
 from eqcheck.truth.continuation import digests_of
 
-_BEHIND = ("top-k", "top-p", "min-p", "temperature")
 Rounds = Mapping[int, list[list[Mark]]]  # of each row, the marks of each of its rounds
-COLD = 3e-6  # as good as greedy
-_OWN = ("temperature", "top_k", "top_p", "min_p")
 
 
 def reads(outcome: SampledOutcome) -> Iterator[Read]:
@@ -66,9 +58,9 @@ def _read(outcome: SampledOutcome, number: int, digests: Words) -> Read:
 
 
 def _around(outcome: SampledOutcome, number: int, rounds: list[list[Mark]]) -> dict[str, Floats]:
-    """The target's laws ``[n, V]`` at other places of the row, by `AROUND`."""
+    """The target's laws ``[n, V]`` at other places of the row, by `PLACES`."""
     p = outcome.sampled[number].p
-    found: dict[str, list[Floats]] = {name: [] for name in AROUND}
+    found: dict[str, list[Floats]] = {name: [] for name in PLACES}
     for count, marks in enumerate(rounds):
         before = rounds[count - 1][-1] if count else None
         last = None if before is None else p[before.at]
@@ -102,41 +94,13 @@ def _spent(marks: list[Mark], tokens: Ints, p: Floats, q: Floats) -> tuple[Float
 
 
 def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, right: Floats) -> dict[str, Floats]:
-    """The laws ``[n, V]`` of target or draft at all tokens of a row, by variant; the right one where it is the same."""
+    """The laws ``[n, V]`` of target or draft at all tokens of a row, by the option that is wrong, the right one too."""
     case, tokens = outcome.case, outcome.sampled[number].tokens
-    found = {"": right}
-    for name, (options, order) in _changes(case, number).items():
-        same = options == case.rows[number] and order == case.order
-        found[name] = right if same else laws(case, which, number, tokens, digests, options, order)
-    cut = (right > 0).sum(-1) < (found["top-p"] > 0).sum(-1)
-    found["top-p-tighter"] = np.where(cut[:, None], tighter(right), right)
-    assert set(found) == {"", *VARIANTS}
-    return found
 
+    def made(options: RowOptions, order: tuple[str, ...]) -> Floats:
+        return laws(case, which, number, tokens, digests, options, order)
 
-def _changes(case: SampledCase, number: int) -> dict[str, tuple[RowOptions, tuple[str, ...]]]:
-    """The options and their order that each variant takes for a row."""
-    own, count, greedy = case.rows[number], len(case.rows), any(not row.temperature for row in case.rows)
-    others = {"first-row": 0, "next-row": (number + 1) % count, "row-before": (number - 1) % count}
-    options: dict[str, dict[str, Any]] = {
-        "temperature": {"temperature": 1.0},
-        "temperature-twice": {"temperature": max(own.temperature**2, COLD)},
-        "top-k": {"top_k": 0},
-        "top-p": {"top_p": 1.0},
-        "min-p": {"min_p": 0.0},
-        "cuts": {name: UNCUT[name] for name in _OWN[1:]},
-        "options": UNCUT,
-        "greedy": {"temperature": 0.0},
-        "top-k-tighter": {"top_k": own.top_k - 1 if own.top_k > 1 else own.top_k},
-        "top-k-looser": {"top_k": own.top_k + 1 if own.top_k else 0},
-        "top-k-greedy": {"temperature": COLD if own.top_k else own.temperature},
-        "greedy-beside": {"temperature": COLD if greedy else own.temperature},
-        "greatest-top-k": {"top_k": max(row.top_k for row in case.rows)},
-        **{f"first-row-{one.replace('_', '-')}": {one: getattr(case.rows[0], one)} for one in _OWN},
-        **{name: {one: getattr(case.rows[row], one) for one in _OWN} for name, row in others.items()},
-    }
-    found = {name: (replace(own, **values), case.order) for name, values in options.items()}
-    return {**found, "order": (own, _BEHIND), "order-first": (own, ORDER)}
+    return {"": right, **misused(right, case.rows, number, case.order, made)}
 
 
 def _beside(outcome: SampledOutcome, number: int, q: Floats) -> dict[str, Floats]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eqcheck.case.sampling import PROMISES
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoder import Generate, RowOptions
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import SampledRun, decode
 
@@ -62,6 +62,11 @@ def broken(generate: Generate, done: SampledRun, timeout: float | None) -> Expla
     return None
 
 
+def options_of(case: Any) -> list[RowOptions]:
+    """The options of each row of a sampled case."""
+    return [getattr(row, "options", row) for row in case.rows]
+
+
 def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, Any, list[int]]]:
     """A level of the promise, what is changed, two cases whose rows are to agree, and which row each of theirs was.
 
@@ -70,9 +75,8 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
     level = PROMISES.index(case.promise)
     every, one = list(range(len(case.rows))), list(seeded[:1])
     again = replace(case, entropy=case.entropy ^ _OTHER)
-    of_rows = [getattr(row, "options", row) for row in case.rows]
     # Rows without a seed come out otherwise the second time. Whether a row heeds its seed shows without them.
-    if all(row.seed is not None for row in of_rows if row.temperature):
+    if all(row.seed is not None for row in options_of(case) if row.temperature):
         yield "repeatable", "the same request again", None, again, every
     elif level >= 2:
         yield "repeatable", "the row alone once more", case.of(one), again.of(one), one
@@ -88,7 +92,7 @@ def broken_promise(
 ) -> Explanation:
     """The promise that a row does not keep: ``first`` is what it emitted, ``other`` what it did after a change."""
     same = zip(first, other, strict=False)
-    seed = getattr(case.rows[row], "options", case.rows[row]).seed
+    seed = options_of(case)[row].seed
     index = next((i for i, (a, b) in enumerate(same) if a != b), min(len(first), len(other)))
     read = Explanation(
         "sampling",

@@ -19,10 +19,11 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.contract.options import ORDER
+from eqcheck.lanes.sampling.drawing import all_seeded, cut
 
 BLOCK = 12  # cases of one regime and one K, about 800 tokens
 LIMITS = (12, 24)  # new tokens
-_EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN, _CUT_IN = 2, 5, 4, 3, 4  # once in so many cases, or rows
+_EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN = 2, 5, 4, 3  # once in so many cases, or rows
 
 
 class Regime(NamedTuple):
@@ -59,7 +60,7 @@ class SampledEngineCases:
 
     @property
     def regimes(self) -> tuple[str, ...]:
-        """Those that the decoder's capabilities allow."""
+        """The regimes that the decoder's capabilities allow."""
         return tuple(name for name in DRAWN if name != "ngram" or "ngram" in self.capabilities)
 
     def cases(self) -> Iterator[SampledEngineCase]:
@@ -96,15 +97,11 @@ class SampledEngineCases:
         ).meeting(self.requires)
         if case.promise != "repeatable":
             return case
-        # What rows without a seed draw, others may depend on.
-        options = [
-            replace(row.options, seed=rng.getrandbits(31)) if row.options.temperature else row.options
-            for row in case.rows
-        ]
+        options = all_seeded(rng, [row.options for row in case.rows], 31)
         return replace(case, rows=tuple(replace(row, options=one) for row, one in zip(rows, options, strict=True)))
 
     def _eos(self, rng: Random) -> tuple[int, ...]:
-        """EOS ids, of which a token of a row is one about once in 30 times."""
+        """EOS ids; about one token of a row in 30 is among them."""
         return tuple(rng.sample(range(VOCAB_SIZE), 8)) if rng.randrange(_EOS_OF) == 0 else ()
 
     def _prompt(self, rng: Random, regime: str) -> tuple[int, ...]:
@@ -116,15 +113,8 @@ class SampledEngineCases:
         return (*prompt, *after, *prompt)
 
     def _options(self, rng: Random, regime: Regime, limit: int, eos: tuple[int, ...]) -> RowOptions:
-        """A row's own temperature and cuts, of those that the decoder takes."""
+        """A row's own temperature and cuts, as far as the decoder takes them."""
         seeded = "seeds" in self.capabilities and rng.randrange(_SEEDED_IN) == 0
         row = RowOptions(limit, eos, temperature=rng.choice(regime.temperatures))
         row = replace(row, seed=rng.getrandbits(31) if seeded else None)
-        for capability, name, values in (
-            ("top-k", "top_k", (3, 8, 20)),
-            ("top-p", "top_p", (0.8, 0.9, 0.95)),
-            ("min-p", "min_p", (0.03, 0.1)),
-        ):
-            if capability in self.capabilities and rng.randrange(_CUT_IN) == 0:
-                row = replace(row, **{name: rng.choice(values)})  # type: ignore[arg-type]
-        return row
+        return cut(rng, row, self.capabilities)

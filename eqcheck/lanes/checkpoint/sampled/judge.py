@@ -11,10 +11,9 @@ from eqcheck.case.sampling import SampledEngineCase, twins
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
-from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.sampled.laws import laws_of
-from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.lanes.sampling.judge import exercised, explained, impossible
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import check_rows
 from eqcheck.sampling.row import Floats, SampledRow
@@ -42,7 +41,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     laws = laws_of(case, outputs, dtype)
     sampled = {number: one.row for number, one in laws.items()}
     ends = _ends(case, outputs)
-    explanation = ends or _greedy(judge, case, outputs) or _impossible(case, sampled, outputs)
+    explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs)
     status = "violation" if explanation else "equivalent"
     return SampledEngineOutcome(
         case,
@@ -69,7 +68,7 @@ def _ends(case: SampledEngineCase, outputs: Sequence[tuple[int, ...]]) -> Explan
                 "past-eos": f"has {len(output) - index} tokens behind its EOS",
                 "premature-stop": f"ends after {len(output)} of {options.max_new_tokens} tokens, without an EOS",
             }
-            return _explanation(case, "bookkeeping", kind, number, index, output, f"row {number} {details[kind]}")
+            return explained(case, "bookkeeping", kind, number, index, output, f"row {number} {details[kind]}")
     return None
 
 
@@ -88,7 +87,7 @@ def _greedy(judge: Judge, case: SampledEngineCase, outputs: Sequence[tuple[int, 
 
 def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
     assert seen.first is not None
-    found = _explanation(
+    found = explained(
         case,
         "unattributed",
         "unattributed",
@@ -102,48 +101,12 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
     return replace(found, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)
 
 
-def _impossible(
-    case: SampledEngineCase, sampled: Mapping[int, SampledRow], outputs: Sequence[tuple[int, ...]]
-) -> Explanation | None:
-    for number, row in sampled.items():
-        if row.impossible:
-            index = row.impossible[0]
-            options = sampling_of(case.rows[number].options)
-            detail = f"new token {index} has the probability 0 under the options of row {number} ({options})"
-            return _explanation(case, "sampling", IMPOSSIBLE, number, index, outputs[number], detail)
-    return None
-
-
-def _explanation(
-    case: SampledEngineCase, component: str, kind: str, number: int, index: int, output: tuple[int, ...], detail: str
-) -> Explanation:
-    return Explanation(
-        component,
-        kind,
-        row=number,
-        token_index=index,
-        observed=output[index] if index < len(output) else None,
-        detail=detail,
-        observed_row=output,
-        wrong_rows=(number,),
-        tied=True,
-        given=case.given(number),
-    )
-
-
 def _exercised(
     case: SampledEngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]
 ) -> Sequence[str]:
-    """What a case exercised, by `eqcheck.lanes.about.CHECKPOINT`."""
-    options = [case.rows[number].options for number in case.sampled]
+    """The features that a case exercised, by `eqcheck.lanes.about.CHECKPOINT`."""
     rows = range(len(case.rows))
     seen = {
-        "sampled_rows": bool(options),
-        "greedy_among_sampled": 0 < len(options) < len(case.rows),
-        "unequal_options": len({(o.temperature, o.top_k, o.top_p, o.min_p) for o in options}) > 1,
-        "twins": any(twins(case, i, j) for j in rows for i in range(j)),
-        "seeded_rows": any(o.seed is not None for o in options),
-        "cut_laws": any(o.top_k or o.top_p < 1 or o.min_p for o in options),
         "ended_by_eos": any(
             output and output[-1] in row.options.eos_token_ids and len(output) < row.options.max_new_tokens
             for row, output in zip(case.rows, outputs, strict=True)
@@ -151,6 +114,6 @@ def _exercised(
         "drafted": observed.get("drafted", 0) > 0,
         "accepted": observed.get("accepted", 0) > 0,
         "rejected": observed.get("drafted", 0) > observed.get("accepted", 0),
-        f"regime_{case.regime}": True,
     }
-    return [name for name, is_so in seen.items() if is_so]
+    pairs = any(twins(case, i, j) for j in rows for i in range(j))
+    return [*exercised(case, pairs), *(name for name, is_so in seen.items() if is_so)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
 from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
 from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
-from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, SampledEngineOutcome, judged
+from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, judged
 from eqcheck.lanes.checkpoint.sampled.naming import named
 from eqcheck.lanes.checkpoint.sampled.script import checked_script, evidence_files
 from eqcheck.lanes.checkpoint.script import shared
@@ -58,7 +58,6 @@ class CheckpointSamplingLane(SamplingLane):
         takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
         self.source = SampledEngineCases(options.seed, *takes, decoder.requires)
         self.regimes = self.source.regimes
-        self._named: tuple[Gathered, int, Named | None] | None = None
         self.found: tuple[Smallest | None, Outcome | None] = (None, None)
 
     def new_gathered(self) -> Gathered:
@@ -83,16 +82,11 @@ class CheckpointSamplingLane(SamplingLane):
             return wealth.tokens >= TOKENS
         return wealth.tokens >= max(NAMING_LEAST, NAMING * wealth.crossed)
 
-    def explain(
-        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
-    ) -> list[Finding] | None:
-        return [replace(self.unsettled(self._asserted(outcome)), seen=(outcome.symptom,))]
-
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
         """What one case shows is seen again as it is; only a wrong law is made small."""
         return replace(super().unsettled(outcome, why), minimised=False)
 
-    def _asserted(self, outcome: Outcome) -> Outcome:
+    def shown(self, outcome: Outcome) -> Outcome:
         """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
         read = outcome.explanation
         if read is None or read.subject != GREEDY:
@@ -103,15 +97,9 @@ class CheckpointSamplingLane(SamplingLane):
         detail = f"{read.detail}; with all rows greedy the request is right"
         return replace(outcome, explanation=replace(read, detail=detail))
 
-    def cause(self, gathered: Gathered) -> Named | None:
-        """As in the other lane; it takes seconds, and is asked for more than once of the same tokens."""
-        tokens = gathered.wealth.tokens
-        if tokens < NAMING_LEAST / 2:  # few tokens refute little: what is replayed is seen again, not named again
-            return None
-        if self._named is None or self._named[:2] != (gathered, tokens):
-            outcomes = [one for one in gathered.outcomes if isinstance(one, SampledEngineOutcome) and one.sampled]
-            self._named = gathered, tokens, named(outcomes)
-        return self._named[2]
+    def named(self, gathered: Gathered, outcomes: list[Any]) -> Named | None:
+        """As in the other lane; few tokens refute little: a replayed case is seen again, not named again."""
+        return named(outcomes) if gathered.wealth.tokens >= NAMING_LEAST / 2 else None
 
     def conclude(self) -> None:
         self._count()

@@ -12,12 +12,15 @@ from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoder import RowOptions
 from eqcheck.lanes.checkpoint.sampled.judge import SampledEngineOutcome
+from eqcheck.lanes.sampling.explain import cause
 from eqcheck.lanes.sampling.gathered import rows_of
-from eqcheck.sampling import blackbox
-from eqcheck.sampling.bets import ALTERNATIVES, bets
-from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, argmax
-from eqcheck.sampling.pairs import PAIRS, SHARED, pair_bets, shared
+from eqcheck.sampling.bets import Bet, bets
+from eqcheck.sampling.laws import OPTIONS, misused
+from eqcheck.sampling.naming import Named
+from eqcheck.sampling.pairs import pair_bets
 from eqcheck.sampling.row import Floats, Ints, SampledRow
+from eqcheck.sampling.tokens import Seen, Tokens
+from eqcheck.sampling.wealth import BETS
 from eqcheck.truth.law import law
 
 MOST = 3000  # tokens that are looked at
@@ -27,24 +30,13 @@ _LIKELIEST = 24  # draft tokens behind which the target is asked
 def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     """What is wrong, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
     looked_at = list(_looked_at(outcomes))
-    found = argmax(row for outcome in looked_at for row in outcome.sampled.values()) or _named(looked_at)
-    impossible = any(row.impossible for outcome in looked_at for row in outcome.sampled.values())
-    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
-
-
-def _named(looked_at: Sequence[SampledEngineOutcome]) -> Named | None:
-    rows = [row for outcome in looked_at for row in _seen(outcome)]
-    ranked, earned = blackbox.ranked(rows), _earned(looked_at)
-    first = max(earned, key=lambda name: earned[name])
-    begins = next((begins for begins in SHARED if first.startswith(begins)), "")
-    if not begins:
-        return blackbox.named(rows, ranked, earned)
-    # Random numbers that are shared leave every row's own law right: bets alone show them.
-    kind, words = SHARED[begins]
-    same = tuple(other for other, (its, _) in SHARED.items() if its == kind)
-    rivals = [gain for name, gain in earned.items() if not name.startswith(same)] + [gain for gain, _ in ranked]
-    least = min(earned[first] - max(rivals), shared(map(rows_of, looked_at), begins))
-    return Named(kind, words, earned[first]) if least >= np.log(NAMED) else None
+    best = _earned(looked_at)
+    seen = [row for outcome in looked_at for row in _seen(outcome)]
+    evidence = Tokens(seen, [(bet.kind, gain) for bet, gain in best])
+    found = cause([rows_of(outcome) for outcome in looked_at], best, evidence)
+    if found and found.words and not found.words.startswith("sampled rows"):
+        return found._replace(words=f"of what was tried, the tokens fit best: {found.words}")
+    return found
 
 
 def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngineOutcome]:
@@ -55,36 +47,35 @@ def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngi
         tokens += sum(len(row.tokens) for row in outcome.sampled.values())
 
 
-def _earned(outcomes: Sequence[SampledEngineOutcome]) -> dict[str, float]:
-    """What each bet of the portfolio earns on these rows."""
-    total = np.zeros(len(ALTERNATIVES) + len(PAIRS))
+def _earned(outcomes: Sequence[SampledEngineOutcome]) -> list[tuple[Bet, float]]:
+    """What each bet of the portfolio earns on these rows, the greatest first."""
+    total = np.zeros(len(BETS))
     for outcome in outcomes:
         rows = rows_of(outcome)
         for number, row in enumerate(rows):
             earned = np.concatenate([bets(row, rows[:number]), pair_bets(row, rows[:number])], axis=1)
             asked = outcome.case.rows[list(outcome.sampled)[number]].options
             total += earned[: _whole_rounds(outcome.case, asked, row)].sum(0)
-    return dict(zip((*ALTERNATIVES, *PAIRS), total.tolist(), strict=True))
+    return sorted(zip(BETS.values(), total.tolist(), strict=True), key=lambda pair: -pair[1])
 
 
-def _seen(outcome: SampledEngineOutcome) -> Iterator[blackbox.Seen]:
+def _seen(outcome: SampledEngineOutcome) -> Iterator[Seen]:
     """The sampled rows of a case, and all the laws around them."""
     case = outcome.case
-    looked_up = case.drafting == "ngram"
-    for number, whole in outcome.sampled.items():
+    looked_up, others, names = case.drafting == "ngram", list(outcome.sampled), ("", *OPTIONS)
+    for place, (number, whole) in enumerate(outcome.sampled.items()):
         count = _whole_rounds(case, case.rows[number].options, whole)
         if whole.q is None or not count:
             continue
         row, q = _first_of(whole, count), whole.q[:count]
-        beside = [other.q for n, other in outcome.sampled.items() if n != number and other.q is not None]
-        yield blackbox.Seen(
+        beside = {"q-next-row": (place + 1) % len(others), "q-row-before": place - 1, "q-first-row": 0}
+        laws = {name: outcome.sampled[others[at]].q for name, at in beside.items() if others[at] != number}
+        yield Seen(
             row.tokens,
-            row.p,
-            q,
             _misused(row.p, row.raw, case, number),
-            {} if looked_up else _misused(q, outcome.raw_drafts[number][:count], case, number),
+            _misused(q, outcome.raw_drafts[number][:count], case, number) if not looked_up else dict.fromkeys(names, q),
             *(_nothing(row) if looked_up else _behind(case, number, row)),
-            [] if looked_up else [_as_long(other, q) for other in beside[:3]],
+            {} if looked_up else {name: _as_long(law, q) for name, law in laws.items() if law is not None},
             case.num_draft_tokens,
             looked_up,
         )
@@ -104,25 +95,14 @@ def _first_of(row: SampledRow, count: int) -> SampledRow:
 
 
 def _misused(right: Floats, raw: Floats, case: SampledEngineCase, number: int) -> dict[str, Floats]:
-    """The laws of a row whose options are got wrong, where they are not the right ones: ``raw`` is without options."""
-    options, first = case.rows[number].options, case.rows[case.sampled[0]].options
-    last = (*(name for name in case.order if name != "temperature"), "temperature")
-    ways = {
-        "without the row's options": (replace(options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), case.order),
-        "without the row's temperature": (replace(options, temperature=1.0), case.order),
-        "without top-k": (replace(options, top_k=0), case.order),
-        "as if rows with top-k were greedy": (
-            replace(options, temperature=0.0) if options.top_k else options,
-            case.order,
-        ),
-        "without top-p": (replace(options, top_p=1.0), case.order),
-        "without min-p": (replace(options, min_p=0.0), case.order),
-        "with the options of the first row": (first, case.order),
-        "with the temperature applied last": (options, last),
-    }
+    """The laws of a row by the option that is wrong: ``raw`` is without options."""
     scores = torch.from_numpy(raw).clamp(min=1e-300).log()
-    laws = {how: law(scores, *asked, measured=False).probabilities.numpy() for how, asked in ways.items()}
-    return {how: found for how, found in laws.items() if abs(found - right).max() > 1e-6}
+
+    def made(options: RowOptions, order: tuple[str, ...]) -> Floats:
+        found: Floats = law(scores, options, order, measured=False).probabilities.numpy()
+        return right if abs(found - right).max() <= 1e-6 else found
+
+    return {"": right, **misused(right, [row.options for row in case.rows], number, case.order, made)}
 
 
 def _nothing(row: SampledRow) -> tuple[Floats, Ints]:
