@@ -26,6 +26,7 @@ from eqcheck.sampling.row import Floats
 STEP = 0.25
 REJECTION, MATCH = "rejection", "match"
 ROUNDS, TOKENS = "rounds", "tokens"
+_REDRAWN = ("again", "again-options", "again-absolute", "again-argmax", "again-place", "again-left")
 
 
 def grid(count: int) -> tuple[float, ...]:
@@ -46,6 +47,11 @@ class PartLaw(NamedTuple):
     rule: str = ""
     of: str = ""
     amount: float = 0.0
+
+    @property
+    def redraws(self) -> bool:
+        """Whether a correction by this rule may be the refused draft token."""
+        return self.rule in _REDRAWN
 
 
 class Verification(NamedTuple):
@@ -239,7 +245,7 @@ class SamplerLaws(NamedTuple):
         """Whether only these tell: behind them, a corrected token may look accepted."""
         rule = self.accept.rule
         less = rule.rule in ("never", "inverted", "one-minus") or (0 < rule.amount < 1 and rule.rule != "step")
-        return less or rule.rule.startswith("again") or rule.rule == "first"
+        return less or rule.redraws or rule.rule == "first"
 
     @property
     def beside(self) -> str:

@@ -63,7 +63,9 @@ class Named(NamedTuple):
 
 
 class SamplerEvidence(Protocol):
-    """The tokens of a sampler, with the laws around them."""
+    """The tokens of a sampler, with the laws around them; a ``hedge`` stands before a name that rests on few facts."""
+
+    hedge: str
 
     def likelihoods(self) -> list[tuple[float, SamplerLaws]]:
         """The log-likelihood of every sampler, right and wrong."""
@@ -94,7 +96,8 @@ def named(evidence: SamplerEvidence) -> Named | None:
     alone = not any(not evidence.refutes(other) for other in best_of.values())
     if not alone or best - evidence.rivals(sampler.kind) < math.log(NAMED) or not evidence.bears_out(sampler):
         return Named("stray-law", "", factor)
-    return Named(sampler.kind, in_words([other for other in near if other.kind == sampler.kind]), factor)
+    words = in_words([other for other in near if other.kind == sampler.kind])
+    return Named(sampler.kind, words and evidence.hedge + words, factor)
 
 
 def argmax(rows: Iterable[SampledRow]) -> Named | None:
@@ -121,6 +124,8 @@ MUCH = 10.0
 
 class KnownRounds:
     """Tokens whose places in their rounds are known, and the laws around them."""
+
+    hedge = ""
 
     def __init__(self, reads: Iterable[Read]) -> None:
         self.reads = list(together(reads))

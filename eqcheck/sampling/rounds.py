@@ -162,7 +162,7 @@ class PartLaws:
             return np.where(read.first, read.p[rule.of][self.n, self.d], once)
         if rule.rule == "one-coin":
             return np.minimum(once / read.lowest, 1.0)
-        if rule.rule.startswith("again"):
+        if rule.redraws:
             return once + (1 - once) * self._again(name)[self.n, self.d]
         accepted = np.minimum(accepting(rule, right, read.column == 0), 1.0)
         left = 0.0 if name.scheme == MATCH else self._left(name)[self.n, self.d]
@@ -171,7 +171,7 @@ class PartLaws:
     def correction(self, name: Verification) -> Floats:
         """The law ``[n, V]`` of what is seen to be a correction."""
         read, rule = self.read, name.rule.rule
-        if rule.startswith("again"):
+        if name.rule.redraws:
             # Behind a token that only looks accepted, the column was not judged in this call.
             later = (read.column > 0)[:, None]
             return np.where(later, 0.7, 1.0) * self._without(self._again(name)) + 0.3 * later * read.p[""]

@@ -72,7 +72,7 @@ def round_of(row: Seen, sampler: SamplerLaws) -> RoundLaws:
     rule = sampler.accept.rule
     if rule.rule == "argmax":
         chances = [likeliest(p, 1)]
-    elif rule.rule in ("", "first") or rule.rule.startswith("again"):
+    elif rule.rule in ("", "first") or rule.redraws:
         chances = [right]
     else:
         chances = [accepting(rule, right, np.full(p.shape, place)) for place in (False, True)]
@@ -94,7 +94,7 @@ def _put(row: Seen, q: Floats, chance: Floats, correction: Verification) -> tupl
     accepted = q * chance
     refused = np.maximum(q - accepted, 0)
     law = _correction(row, correction, refused)
-    if correction.scheme == MATCH and not correction.rule.rule.startswith("again"):  # it is not the draft token
+    if correction.scheme == MATCH and not correction.rule.redraws:  # it is not the draft token
         weights = np.divide(refused, 1 - law, out=np.zeros_like(law), where=law < 1)
         certain = np.where(law < 1, 0.0, refused).sum(-1, keepdims=True)  # leaves nothing else
         return accepted, law * (weights.sum(-1, keepdims=True) - weights) + certain * row.p[""]
@@ -105,7 +105,7 @@ def _correction(row: Seen, how: Verification, refused: Floats) -> Floats:
     p, rule = row.p[""], how.rule
     if rule.rule == "again-place":
         return _before(p) if rule.of == "before" else _behind(row, refused)
-    if rule.rule.startswith("again"):
+    if rule.redraws:
         laws = {"again-absolute": normal(abs(p - row.q[""]), p), "again-argmax": likeliest(p, 1)}
         return laws.get(rule.rule, p)
     own = drawn(row.p, how.p)
@@ -181,6 +181,8 @@ def _emitted(laws: RoundLaws) -> tuple[Floats, Floats, Floats]:
 
 class Tokens:
     """Rows whose tokens alone are known; ``earned`` has the gains of bets on other laws, by kind."""
+
+    hedge = "of what was tried, the tokens fit best: "
 
     def __init__(self, rows: Sequence[Seen], earned: Sequence[tuple[str, float]] = ()) -> None:
         self.rows, self.earned = [row for row in rows if row.drafts], earned

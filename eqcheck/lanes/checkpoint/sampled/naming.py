@@ -33,10 +33,7 @@ def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     best = _earned(looked_at)
     seen = [row for outcome in looked_at for row in _seen(outcome)]
     evidence = Tokens(seen, [(bet.kind, gain) for bet, gain in best])
-    found = cause([rows_of(outcome) for outcome in looked_at], best, evidence)
-    if found and found.words and not found.words.startswith("sampled rows"):
-        return found._replace(words=f"of what was tried, the tokens fit best: {found.words}")
-    return found
+    return cause([rows_of(outcome) for outcome in looked_at], best, evidence)
 
 
 def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngineOutcome]:
