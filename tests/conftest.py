@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 # `tests/conformance` lies below, and is run from other projects too: nothing of this folder is imported here.
+collect_ignore = ["conftest.py"]  # as a module for doctests it would be taken for that of `browser`
 REST = frozenset(json.loads(Path(__file__).with_name("tiers.json").read_text()))
 
 
