@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.samplers.engine import Race, Sampler, Source, Uniform, engine_of, law_of
+from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, engine_of, law_of
 from eqcheck.contract.decoder import Request
 
 Outputs = tuple[tuple[int, ...], ...]
@@ -106,7 +106,7 @@ def second_winner(q: Sequence[float], first: int, r: Sequence[float]) -> list[fl
     return chances
 
 
-class _Forked(Source):
+class _Forked(Randomness):
     """The random numbers of one seed in one run: the same seed gives the same numbers, none fresh ones."""
 
     def __init__(self, fork: Fork, seed: int | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.bookkeeping import Known, diagnose
+from eqcheck.attribution.bookkeeping import CommitKnowledge, diagnose
 from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.losses import draft_warnings, settled
 from eqcheck.case.record import Case
@@ -182,7 +182,7 @@ def test_of_two_origins_of_a_repeated_token_both_are_told(fault: str, said: str)
 def test_a_token_that_is_the_last_one_again_and_the_answer_behind_a_rejected_draft_token_is_not_certain() -> None:
     verdict = RowVerdict(0, (57, 33, 99), (57, 57, 62))
     run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
-    known = Known(set(), set(), {57}, set(), {57}, True, False, False, None, False)
+    known = CommitKnowledge(set(), set(), {57}, set(), {57}, True, False, False, None, False)
     kind = diagnose(verdict, 1, run_, known)
     assert (kind.kind, kind.certain) == ("wrong-correction", False)
     assert "new token 0 again, and also what the target predicted after a rejected draft token" in kind.statement.detail
@@ -196,7 +196,7 @@ def test_two_tokens_that_changed_places_are_not_a_lost_one() -> None:
     run_ = run(right_decoder, Case(prompts=((3, 1, 4),), max_new_tokens=3, num_draft_tokens=1))
     (first, second, third) = run_.truth.rows[0]
     assert len({first, second, third}) == 3
-    known = Known(set(), set(), set(), set(), set(), True, True, False, None, False)
+    known = CommitKnowledge(set(), set(), set(), set(), set(), True, True, False, None, False)
     exchanged = diagnose(RowVerdict(0, (first, second, third), (first, third, second)), 1, run_, known)
     assert (exchanged.kind, exchanged.statement.facts["statement"]) == ("wrong-correction", "exchanged")
     assert diagnose(RowVerdict(0, (first, second, third), (first, third)), 1, run_, known).kind == "lost-token"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eqcheck.attribution import columns, reading
-from eqcheck.attribution.bookkeeping import Asked
+from eqcheck.attribution.bookkeeping import WrongToken
 from eqcheck.attribution.columns import RULES
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.reading import HYPOTHESES, Finding, Reader
@@ -62,7 +62,7 @@ def runs(name: str) -> list[Run]:
 def test_a_hypothesis_decides_a_run(hypothesis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
 
-    def noted(reader: Reader, asked: Asked) -> Finding | None:
+    def noted(reader: Reader, asked: WrongToken) -> Finding | None:
         said.append(HYPOTHESES[hypothesis](reader, asked))
         return said[-1]
 

@@ -201,7 +201,7 @@ def test_several_trees_in_one_row_are_right() -> None:
 
 FAULTS_OF_MASKS = [(NeighbourSeen, MASK), (MaskOneSlotOff, MASK), (CallOfAll, MASK)]
 FAULTS_OF_TREES = [(trees.SiblingsSeen, "mask/sibling-visible"), (trees.PositionByIndex, "position/query-position")]
-FAULTS_OF_TREES += [(trees.PathNotMoved, "cache/wrong-path"), (trees.ValuesNotMoved, "cache/torn-entry")]
+FAULTS_OF_TREES += [(trees.PathNotMoved, "cache/wrong-path"), (trees.PathValuesNotMoved, "cache/torn-entry")]
 FAULTS_OF_TREES += [(trees.BonusOfLastNode, "bookkeeping/wrong-correction"), (trees.RootHidden, "mask/token-hidden")]
 
 

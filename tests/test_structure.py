@@ -139,3 +139,14 @@ def test_modules_and_functions_are_short(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and (str(path.relative_to(ROOT)), node.name) not in LONG:
             assert int(node.end_lineno or 0) - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def twice(modules: Mapping[str, str]) -> set[str]:
+    """The names that two classes at the top of modules share."""
+    names = [node.name for text in modules.values() for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return {name for name in names if names.count(name) > 1}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert not twice(texts(MODULES))
+    assert twice({"a": "class Round: ...", "b": "class Round: ...\nclass Rounds: ..."}) == {"Round"}

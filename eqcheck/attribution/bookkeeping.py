@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WrongToken:
     """The first wrong token of a row, and the queries of the target for it.
 
     It stands at ``index`` of the output, and a query at logical ``position`` had to predict it, up to call ``commit``.
@@ -59,7 +59,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Known:
+class CommitKnowledge:
     """What was known when a token was committed.
 
     drafted         the tokens that the draft proposed there
@@ -98,7 +98,7 @@ class Diagnosis(NamedTuple):
     certain: bool = True
 
 
-def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Diagnosis:
+def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) -> Diagnosis:
     """The kind of a wrong row, what is said of it, and whether what was seen proves it."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
@@ -119,7 +119,7 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: Known) -> Diagnos
     return _other_token(verdict, index, uncut[index:], pad, known)
 
 
-def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Known) -> Diagnosis:
+def _draft_token(token: int, index: int, observed: tuple[int, ...], known: CommitKnowledge) -> Diagnosis:
     """Of a token that the draft proposed there."""
     again = index > 0 and token == observed[index - 1]
     elsewhere = token in known.after_rejected | known.filled
@@ -133,7 +133,7 @@ def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Known
     return Diagnosis("over-accept", said, known.queried and not again)
 
 
-def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: Known) -> Diagnosis:
+def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: CommitKnowledge) -> Diagnosis:
     """Of a token that the draft did not propose there; ``rest`` is what the target emits from there on."""
     observed = verdict.observed
     token, again = observed[index], index > 0 and observed[index] == observed[index - 1]
@@ -161,7 +161,7 @@ def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: in
     return Diagnosis("wrong-correction", _of_another("", verdict.row, known), False)
 
 
-def _of_another(prefix: str, row: int, known: Known, **facts: int) -> Statement:
+def _of_another(prefix: str, row: int, known: CommitKnowledge, **facts: int) -> Statement:
     """What is said where the target answered the emitted token around then, behind another place or for another row."""
     if known.for_another is None:
         return state(prefix or "neither", **facts)

@@ -16,7 +16,7 @@ import numpy as np
 
 from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
-from eqcheck.attribution.view import Entry, View
+from eqcheck.attribution.view import Entry, QueryView
 from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.hashlm.hashing import Bools
@@ -27,7 +27,7 @@ _HIDDEN = {"token-hidden"}
 _KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its path
 
 
-def together(view: View, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
+def together(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
     """The deviations of a query, those that are one thing as one; ``due`` are the slots that it should see."""
     deviations = _never_written(view, deviations)
     deviations = _read_elsewhere(view, deviations, due)
@@ -36,7 +36,7 @@ def together(view: View, deviations: list[Deviation], due: set[int]) -> list[Dev
     return _mask_of_another(view, deviations)
 
 
-def _never_written(view: View, deviations: list[Deviation]) -> list[Deviation]:
+def _never_written(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """Numbers that no model wrote are a damaged entry where one is missing, else memory that was never written."""
     if any(one.kind == "missing-entry" for one in deviations):
         return deviations
@@ -49,7 +49,7 @@ def _never_written(view: View, deviations: list[Deviation]) -> list[Deviation]:
     ]
 
 
-def _read_elsewhere(view: View, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
+def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
     """One finding where a query sees as many slots as it should, and others than are ``due``.
 
     Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
@@ -69,7 +69,7 @@ def _read_elsewhere(view: View, deviations: list[Deviation], due: set[int]) -> l
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
 
 
-def _overwritten(view: View) -> bool:
+def _overwritten(view: QueryView) -> bool:
     """Whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their place.
 
     All others hold what they held: so nothing was moved, and the slots are those of one memory.
@@ -91,7 +91,7 @@ def _complete(places: Iterable[tuple[int, int]]) -> bool:
     return ordered == [(request, at) for request in sorted(ends) for at in range(ends[request])]
 
 
-def _ordered(view: View) -> bool:
+def _ordered(view: QueryView) -> bool:
     """Whether the slots of a row hold each position of its requests once, as written or as the call feeds requests."""
     held = [entry for entry in view.entries if entry.known and entry.label.what != "pad"]
     fed = list(dict.fromkeys(label.request for label in view.labels.labels(view.call, view.row)))
@@ -100,7 +100,7 @@ def _ordered(view: View) -> bool:
     return _complete(places) and (order == sorted(order) or places == by_request)
 
 
-def _not_kept_apart(view: View, deviations: list[Deviation]) -> list[Deviation]:
+def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
 
     The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
@@ -142,7 +142,7 @@ def _fed_several(record: Record, call: int, row: int) -> bool:
     return len({label.request for label in record.labels(record.calls[call], row)} - {-1}) > 1
 
 
-def _shifted(view: View, deviations: list[Deviation]) -> list[Deviation]:
+def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """When mask and cache differ by a shift alone, say which of the two was not moved.
 
     The one at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other was left
@@ -162,7 +162,7 @@ def _shifted(view: View, deviations: list[Deviation]) -> list[Deviation]:
     return [moved, *(one for one in deviations if one.slot not in own | shown)]
 
 
-def wrong_path(view: View, deviations: list[Deviation]) -> list[Deviation]:
+def wrong_path(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """Entries of nodes that were not accepted, each in the place of a token of the path: one deviation of the two."""
     if not view.labels.branches:
         return deviations
@@ -212,7 +212,7 @@ def _owners(record: Record, number: int, row: int) -> set[int]:
     return {label.request for label in record.labels(record.calls[number], row)} - {-1}
 
 
-def _mask_of_another(view: View, deviations: list[Deviation]) -> list[Deviation]:
+def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """One finding where a query sees the slots that are right for the request that held its batch row before.
 
     All that it sees wrongly is then that mask's, whichever kinds of slots these are. A fault that shows or hides too
@@ -253,7 +253,7 @@ def _shown_as(record: Record, write: Write) -> Holder | None:
     return before._replace(width=width) if found else None
 
 
-def _right_elsewhere(view: View, deviations: list[Deviation]) -> bool:
+def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
     """Whether queries that saw exactly their rows, up to the view's call, had such slots in their cache, too.
 
     For a hidden token that is an accepted draft token, or a token of a prompt, as it is.

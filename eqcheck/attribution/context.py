@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eqcheck.attribution.confusion import together, wrong_path
 from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
-from eqcheck.attribution.view import Entry, View, entries
+from eqcheck.attribution.view import Entry, QueryView, entries
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation, Slot
 from eqcheck.hashlm.hashing import Ints
@@ -53,7 +53,7 @@ def read(
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
         return Context((torn,), (), ())
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
-    view = View.of(call, row, column, label, labels, family, found)
+    view = QueryView.of(call, row, column, label, labels, family, found)
     surplus, right = _seen(view)
     due = {entry.slot for entry in view.due(right).values()}
     deviations = together(view, surplus + _unseen(view, right), due)
@@ -64,7 +64,7 @@ def read(
     return Context(tuple(deviations), tuple(follow), tuple(slots), offset, _displaced(view, deviations))
 
 
-def _seen(view: View) -> tuple[list[Deviation], dict[int, Entry]]:
+def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
     """What is seen and should not be; and by logical position, the entries that are rightly seen, the own one first."""
     deviations: list[Deviation] = []
     right: dict[int, Entry] = {}
@@ -87,7 +87,7 @@ def _seen(view: View) -> tuple[list[Deviation], dict[int, Entry]]:
     return deviations, right
 
 
-def _surplus(view: View, entry: Entry) -> tuple[str, str]:
+def _surplus(view: QueryView, entry: Entry) -> tuple[str, str]:
     """The component and kind of a visible entry that the query should not have seen."""
     label, in_own_block = entry.label, entry.slot in view.own_block
     if label.what in ("pad", "blank", "filler"):
@@ -105,7 +105,7 @@ def _surplus(view: View, entry: Entry) -> tuple[str, str]:
     return "cache", "duplicate-entry"
 
 
-def _unseen(view: View, right: dict[int, Entry]) -> list[Deviation]:
+def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
     """What should be seen and is not: it is hidden, or it is not in the row's cache."""
     deviations: list[Deviation] = []
     hidden: dict[int, Entry] = {}
@@ -129,7 +129,7 @@ def _unseen(view: View, right: dict[int, Entry]) -> list[Deviation]:
     return deviations
 
 
-def _out_of_window(view: View, right: dict[int, Entry], entry: Entry, position: int) -> bool:
+def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, position: int) -> bool:
     """Whether a hidden token is one that a window has lost.
 
     A narrow window loses what is oldest, and a window that counts slots what is that far away in slots.
@@ -144,7 +144,9 @@ def _out_of_window(view: View, right: dict[int, Entry], entry: Entry, position: 
     return bool(window) and own_slot - entry.slot >= (window or 0)
 
 
-def _misplaced(view: View, right: dict[int, Entry], offset: int, stored: Ints) -> tuple[list[Deviation], list[Write]]:
+def _misplaced(
+    view: QueryView, right: dict[int, Entry], offset: int, stored: Ints
+) -> tuple[list[Deviation], list[Write]]:
     """What is seen at a wrong position or written under an earlier fault, and the writes that explain it."""
     deviations: list[Deviation] = []
     follow: list[Write] = []
@@ -170,7 +172,7 @@ def _misplaced(view: View, right: dict[int, Entry], offset: int, stored: Ints) -
     return deviations, follow
 
 
-def _displaced(view: View, deviations: Sequence[Deviation]) -> tuple[int, int] | None:
+def _displaced(view: QueryView, deviations: Sequence[Deviation]) -> tuple[int, int] | None:
     own = [entry for entry in view.entries if entry.slot in view.own_block and entry.write[2] == view.column]
     wrong = Counter(deviation.kind for deviation in deviations)
     if len(own) != 1 or own[0].visible or wrong != {"pad-visible": 1, "token-hidden": 1}:
@@ -179,7 +181,7 @@ def _displaced(view: View, deviations: Sequence[Deviation]) -> tuple[int, int] |
     return seen or 0, own[0].slot
 
 
-def _elsewhere(view: View, position: int) -> int | None:
+def _elsewhere(view: QueryView, position: int) -> int | None:
     """The batch row that holds an absent token's entry instead; None if no row of the same cache does."""
     sought = (view.request, position, "token")
     for other in range(view.call.kv[0].shape[1]):
@@ -202,7 +204,7 @@ def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int
     return max(votes, key=lambda offset: (votes[offset], offset == 0, offset == own))
 
 
-def _slots(view: View, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
+def _slots(view: QueryView, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
     """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
     due = view.due(right)
     slots = [_slot(view, entry, due, offset) for entry in view.entries]
@@ -213,7 +215,7 @@ def _slots(view: View, right: dict[int, Entry], offset: int, deviations: Sequenc
     return slots
 
 
-def _slot(view: View, entry: Entry, due: Mapping[int, Entry], offset: int) -> Slot:
+def _slot(view: QueryView, entry: Entry, due: Mapping[int, Entry], offset: int) -> Slot:
     """A slot as a query saw it; ``due`` are the entries that it is to see, by logical position."""
     expected = view.is_own(entry) and due.get(entry.label.position) is entry
     label = view.labels.seen_by(entry.label, view.request)

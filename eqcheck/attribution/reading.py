@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.attribution.bookkeeping import Asked, Told, diagnose
+from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose
 from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
@@ -80,11 +80,11 @@ class Reader:
             for _, label in self.labels.queries(request, position)
         )
 
-    def _at(self, verdict: RowVerdict, index: int | None = None) -> Asked:
+    def _at(self, verdict: RowVerdict, index: int | None = None) -> WrongToken:
         """The token at an index of a row, or the first wrong one, before it is known who was asked for it."""
         index = verdict.first if index is None else index
         assert index is not None
-        return Asked(verdict, index, len(self.run.case.prompts[verdict.row]) + index - 1)
+        return WrongToken(verdict, index, len(self.run.case.prompts[verdict.row]) + index - 1)
 
     def _diagnose(self, verdict: RowVerdict) -> Finding:
         """What the first of the `HYPOTHESES` that applies says of a row."""
@@ -92,7 +92,7 @@ class Reader:
         findings = (hypothesis(self, asked) for hypothesis in HYPOTHESES.values())
         return next(finding for finding in findings if finding is not None)
 
-    def _asked(self, verdict: RowVerdict) -> Asked:
+    def _asked(self, verdict: RowVerdict) -> WrongToken:
         asked, sources = self._at(verdict), self.sources
         if asked.ends:
             return asked
@@ -120,7 +120,7 @@ class Reader:
 
     # The hypotheses: each says what is wrong if it holds, and None if it does not.
 
-    def _row_ends(self, asked: Asked) -> Finding | None:
+    def _row_ends(self, asked: WrongToken) -> Finding | None:
         if not asked.ends:
             return None
         last = max(self.labels.rounds[asked.row], default=0)  # a row may stay in the batch after its end
@@ -128,19 +128,19 @@ class Reader:
         number = self.sources.answered(asked.row, asked.index) if missing else last
         return self._bookkeeping(asked, number or last, "the row is right so far")
 
-    def _prompt_unfinished(self, asked: Asked) -> Finding | None:
+    def _prompt_unfinished(self, asked: WrongToken) -> Finding | None:
         return self._told(asked, self.sources.unfinished(asked))
 
-    def _other_node(self, asked: Asked) -> Finding | None:
+    def _other_node(self, asked: WrongToken) -> Finding | None:
         return self._told(asked, self.sources.at_a_node(asked))
 
-    def _wrong_context(self, asked: Asked) -> Finding | None:
+    def _wrong_context(self, asked: WrongToken) -> Finding | None:
         if not asked.blamed and (not asked.wrong or asked.right or asked.repeated):
             return None
         order, finding = self._context_fault(asked, asked.blamed or asked.wrong)
         return order, replace(finding, tied=bool(asked.blamed) and not asked.loosely)
 
-    def _rounded(self, asked: Asked) -> Finding | None:
+    def _rounded(self, asked: WrongToken) -> Finding | None:
         """A query that saw exactly its row but for what its cache makes of entries, and answered wrongly."""
         answered = [write for write in asked.right if self.sources.predicted(write) == asked.observed]
         if not self.run.trace.rounded or not answered:
@@ -152,7 +152,7 @@ class Reader:
         about: dict[str, Any] = {"query": self._query(write), "deviations": (torn,), "slots": slots, "tied": True}
         return order_of(torn, write), self._explanation("cache", "torn-entry", asked, call=write[0], **about)
 
-    def _right_context(self, asked: Asked) -> Finding | None:
+    def _right_context(self, asked: WrongToken) -> Finding | None:
         if not asked.right:
             return None
         row, position, observed, call = asked.row, asked.position, asked.observed, asked.right[-1][0]
@@ -167,7 +167,7 @@ class Reader:
         places = {"other_call": other[0], "batch_row": other[1], "column": other[2]}
         return self._unattributed(asked, state("unread-answer", right_call=call, **places))
 
-    def _behind_rejected(self, asked: Asked) -> Finding | None:
+    def _behind_rejected(self, asked: WrongToken) -> Finding | None:
         sources = self.sources
         misled = sources.after_rejected(asked.row, asked.position)
         write = next((write for write in misled if sources.predicted(write) == asked.observed), None)
@@ -176,7 +176,7 @@ class Reader:
         where = "in the column of filler" if sources.fills(write) else "behind a draft token that was rejected"
         return self._bookkeeping(asked, write[0], f"no query asked for it; call {write[0]} answered it {where}")
 
-    def _never_asked(self, asked: Asked) -> Finding | None:
+    def _never_asked(self, asked: WrongToken) -> Finding | None:
         sources, row = self.sources, asked.row
         proposed = asked.observed in sources.proposed(row, asked.position)
         if not (asked.repeated or proposed or sources.nothing_else_asked(row)):
@@ -202,7 +202,7 @@ class Reader:
             sees_from=self.family.first_seen(label.position),
         )
 
-    def _told(self, asked: Asked, told: Told | None) -> Finding | None:
+    def _told(self, asked: WrongToken, told: Told | None) -> Finding | None:
         """A fault of bookkeeping that what a call shows proves."""
         if told is None:
             return None
@@ -210,7 +210,7 @@ class Reader:
         finding = self._explanation("bookkeeping", told.kind, asked, told.statement, **about)
         return (told.call, KINDS[told.kind].rank, 0), finding
 
-    def _unread(self, asked: Asked) -> Write | None:
+    def _unread(self, asked: WrongToken) -> Write | None:
         """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
         sources, row, position, observed = self.sources, asked.row, asked.position, asked.observed
         since, until = asked.right[-1][0], asked.commit
@@ -240,7 +240,7 @@ class Reader:
                 return (write,)
         return ()
 
-    def _context_fault(self, asked: Asked, blamed: Sequence[Write]) -> Finding:
+    def _context_fault(self, asked: WrongToken, blamed: Sequence[Write]) -> Finding:
         cause = self.walk.cause(blamed)
         if isinstance(cause, Statement):
             return self._unattributed(asked, cause)
@@ -257,7 +257,7 @@ class Reader:
             slots=self.walk.context(write).slots,
         )
 
-    def _bookkeeping(self, asked: Asked, number: int, basis: str, queried: bool = False) -> Finding:
+    def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)
         kind, statement, certain = diagnose(asked.verdict, asked.index, self.run, known)
         finding = self._explanation(
@@ -271,14 +271,14 @@ class Reader:
         )
         return (number, KINDS[kind].rank, 0), finding
 
-    def _unattributed(self, asked: Asked, statement: Statement) -> Finding:
+    def _unattributed(self, asked: WrongToken, statement: Statement) -> Finding:
         return _LAST, self._explanation("unattributed", "unattributed", asked, statement)
 
     def _explanation(
         self,
         component: str,
         kind: str,
-        asked: Asked,
+        asked: WrongToken,
         statement: Statement = NOTHING,
         call: int | None = None,
         **more: object,
@@ -308,7 +308,7 @@ class Reader:
 
 
 # In causal order; the first that applies is what is said. `tests/test_hypotheses.py` has for each a run that needs it.
-HYPOTHESES: dict[str, Callable[[Reader, Asked], Finding | None]] = {
+HYPOTHESES: dict[str, Callable[[Reader, WrongToken], Finding | None]] = {
     "row-ends": Reader._row_ends,
     "prompt-unfinished": Reader._prompt_unfinished,
     "other-node": Reader._other_node,

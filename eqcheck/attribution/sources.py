@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any, NamedTuple
 
-from eqcheck.attribution.bookkeeping import Asked, Known, Told
+from eqcheck.attribution.bookkeeping import CommitKnowledge, Told, WrongToken
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.packed import sees_twins
 from eqcheck.attribution.record import Label, Write, self_hidden
@@ -49,7 +49,7 @@ class Sources:
             if since <= write[0] <= until:
                 yield Answer(write, label, self.fed(write), self.predicted(write))
 
-    def known(self, row: int, position: int, number: int, queried: bool) -> Known:
+    def known(self, row: int, position: int, number: int, queried: bool) -> CommitKnowledge:
         """What was known around call ``number``: between the row's calls before and after it."""
         emitted = (self.run.outputs or self.run.truth.rows)[row]
         index = position + 1 - len(self.run.case.prompts[row])
@@ -61,7 +61,7 @@ class Sources:
         misled = [a.write for a in around if a.label.request == row and a.label.what in ("draft", "filler")]
         misled += [*self.after_rejected(row, position), *self._wrong_behind(row, position)]
         pads = (a for a in around if a.label.request == row and a.label.what in ("pad", "filler"))
-        return Known(
+        return CommitKnowledge(
             drafted=self.drafted(row, position),
             verified=self._verified(row, position),
             after_rejected={self.predicted(write) for write in misled if not self.fills(write)},
@@ -127,7 +127,7 @@ class Sources:
         since = max((call for call in drafted if call < number), default=0)
         return range(since + 1, min((call for call in drafted if call > number), default=self._last + 1))
 
-    def unfinished(self, asked: Asked) -> Told | None:
+    def unfinished(self, asked: WrongToken) -> Told | None:
         """The query of a prompt that was not yet fed whole, which answered the emitted token; None where there is none.
 
         It is one of the last columns fed, as many as a round asks for. Only a row's first token can be that answer:
@@ -273,7 +273,7 @@ class Sources:
                 return answer.write
         return None
 
-    def at_a_node(self, asked: Asked) -> Told | None:
+    def at_a_node(self, asked: WrongToken) -> Told | None:
         """Of a tree, the node at which the emitted token was answered, where nothing simpler says where it is from.
 
         If no query is right for this token, and no node was fed for the token before it, that one was accepted without

@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class View:
+class QueryView:
     """A query held against the token that it stands for: the one ``at`` this logical position of the ``request``.
 
     ``low`` is the first position that it should see, ``entries`` are the slots of its row, ``own_block`` those that its
@@ -60,7 +60,7 @@ class View:
     @classmethod
     def of(
         cls, call: Call, row: int, column: int, label: Label, labels: Record, family: Family, held: Sequence[Entry]
-    ) -> View:
+    ) -> QueryView:
         """The view of a query of which the ``entries`` of its row are ``held``."""
         seen = [replace(entry, visible=bool(call.visible[row, column, entry.slot])) for entry in held]
         own_block = {entry.slot for entry in seen if entry.write[0] == call.number}

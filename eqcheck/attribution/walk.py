@@ -23,7 +23,7 @@ class Step(NamedTuple):
     write: Write
 
 
-class Cause(NamedTuple):
+class Chain(NamedTuple):
     """The first deviation, the like ones of its query, and its consequences."""
 
     root: Step
@@ -45,7 +45,7 @@ class Walk:
             self._contexts[write] = read(call, row, column, label, self.labels, self.stored, self.family)
         return self._contexts[write]
 
-    def cause(self, blamed: Sequence[Write]) -> Cause | Statement:
+    def cause(self, blamed: Sequence[Write]) -> Chain | Statement:
         """The first deviation that led to the first of these queries; a statement where it is not known."""
         steps = self._followed(blamed[:1])
         roots = [step for step in steps if not (KINDS[step.deviation.kind].inherited and self._inherited(step))]
@@ -68,7 +68,7 @@ class Walk:
             s.deviation for s in roots if s.write == root.write and s.deviation.fingerprint == first.fingerprint
         )
         rest = tuple(step.deviation for step in steps if step.deviation not in (alike or (first,)))
-        return Cause(root, alike or (first,), rest)
+        return Chain(root, alike or (first,), rest)
 
     def _followed(self, pending: Sequence[Write]) -> list[Step]:
         """What queries saw wrongly, and the queries that wrote it, and so on, in causal order."""

@@ -81,7 +81,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Seen:
+class OutcomeRecord:
     """An outcome as data: the case, what was read, and how it failed."""
 
     case: dict[str, Any]
@@ -100,7 +100,7 @@ class Part:
     claimed_families: tuple[str, ...]
     version: str
     counts: Counts
-    findings: tuple[tuple[Seen, dict[str, Any]], ...]
+    findings: tuple[tuple[OutcomeRecord, dict[str, Any]], ...]
     unsettled: int
     warnings: tuple[str, ...]
     facts: dict[str, Any]
@@ -109,7 +109,7 @@ class Part:
     interrupted: bool
     wealth: dict[str, Any] | None = None
     exclusion: dict[str, Any] | None = None
-    telling: tuple[float, Seen] | None = None
+    telling: tuple[float, OutcomeRecord] | None = None
     warning_kinds: tuple[str, ...] = ()
 
 
@@ -156,18 +156,18 @@ def part_of(audit: Audit) -> Part:
     )
 
 
-def _seen(outcome: Outcome) -> Seen:
-    return Seen(outcome.case.to_dict(), outcome.status, outcome.explanation, outcome.traceback, outcome.drawn)
+def _seen(outcome: Outcome) -> OutcomeRecord:
+    return OutcomeRecord(outcome.case.to_dict(), outcome.status, outcome.explanation, outcome.traceback, outcome.drawn)
 
 
-def outcome_of(seen: Seen) -> Outcome:
+def outcome_of(seen: OutcomeRecord) -> Outcome:
     """The outcome that was written as data."""
     return Outcome(
         case_of(seen.case), seen.status, explanation=seen.explanation, traceback=seen.traceback, drawn=seen.drawn
     )
 
 
-def finding_of(seen: Seen, rest: Mapping[str, Any]) -> Finding:
+def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
     """The finding that was written as data."""
     finding = msgspec.convert({**rest, "outcome": {"case": None, "status": seen.status}}, Finding)
     return replace(finding, outcome=outcome_of(seen))

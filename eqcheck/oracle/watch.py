@@ -26,7 +26,7 @@ _LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
 _BY_MASK = ("bloom", "opt", "mpt")
 
 
-class Judge(Protocol):
+class AnyOracle(Protocol):
     """What is asked of an `eqcheck.Oracle`."""
 
     @property
@@ -77,7 +77,7 @@ def family_like(model: Any) -> str:
 class Watch:
     """What was seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
 
-    def __init__(self, oracle: Judge, case: WatchedCase, trace: Trace) -> None:
+    def __init__(self, oracle: AnyOracle, case: WatchedCase, trace: Trace) -> None:
         self._oracle, self._case, self._trace = oracle, case, trace
         self.outputs: Sequence[Sequence[int]] | None = None
 
@@ -127,7 +127,7 @@ def _as_far_as_asked(run: Run) -> Run:
     return replace(run, outputs=tuple(outputs), truth=replace(run.truth, rows=tuple(rows)))
 
 
-def _after_ties(run: Run, oracle: Judge) -> Run:
+def _after_ties(run: Run, oracle: AnyOracle) -> Run:
     """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
     for row in range(len(run.case.prompts)):
         while (index := answered(run, row)) is not None:
@@ -136,7 +136,7 @@ def _after_ties(run: Run, oracle: Judge) -> Run:
 
 
 @contextmanager
-def watching(oracle: Judge, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
+def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
     """Watch the oracle's target, and a draft, for as long as the context lasts."""
     trace = Trace()
     models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]

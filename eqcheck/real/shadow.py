@@ -22,7 +22,7 @@ from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors, written
-from eqcheck.real.tap import NotRead, Seen, Watched
+from eqcheck.real.tap import AttentionInput, NotRead, Watched
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Opened:
     loose: bool
     written: dict[int, tuple[Any, Any, torch.Tensor]] = field(default_factory=dict)
     caches: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    seen: dict[int, Seen] = field(default_factory=dict)
-    others: list[Seen] = field(default_factory=list)
+    seen: dict[int, AttentionInput] = field(default_factory=dict)
+    others: list[AttentionInput] = field(default_factory=list)
 
 
 class Shadow:
@@ -91,7 +91,7 @@ class Shadow:
         keys, values = (two_heads(one).detach().clone() for one in all_of_them)
         now.caches[layer] = (keys, values)
 
-    def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
+    def saw(self, watched: Watched | None, layer: int, seen: AttentionInput) -> None:
         now = self.open
         if now is None or self._probing() or (watched is not None and watched is not now.watched):
             return
@@ -133,13 +133,13 @@ class Shadow:
         return next((one for one in self.positions.values() if one.probing is not None), None)
 
     @staticmethod
-    def _kept(watched: Watched, seen: Seen) -> Seen:
+    def _kept(watched: Watched, seen: AttentionInput) -> AttentionInput:
         """What was seen, as it is now: a cache may be changed at once."""
         keys, values = (
             two_heads(one, one.shape[1] // watched.key_heads or 1).detach().clone() for one in (seen.keys, seen.values)
         )
         mask = None if seen.mask is None else seen.mask.detach().clone()
-        return Seen(keys, values, mask, seen.queries, seen.causal)
+        return AttentionInput(keys, values, mask, seen.queries, seen.causal)
 
     def _embedded(self, watched: Watched, embeds: torch.Tensor) -> Ints:
         """The tokens of embeddings, by their bytes; -1 for what is no row of the table."""
@@ -320,7 +320,7 @@ class Shadow:
         return [*order[:rank], right, *order[rank:]]
 
 
-def visible_of(seen: Seen, batch: int) -> Bools:
+def visible_of(seen: AttentionInput, batch: int) -> Bools:
     """What each query may see, ``[batch, block, slots]``."""
     slots, queries = seen.keys.shape[2], seen.queries
     if seen.mask is None:

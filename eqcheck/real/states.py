@@ -22,7 +22,7 @@ from eqcheck.hashlm.trace import TARGET
 from eqcheck.hashlm.visibility import Feed, View
 from eqcheck.real.provenance import GARBAGE, Held, vectors
 from eqcheck.real.shadow import Opened, Shadow
-from eqcheck.real.tap import NotRead, Seen, Watched
+from eqcheck.real.tap import AttentionInput, NotRead, Watched
 
 History = tuple[int, ...]  # the writes that a state has taken in, oldest first; `_PAD` for a pad
 _PAD, _UNKNOWN = -1, -2  # of the digits in `_STRANGE`
@@ -46,7 +46,7 @@ class StateShadow(Shadow):
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
         """Nothing goes into caches here."""
 
-    def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
+    def saw(self, watched: Watched | None, layer: int, seen: AttentionInput) -> None:
         """There is no attention."""
 
     def asked(self, watched: Watched, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

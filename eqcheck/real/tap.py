@@ -78,7 +78,7 @@ class Listener(Protocol):
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
         """A layer hands ``new`` keys and values ``[batch, heads, block, width]`` to a cache, which returns all."""
 
-    def saw(self, watched: Watched | None, layer: int, seen: Seen) -> None:
+    def saw(self, watched: Watched | None, layer: int, seen: AttentionInput) -> None:
         """Attention of a layer; ``watched`` is None, and ``layer`` -1, where nobody knows whose it is."""
 
     def left(self, watched: Watched, states: torch.Tensor, cache: Any) -> None:
@@ -88,7 +88,7 @@ class Listener(Protocol):
         """The head's answer to hidden states, as it is to be."""
 
 
-class Seen(NamedTuple):
+class AttentionInput(NamedTuple):
     """What attention was handed: keys and values ``[batch, heads, slots, width]``, its mask, how many queries.
 
     ``causal``: without a mask, query i sees the first i + 1 keys.
@@ -205,7 +205,7 @@ class _Tap:
             if self.own is not None and not self.inside:
                 (one, number), mask = self.own
                 self.own = None
-                guarded(self.listener.saw, one, number, Seen(result[0], result[1], mask, keys.shape[2], True))
+                guarded(self.listener.saw, one, number, AttentionInput(result[0], result[1], mask, keys.shape[2], True))
             return result
 
         home.update = update  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ class _Tap:
             if known is not None:
                 said = more.get("is_causal")
                 by_order = causal and bool(getattr(module, "is_causal", True) if said is None else said)
-                seen = Seen(key, value, mask, query.shape[2], by_order and query.shape[2] > 1)
+                seen = AttentionInput(key, value, mask, query.shape[2], by_order and query.shape[2] > 1)
                 guarded(self.listener.saw, *known, seen)
             self.inside += 1
             try:
@@ -249,7 +249,7 @@ class _Mode(TorchFunctionMode):
             query, key, value, mask = (*args, *([None] * 4))[:4]
             key, value, mask = kwargs.get("key", key), kwargs.get("value", value), kwargs.get("attn_mask", mask)
             query = kwargs.get("query", query)
-            seen = Seen(key, value, mask, query.shape[-2], bool(kwargs.get("is_causal", False)))
+            seen = AttentionInput(key, value, mask, query.shape[-2], bool(kwargs.get("is_causal", False)))
             if query.dim() == 4:
                 guarded(self.tap.listener.saw, None, -1, seen)
         return func(*args, **kwargs)

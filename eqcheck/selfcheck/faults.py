@@ -25,7 +25,7 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS, PLANTED
-from eqcheck.catalogue.faults.conjunctions import RARE, Seen, recording
+from eqcheck.catalogue.faults.conjunctions import RARE, Answered, recording
 from eqcheck.catalogue.faults.fault import SEED
 from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
@@ -263,7 +263,7 @@ def check_rare() -> tuple[RareResult, ...]:
     caught: dict[str, int] = {}
     for count in range(RARE_MOST):
         case, _ = _drawn(source, count)
-        seen: list[Seen] = []
+        seen: list[Answered] = []
         run(partial(_noted, seen), case)
         for rare in RARE:
             if rare.id not in caught and rare.holds(seen[0]) and not judge(run(rare.decoder().function, case)):
@@ -273,7 +273,7 @@ def check_rare() -> tuple[RareResult, ...]:
     return tuple(RareResult(rare.id, rare.when, rare.held_back, caught.get(rare.id)) for rare in RARE)
 
 
-def _noted(seen: list[Seen], target: Any, draft: Any, request: Request) -> Rows:
+def _noted(seen: list[Answered], target: Any, draft: Any, request: Request) -> Rows:
     seen.append(recording(target, draft, request))
     return seen[0].outputs
 

@@ -176,7 +176,7 @@ class PagedModel(Handling):
             del table[used:]
 
 
-class Paged(RequestEngine):
+class PagedEngine(RequestEngine):
     """A paged cache in blocks of 16 slots."""
 
     size: ClassVar[int] = 16
@@ -201,13 +201,13 @@ class Paged(RequestEngine):
         self.prefill_all(i)
 
 
-class PagedSmall(Paged):
+class PagedSmall(PagedEngine):
     """A paged cache in blocks of 4 slots, so that most rows have several."""
 
     size = 4
 
 
-class Prefixed(Paged):
+class Prefixed(PagedEngine):
     """A paged cache whose full blocks are found again by the text up to their end, and shared by later rows."""
 
     def begin(self) -> None:

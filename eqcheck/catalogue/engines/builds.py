@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
-from eqcheck.catalogue.engines.blocks import Paged, PagedSmall, Prefixed, PrefixedSmall
+from eqcheck.catalogue.engines.blocks import PagedEngine, PagedSmall, Prefixed, PrefixedSmall
 from eqcheck.catalogue.engines.columns import Static
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.heads import AcceptedHead, ColumnHead, PairsHead
@@ -62,7 +62,7 @@ BUILDS = {
     "continuous": Build(Continuous, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked", "late-rows")),
     "packed": Build(Packed, CLAIMED),
     "pooled": Build(Pooled, CLAIMED),
-    "paged": Build(Paged, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
+    "paged": Build(PagedEngine, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "paged_small": Build(PagedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "prefix", "chunked")),
     "prefixed": Build(Prefixed, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),
     "prefixed_small": Build(PrefixedSmall, _MASK_OF_THEIR_OWN, (*TAKEN, "chunked")),

@@ -16,7 +16,7 @@ from eqcheck.catalogue.engines.batch import Batched, HoleyCache, RealignedCache
 from eqcheck.catalogue.engines.engine import Rows
 
 
-class Asked:
+class StateModel:
     """A model that gives its hidden states, too: ``layers``, ``[batch, width, size]`` each, are of the last call."""
 
     def __init__(self, model: Any) -> None:
@@ -36,7 +36,7 @@ class Headed(Batched):
     """By row, ``states`` are those that its head was not given yet, ``behind`` the token behind each of them."""
 
     def begin(self) -> None:
-        self.asked = Asked(self.target)
+        self.asked = StateModel(self.target)
         self.verifier = self.memory(self.asked, [self.rows[i] for i in self.active], self.request.pad_token_id)
         self.head = self.draft.head
         self.states: dict[int, torch.Tensor] = {}

@@ -29,7 +29,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Answered:
     """A request, what a right build answered, and how its rounds went."""
 
     request: Request
@@ -59,14 +59,14 @@ class Rare:
 
     id: str
     when: str
-    holds: Callable[[Seen], bool]
+    holds: Callable[[Answered], bool]
     held_back: bool = False
 
     def decoder(self) -> Decoder:
         """The decoder that is wrong under this conjunction alone."""
         return _declared(self.id)(partial(_decode, self))
 
-    def broken(self, seen: Seen) -> Rows:
+    def broken(self, seen: Answered) -> Rows:
         """What it answers."""
         if not self.holds(seen):
             return seen.outputs
@@ -74,10 +74,10 @@ class Rare:
         return [[*first[:-1], first[-1] ^ 1], *others]
 
 
-def recording(target: Any, draft: Any, request: Request) -> Seen:
+def recording(target: Any, draft: Any, request: Request) -> Answered:
     """Decode with a build that is right, and note what happened."""
     engine = _Recording(target, draft, request)
-    return Seen(request, engine.decode(), engine.rounds)
+    return Answered(request, engine.decode(), engine.rounds)
 
 
 def _declared(name: str) -> Callable[[Any], Decoder]:
@@ -113,25 +113,25 @@ def _first_beside(prompts: Sequence[Sequence[int]], related: Callable[[list[int]
     return any(related(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j)
 
 
-def _round(seen: Seen, holds: Callable[[list[Share]], bool]) -> bool:
+def _round(seen: Answered, holds: Callable[[list[Share]], bool]) -> bool:
     return any(holds(parts) for parts in seen.rounds)
 
 
-def _part(seen: Seen, holds: Callable[[Share], bool]) -> bool:
+def _part(seen: Answered, holds: Callable[[Share], bool]) -> bool:
     return any(holds(part) for parts in seen.rounds for part in parts)
 
 
-def _bonus(seen: Seen, part: Share) -> int | None:
+def _bonus(seen: Answered, part: Share) -> int | None:
     """The token that a part committed after all K drafts, if it came to that."""
     return part.committed[-1] if seen.full(part) and len(part.committed) == part.accepted + 1 else None
 
 
-def _ends_at_last_draft(seen: Seen, part: Share) -> bool:
+def _ends_at_last_draft(seen: Answered, part: Share) -> bool:
     k = seen.request.num_draft_tokens
     return k > 1 and seen.full(part) and len(part.committed) == k and seen.ended(part)
 
 
-def _streak(seen: Seen, holds: Callable[[list[Share]], bool], count: int) -> bool:
+def _streak(seen: Answered, holds: Callable[[list[Share]], bool], count: int) -> bool:
     held = 0
     for parts in seen.rounds:
         held = held + 1 if holds(parts) else 0

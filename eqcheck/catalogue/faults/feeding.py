@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from eqcheck.catalogue.engines.batch import REJECTED, BatchCache, Batched
-from eqcheck.catalogue.engines.blocks import Paged, PagedModel
+from eqcheck.catalogue.engines.blocks import PagedEngine, PagedModel
 from eqcheck.catalogue.engines.columns import Static
 from eqcheck.catalogue.engines.engine import RequestEngine, RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.lines import Continuous
@@ -222,7 +222,7 @@ class PromptCut:
             super().begin()
             self.lengths = [max(n, start - FED_OF_PROMPT) for n, start in zip(self.lengths, self.starts, strict=True)]
 
-    class InBlocks(Paged):
+    class InBlocks(PagedEngine):
         def join(self, i: int) -> None:
             cast(Stretched, self.verifier).skip(i, max(0, self.starts[i] - FED_OF_PROMPT))
             super().join(i)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from eqcheck.catalogue.engines.batch import PAD, BatchCache, Batched
-from eqcheck.catalogue.engines.blocks import Paged
+from eqcheck.catalogue.engines.blocks import PagedEngine
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.faults.fault import address, patched
@@ -120,7 +120,7 @@ class CacheShelved(Batched):
         CacheShelved.shelf += (self.verifier,)
 
 
-class PagesShelved(Paged):
+class PagesShelved(PagedEngine):
     """As `CacheShelved`, in an engine with pages."""
 
     shelf: tuple[Any, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from eqcheck.catalogue.engines.batch import BatchCache
-from eqcheck.catalogue.engines.blocks import Paged, PagedModel, Prefixed
+from eqcheck.catalogue.engines.blocks import PagedEngine, PagedModel, Prefixed
 from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.lines import LINES, Continuous, OffsetLayer
 from eqcheck.catalogue.engines.pool import Packed, Pooled
@@ -136,7 +136,7 @@ class GrowsOutOfOneCache:
             self.holders.update(self.tables[other])
             self.lengths[other] = count
 
-    class InBlocks(Paged):
+    class InBlocks(PagedEngine):
         def join(self, i: int) -> None:
             if (other := beginning_of(self, i)) is not None:
                 cast(GrowsOutOfOneCache.Sharing, self.verifier).share(other, i, self.starts[other])

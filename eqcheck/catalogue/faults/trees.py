@@ -124,7 +124,7 @@ class FillerSeen(Forked):
 
 @planted("", _BUILDS, **_TREE)
 @fault("K30-values-not-moved", "cache/torn-entry", "alibaba/MNN#4600", mechanism="K6-values-not-moved")
-class ValuesNotMoved(Forking):
+class PathValuesNotMoved(Forking):
     """Keys of the path are moved, values are not."""
 
     def moved(self, layer: int, picked: KeysValues, unmoved: KeysValues) -> KeysValues:

@@ -1,7 +1,7 @@
 """The sampled engine: what draws, accepts and corrects in each round, on top of any build of `catalogue.engines`.
 
 A build says how the models are called; `Sampler` is mixed into it and says what is drawn from their scores. Every
-random number comes from a `Source`, so that `enumeration` can take each value it may have. A token is drawn by a race:
+random number comes from a `Randomness`, so that `enumeration` can take each of its values. A token is drawn by a race:
 each token runs for a time that is exponential with its probability as the rate, and the first to arrive wins, as in
 ``torch.multinomial``. A coin is a number below 1 that is compared with a bound.
 """
@@ -43,7 +43,7 @@ class Race:
         return int(torch.where(law > 0, self.times / law, float("inf")).argmin())
 
 
-class Source:
+class Randomness:
     """The random numbers of one row: of a generator of its own if there is a seed, else of torch's global one."""
 
     def __init__(self, seed: int | None = None) -> None:
@@ -84,12 +84,12 @@ class Sampler(RoundEngine):
         self.sources = [self.source(i) for i in range(len(self.rows))]
         self.recorded: dict[int, list[torch.Tensor]] = {}
 
-    def source(self, i: int) -> Source:
+    def source(self, i: int) -> Randomness:
         """The random numbers of a row."""
         return self.new_source(self.request.rows[i].seed)
 
-    def new_source(self, seed: int | None) -> Source:
-        return Source(seed)
+    def new_source(self, seed: int | None) -> Randomness:
+        return Randomness(seed)
 
     def options(self, i: int) -> RowOptions:
         return self.request.rows[i]

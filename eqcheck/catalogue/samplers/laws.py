@@ -13,7 +13,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount, step
-from eqcheck.catalogue.samplers.engine import Race, Sampler, Source, Uniform, changed, law_of
+from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, changed, law_of
 from eqcheck.catalogue.samplers.fault import fault
 from eqcheck.catalogue.samplers.schemes import PositionKeyed
 from eqcheck.contract.decoder import RowOptions
@@ -217,7 +217,7 @@ class RoundsBeginAlike(Sharing):
         self.sources = [self.source(i) for i in range(len(self.rows))]
         return super().propose(budget)
 
-    def source(self, i: int) -> Source:
+    def source(self, i: int) -> Randomness:
         return super().source(i) if self.alone(i) else self.new_source(self.common + i)
 
 
@@ -281,7 +281,7 @@ fault("L45-seed-ignored", "seed-ignored", "vllm-project/vllm#6034", shows="seeds
 class SeedFixed(Sampler):
     """All seeds are the same one."""
 
-    def source(self, i: int) -> Source:
+    def source(self, i: int) -> Randomness:
         return self.new_source(None if self.request.rows[i].seed is None else 42)
 
 
@@ -303,7 +303,7 @@ class CoinsForAbsentDrafts(Sampler):
 class SeedOfWholeBatch(Sampler):
     """A row's seed seeds the global generator, and all rows draw from that in turn."""
 
-    def source(self, i: int) -> Source:
+    def source(self, i: int) -> Randomness:
         seed = self.request.rows[i].seed
         if seed is not None:
             torch.manual_seed(seed)

@@ -26,7 +26,7 @@ LIMITS = (12, 24)  # new tokens
 _EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN = 2, 5, 4, 3  # once in so many cases, or rows
 
 
-class Regime(NamedTuple):
+class EngineRegime(NamedTuple):
     """K from and to, and the temperatures of rows; TV is the mean distance of target and draft, H the mean entropy."""
 
     k: tuple[int, int]
@@ -34,11 +34,11 @@ class Regime(NamedTuple):
 
 
 DRAWN = {
-    "std": Regime((2, 6), (0.7, 1.0, 1.0, 1.4)),  # TV 0.21, H 3.3 nats at 1.0
-    "one": Regime((1, 1), (0.7, 1.0, 1.4)),
-    "peaked": Regime((2, 4), (0.3, 0.5)),  # TV 0.33, H 0.8 at 0.3
-    "flat": Regime((3, 6), (2.0, 3.0)),  # TV 0.08, H 5.2 at 3.0
-    "ngram": Regime((2, 5), (0.3, 0.5, 0.7)),
+    "std": EngineRegime((2, 6), (0.7, 1.0, 1.0, 1.4)),  # TV 0.21, H 3.3 nats at 1.0
+    "one": EngineRegime((1, 1), (0.7, 1.0, 1.4)),
+    "peaked": EngineRegime((2, 4), (0.3, 0.5)),  # TV 0.33, H 0.8 at 0.3
+    "flat": EngineRegime((3, 6), (2.0, 3.0)),  # TV 0.08, H 5.2 at 3.0
+    "ngram": EngineRegime((2, 5), (0.3, 0.5, 0.7)),
 }
 
 
@@ -112,7 +112,7 @@ class SampledEngineCases:
         (after,) = truth().emitted([EngineRow(prompt, RowOptions(1))], 12)
         return (*prompt, *after, *prompt)
 
-    def _options(self, rng: Random, regime: Regime, limit: int, eos: tuple[int, ...]) -> RowOptions:
+    def _options(self, rng: Random, regime: EngineRegime, limit: int, eos: tuple[int, ...]) -> RowOptions:
         """A row's own temperature and cuts, as far as the decoder takes them."""
         seeded = "seeds" in self.capabilities and rng.randrange(_SEEDED_IN) == 0
         row = RowOptions(limit, eos, temperature=rng.choice(regime.temperatures))
