@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.declared import ignored
+from eqcheck.attribution.declarations import ignored
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, PLANTED

@@ -36,6 +36,7 @@ CLEAN = (
     "eqcheck/checkpoints",
     "eqcheck/memory",
     "eqcheck/compat",
+    "eqcheck/attribution",
 )
 CODE = sorted(path for folder in CLEAN for path in (ROOT / folder).rglob("*.py"))
 TEXTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "eqcheck").rglob("*.md")])

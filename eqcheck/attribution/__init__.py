@@ -1,1 +1,1 @@
-"""Why a token is wrong: read from the trace, and tried by repair."""
+"""The cause of a wrong token: read from the trace, and tried by repair."""

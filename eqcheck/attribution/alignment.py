@@ -1,8 +1,8 @@
-"""Which request a row of a call stands for, and from which of its tokens on, where no query of the row is right.
+"""The request that a row of a call stands for, and its first token there, where no query of the row is right.
 
-Every token of a request that the row feeds is a start it may have. What speaks for and against a start is counted, and
-the highest score is taken. Nothing derives the weights: each stands where decoders are told apart that differ in
-nothing else, and `tests/test_labels.py` has for each a row that is aligned wrongly without it.
+Every token of a request that the row feeds is a possible start. The evidence for and against each start is counted,
+and the start with the highest score is taken. The weights are not derived from a theory: each tells apart decoders that
+differ in nothing else, and `tests/test_labels.py` has for each weight a row that is aligned wrongly without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 # In tenths of a point.
 WEIGHTS = {
     "held": 30,  # an entry of the request that the row's cache holds before the start
-    "gap": -30,  # a token before the start of which the cache holds nothing, or an entry too many
+    "gap": -30,  # a token before the start that the cache does not hold, or an entry too many
     "beyond": -30,  # an entry held of the start or what is behind it
     "fed": 20,  # a token fed that the request has there
     "position": 20,  # the first one carries its logical position
@@ -35,7 +35,8 @@ class Start(NamedTuple):
     """Column ``first`` of the row feeds the token at logical position ``at`` of the request.
 
     ``ahead`` is 1 where the call asks for a token that is not committed, and less by the tokens that it asks for again.
-    That would be of no use to a decoder, so a start of which it holds is taken only where nothing else fits.
+    A decoder has no use for an answer that it has already, so a start with a lower ``ahead`` is taken only where no
+    other fits.
     """
 
     request: int
@@ -73,8 +74,8 @@ def align(
 ) -> tuple[int, int, int] | None:
     """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
 
-    ``taken`` are requests that other rows of the call stand for; ``requests`` those that this one may stand for, all if
-    not given.
+    ``taken`` are the requests that other rows of the call stand for. ``requests`` are the requests that this row may
+    stand for; without them it may stand for any.
     """
     fed = _row(record, call, row, columns)
     all_of_them = range(len(record.requests)) if requests is None else requests
@@ -125,7 +126,7 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
 
 
 def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
-    """How often what `WEIGHTS` names is so of a start."""
+    """How often each entry of `WEIGHTS` applies to a start."""
     have = fed.held[request]
     before = sum(position < at for position in have)
     return {

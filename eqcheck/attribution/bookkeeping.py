@@ -1,4 +1,4 @@
-"""Which bookkeeping fault a wrong row shows, once every context is known to have been right."""
+"""The bookkeeping fault that a wrong row shows, once every context is known to have been right."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WrongToken:
 
 
 class Told(NamedTuple):
-    """A fault of bookkeeping that a call shows: its kind, what is said of it, the call, and what that rests on."""
+    """A fault of bookkeeping that a call shows: its kind, the statement on it, the call, and the basis of all this."""
 
     kind: str
     statement: Statement
@@ -60,7 +60,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class CommitKnowledge:
-    """What was known when a token was committed.
+    """The facts that were known when a token was committed.
 
     drafted         the tokens that the draft proposed there
     verified        the tokens that the target was fed there
@@ -91,7 +91,7 @@ class CommitKnowledge:
 
 
 class Diagnosis(NamedTuple):
-    """Which bookkeeping fault it is, what is said of it, and whether it is certain where the wrong token comes from."""
+    """A bookkeeping fault, the statement on it, and whether the origin of the wrong token is certain."""
 
     kind: str
     statement: Statement
@@ -99,7 +99,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) -> Diagnosis:
-    """The kind of a wrong row, what is said of it, and whether what was seen proves it."""
+    """The kind of fault of a wrong row, the statement on it, and whether the record proves it."""
     expected, observed = verdict.expected, verdict.observed
     pad = run.case.pad_token_id
     swapped = _swapped_with(verdict, run)
@@ -120,7 +120,7 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) 
 
 
 def _draft_token(token: int, index: int, observed: tuple[int, ...], known: CommitKnowledge) -> Diagnosis:
-    """Of a token that the draft proposed there."""
+    """The diagnosis of a token that the draft proposed there."""
     again = index > 0 and token == observed[index - 1]
     elsewhere = token in known.after_rejected | known.filled
     if token not in known.verified:
@@ -134,7 +134,7 @@ def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Commi
 
 
 def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: CommitKnowledge) -> Diagnosis:
-    """Of a token that the draft did not propose there; ``rest`` is what the target emits from there on."""
+    """The diagnosis of a token that the draft did not propose there; the target emits ``rest`` from there on."""
     observed = verdict.observed
     token, again = observed[index], index > 0 and observed[index] == observed[index - 1]
     if token in known.after_rejected | known.filled:
@@ -162,7 +162,7 @@ def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: in
 
 
 def _of_another(prefix: str, row: int, known: CommitKnowledge, **facts: int) -> Statement:
-    """What is said where the target answered the emitted token around then, behind another place or for another row."""
+    """The statement where the target answered the emitted token around then, but elsewhere or for another row."""
     if known.for_another is None:
         return state(prefix or "neither", **facts)
     request, position = known.for_another

@@ -1,10 +1,10 @@
-"""Which columns of a block that holds a tree are the row's own tokens, and where in the row its other nodes stand.
+"""The columns of a block with a tree that hold the row's own tokens, and the places of its other nodes in the row.
 
-The tree is not known: a decoder may lay out its nodes in any order, and make trees of its own. What a block says of it
-is the tokens, what each node sees of the block, and the positions. The mask or the positions may be wrong, so of
-these one is enough. From the root on the next token of the row is looked for among the columns behind: one whose
-context is right beyond doubt, or one that feeds it and is behind the token before by what it sees or by its position.
-Two nodes can hold the same token, and both be the row's.
+The tree is not known: a decoder may lay out its nodes in any order, and make trees of its own. A block shows only the
+tokens, the columns of the block that each node sees, and the positions. The mask or the positions may be wrong, so
+either of the two is enough. From the root on, the next token of the row is looked for among the columns behind. It is a
+column whose context is right beyond doubt, or a column that feeds the token and comes behind the token before it, by
+the mask or by its position. Two nodes can hold the same token, and both be the row's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eqcheck.hashlm.trace import TARGET, Call
 
 
 class Block:
-    """Columns of one row of a call, from the ``first`` that is real, at logical position ``at``."""
+    """Columns of one row of a call, from the ``first`` real column on, which stands at logical position ``at``."""
 
     def __init__(self, record: Record, call: Call, row: int, columns: range, request: int, first: int, at: int) -> None:
         self.record, self.call, self.row, self.request = record, call, row, request
@@ -33,8 +33,8 @@ class Block:
         self._numbered = self._counts_columns()
 
     def labels(self, exact: Mapping[int, int]) -> dict[int, Label]:
-        """The label of each column; ``exact`` has the positions of those that are right beyond doubt."""
-        # What fills up may hold what a token holds; no cache tells the two apart.
+        """The label of each column; ``exact`` has the positions of the columns that are right beyond doubt."""
+        # A column of filler may hold the same entry as a token; no cache tells the two apart.
         alike = {c: at for c, at in exact.items() if self.tokens[c] != self.record.pad and self._fills(c)}
         exact = {column: at for column, at in exact.items() if column == self.first or at > self.at}
         path = self._path(exact)
@@ -43,16 +43,16 @@ class Block:
             at = self.at + length
             own |= {c: at for c in self.columns if c not in own and self._behind(c, path[:length], at)}
         own |= alike | exact
-        found: dict[int, Label] = {}
+        labels: dict[int, Label] = {}
         for column in self.columns:
             if column in own:
-                found[column] = Label(self.request, own[column], "token", column in exact)
+                labels[column] = Label(self.request, own[column], "token", column in exact)
             elif self._fills(column):
                 what = "pad" if self.tokens[column] == self.record.pad else "filler"
-                found[column] = Label(self.request, -1 if what == "pad" else self.at + 1, what)
+                labels[column] = Label(self.request, -1 if what == "pad" else self.at + 1, what)
             else:
-                found[column] = Label(self.request, self.depth(column), "draft", False, self._agreed(column, found))
-        return found
+                labels[column] = Label(self.request, self.depth(column), "draft", False, self._agreed(column, labels))
+        return labels
 
     def _path(self, exact: Mapping[int, int]) -> list[int]:
         """The columns of the row's own tokens, from the first on; of equal ones the first."""
@@ -66,7 +66,7 @@ class Block:
             path.append(found[0] if sure else max(found, key=lambda c: (self._behind(c, path, position), -c)))
 
     def _behind(self, column: int, path: list[int], position: int) -> int:
-        """How much says that a column feeds the row's token at this position, behind a path; 0 where it is none."""
+        """The weight of evidence that a column feeds the row's token at this position, behind a path; 0 against it."""
         if self._is_pad(column) or not self.record.is_at(self.request, position, self.tokens[column]):
             return 0
         seen = self.sees[column]
@@ -82,7 +82,7 @@ class Block:
         return self.tokens[column] == self.record.pad and self.first not in self.sees[column]
 
     def depth(self, column: int) -> int:
-        """The logical position of a node: by its own, or where these only number the columns, by what it sees."""
+        """The logical position of a node: by its own position, or where positions only number columns, by the mask."""
         if self._numbered:
             return self.at + len(self.sees[column])
         return self.at + max(1, int(self.positions[column] - self.positions[self.first]))
@@ -120,9 +120,10 @@ def grows_trees(run: Run) -> bool:
 
 
 def _beside(call: Call, row: int, column: int, pad: int) -> bool:
-    """Whether a column sees itself and a real one of its own block before it, and another real one before it not.
+    """Whether a column sees itself and a real column of its block before it, but not another real column before it.
 
-    Or of those that it sees two have one position and feed different tokens, behind one that has the position before.
+    A column also counts where two columns that it sees have one position and feed different tokens, and a third column
+    that it sees has the position before.
     """
     hidden = self_hidden(call, row)
     if hidden[column]:
@@ -140,9 +141,9 @@ def _beside(call: Call, row: int, column: int, pad: int) -> bool:
 
 
 def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
-    """That a query carries its place in the block instead of its depth, where all nodes of its tree do so.
+    """The statement that a query carries its place in the block instead of its depth, where its whole tree does so.
 
-    In a chain the two are one. What is right may be more than the logical position, by the same number for all.
+    In a chain the two are one. The right position may exceed the logical one, by the same number for all queries.
     """
     call, row = record.calls[write[0]], write[1]
     labels = [(column, record.of.get((call.number, row, column))) for column in range(call.tokens.shape[1])]
@@ -157,7 +158,7 @@ def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
 
 
 def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:
-    """For each of the columns which others of them it sees, and whether it sees nothing but itself at all."""
+    """For each column, the others of these columns that it sees, and whether it sees nothing at all but itself."""
     fields = call.kv[0][0, row, 0]
     own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, MODEL] == call.role))
     column_of = {int(slot): int(fields[slot, COLUMN]) for slot in own}

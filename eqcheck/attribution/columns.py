@@ -14,10 +14,10 @@ from eqcheck.hashlm.trace import Call
 class Columns:
     """Columns of a row of a call, labelled from left to right.
 
-    ``first`` is the first real one, column c feeds ``start + c``; ``exact`` has the positions of those that are right
-    beyond doubt. No round has more than ``most`` drafts: a pad id behind so many is a pad, even if it was ``proposed``.
-    Up to ``column`` the row has come to ``position``, and left its own tokens unless it is ``on_path``; pads go up to
-    the column ``inside``.
+    ``first`` is the first real one, column c feeds ``start + c``; ``exact`` has the positions of the columns that are
+    right beyond doubt. No round has more than ``most`` drafts: a pad id behind so many is a pad, even if it was
+    ``proposed``. Up to ``column`` the row has come to ``position``, and left its own tokens unless it is ``on_path``;
+    pads go up to the column ``inside``.
     """
 
     record: Record
@@ -51,7 +51,7 @@ class Columns:
         return self._filled_up()
 
     def _filled_up(self) -> dict[int, Label]:
-        """What the mask hides from itself fills up, where it hides no token of the row."""
+        """The columns that the mask hides from themselves are filler, where it hides no token of the row so."""
         hidden = self_hidden(self.call, self.row)
         if any(hidden[column] for column, label in self.found.items() if label.what == "token"):
             return self.found

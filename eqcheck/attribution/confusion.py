@@ -1,4 +1,4 @@
-"""A row that is shown, or holds, what is another's: many deviations of a query that are one.
+"""A row that is shown, or holds, another row's entries: many deviations of a query that are one fault.
 
 Engines move rows together when one leaves, reuse a place for the next request, feed several requests in one row, and
 keep one of several branches. Whatever is not moved, kept apart or chosen along is then seen as many wrong slots, each
@@ -28,7 +28,7 @@ _KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its 
 
 
 def together(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
-    """The deviations of a query, those that are one thing as one; ``due`` are the slots that it should see."""
+    """The deviations of a query, with one deviation for each fault; ``due`` are the slots that it should see."""
     deviations = _never_written(view, deviations)
     deviations = _read_elsewhere(view, deviations, due)
     deviations = _not_kept_apart(view, deviations)
@@ -37,15 +37,15 @@ def together(view: QueryView, deviations: list[Deviation], due: set[int]) -> lis
 
 
 def _never_written(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
-    """Numbers that no model wrote are a damaged entry where one is missing, else memory that was never written."""
-    if any(one.kind == "missing-entry" for one in deviations):
+    """Numbers that no model wrote are a damaged entry where an entry is missing, else memory that was never written."""
+    if any(deviation.kind == "missing-entry" for deviation in deviations):
         return deviations
     blank = {entry.slot for entry in view.entries if entry.label.what == "blank"}
     return [
-        replace(one, component="mask", kind="pad-visible", origin="blank", source="blank")
-        if one.kind == "torn-entry" and one.slot in blank
-        else one
-        for one in deviations
+        replace(deviation, component="mask", kind="pad-visible", origin="blank", source="blank")
+        if deviation.kind == "torn-entry" and deviation.slot in blank
+        else deviation
+        for deviation in deviations
     ]
 
 
@@ -101,14 +101,15 @@ def _ordered(view: QueryView) -> bool:
 
 
 def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
-    """Entries of other requests that were fed in one row with others are the mask's: if all that is due is seen.
+    """The mask is at fault for seen entries of other requests that share a row, if every entry that is due is seen.
 
-    The cache of such a row rightly holds what is every request's. Of two requests that begin alike each holds the
-    other's tokens again. Where something due is hidden it is the mask's, too, if of all that is cached exactly another
-    request's entries are seen, or if what is cached lies as it was written: of each request every token once, no other.
+    The cache of such a row rightly holds the entries of each request. If two requests begin alike, each holds the
+    other's tokens again. Where a due entry is hidden, the mask is at fault, too, in two cases: the query sees exactly
+    the cached entries of another request, or the cache lies as it was written, with every token of each request once
+    and nothing else.
     """
     labels, cached = view.labels, view.cached
-    kinds = {one.kind for one in deviations}
+    kinds = {deviation.kind for deviation in deviations}
     if not labels.packed or kinds & {"missing-entry", "torn-entry"}:
         return deviations
     shown = [entry for entry in cached if entry.visible and entry.known]
@@ -124,16 +125,16 @@ def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviat
     foreign = [entry.label for entry in view.entries if entry.visible and entry.label.request != view.request]
     shared = {label.position for label in foreign if labels.same(label, view.request)}
 
-    def anothers(one: Deviation, entry: Entry) -> bool:
+    def anothers(deviation: Deviation, entry: Entry) -> bool:
         several = _fed_several(labels, *view.write[:2]) or (entry.known and _fed_several(labels, *entry.write[:2]))
-        again = one.kind == "duplicate-entry" and entry.label.position in shared
-        return entry.known and several and (one.kind == "wrong-row" or again)
+        again = deviation.kind == "duplicate-entry" and entry.label.position in shared
+        return entry.known and several and (deviation.kind == "wrong-row" or again)
 
     return [
-        replace(one, component="mask", kind="other-row-visible")
-        if one.slot is not None and anothers(one, view.entries[one.slot])
-        else one
-        for one in deviations
+        replace(deviation, component="mask", kind="other-row-visible")
+        if deviation.slot is not None and anothers(deviation, view.entries[deviation.slot])
+        else deviation
+        for deviation in deviations
     ]
 
 
@@ -143,13 +144,13 @@ def _fed_several(record: Record, call: int, row: int) -> bool:
 
 
 def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
-    """When mask and cache differ by a shift alone, say which of the two was not moved.
+    """The part that was left behind, where mask and cache differ by a shift alone.
 
-    The one at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other was left
-    behind.
+    The part at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other part was
+    left behind.
     """
-    own = {one.slot for one in view.cached if one.label.request == view.request and view.is_own(one)}
-    shown = {one.slot for one in view.cached if one.visible}
+    own = {entry.slot for entry in view.cached if entry.label.request == view.request and view.is_own(entry)}
+    shown = {entry.slot for entry in view.cached if entry.visible}
     if not own or len(own) != len(shown) or not (own - shown):
         return deviations
     shift = min(own) - min(shown)
@@ -159,32 +160,32 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     origin = f"{shift:+d} slots from where the mask shows"
     source = "shifted-up" if shift > 0 else "shifted-down"
     moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
-    return [moved, *(one for one in deviations if one.slot not in own | shown)]
+    return [moved, *(deviation for deviation in deviations if deviation.slot not in own | shown)]
 
 
 def wrong_path(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
-    """Entries of nodes that were not accepted, each in the place of a token of the path: one deviation of the two."""
+    """One deviation for each pair of a token of the path and the entry of a refused node that stands in its place."""
     if not view.labels.branches:
         return deviations
     lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
-    found: list[Deviation] = []
-    for one in deviations:
-        call = view.entries[one.slot].write[0] if one.kind in _KEPT and one.slot is not None else None
+    kept: list[Deviation] = []
+    for deviation in deviations:
+        call = view.entries[deviation.slot].write[0] if deviation.kind in _KEPT and deviation.slot is not None else None
         queries = ((d, view.labels.queries(view.request, d.token_position or 0)) for d in lost)
         due = next((d for d, asked in queries if call in {write[0] for write, _ in asked}), None)
         if due is None:
-            found.append(one)
+            kept.append(deviation)
             continue
         lost.remove(due)
-        found.append(replace(one, kind="wrong-path", token_position=due.token_position))
+        kept.append(replace(deviation, kind="wrong-path", token_position=due.token_position))
         deviations = [d for d in deviations if d is not due]
-    return [one for one in found if one in deviations or one.kind == "wrong-path"]
+    return [deviation for deviation in kept if deviation in deviations or deviation.kind == "wrong-path"]
 
 
 class Holder(NamedTuple):
     """The ``request`` that held a batch row before another one did, up to a ``call``.
 
-    The first ``width`` slots of the row that has moved there are those that it had then.
+    The first ``width`` slots of the row that has moved there are the slots that the holder had then.
     """
 
     request: int
@@ -193,19 +194,19 @@ class Holder(NamedTuple):
 
 
 def _holder_before(record: Record, number: int, row: int, request: int) -> Holder | None:
-    """Who held a batch row before ``request`` took it over; None where it had it from the first, or shares it.
+    """The holder of a batch row before ``request`` took it over; None where it had it from the first, or shares it.
 
     An engine that makes a call for each row hands nothing over: there the requests come back.
     """
-    found = None
+    holder = None
     for earlier in sorted((n for n in record.calls if n < number), reverse=True):
         owners = _owners(record, earlier, row)
-        if found is None and len(owners) == 1 and request not in owners:
-            found = Holder(next(iter(owners)), record.calls[earlier])
-        elif found is not None and request in owners:
+        if holder is None and len(owners) == 1 and request not in owners:
+            holder = Holder(next(iter(owners)), record.calls[earlier])
+        elif holder is not None and request in owners:
             return None
     later = (owner for n in record.calls if n >= number for owner in _owners(record, n, row))
-    return None if found is None or found.request in later else found
+    return None if holder is None or holder.request in later else holder
 
 
 def _owners(record: Record, number: int, row: int) -> set[int]:
@@ -215,15 +216,15 @@ def _owners(record: Record, number: int, row: int) -> set[int]:
 def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """One finding where a query sees the slots that are right for the request that held its batch row before.
 
-    All that it sees wrongly is then that mask's, whichever kinds of slots these are. A fault that shows or hides too
-    much makes a mask like another row's by chance. So some slots have to be seen wrongly and others hidden, or a query
-    of the run has to be right about such slots.
+    That mask then accounts for every slot that the query sees wrongly, of whichever kind. A fault that shows or hides
+    too much makes a mask like another row's by chance. So some slots have to be seen wrongly and others hidden, or a
+    query of the run has to be right about such slots.
     """
-    kinds = {one.kind for one in deviations}
+    kinds = {deviation.kind for deviation in deviations}
     if not kinds or kinds - _HIDDEN - _SEEN:
         return deviations
     before = _shown_as(view.labels, view.write)
-    slots = [one.slot for one in deviations if one.slot is not None]
+    slots = [deviation.slot for deviation in deviations if deviation.slot is not None]
     if before is None or len(slots) < len(deviations) or max(slots) >= before.width:
         return deviations
     both = kinds & _HIDDEN and kinds - _HIDDEN
@@ -234,7 +235,7 @@ def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Devia
 
 
 def _shown_as(record: Record, write: Write) -> Holder | None:
-    """Who held the batch row of a query before, if the query sees the slots that are right for that request.
+    """The earlier holder of the batch row of a query, if the query sees the slots that are right for that request.
 
     Only the slots are looked at that the row had when that request left, up to the first that was written since.
     """
@@ -275,12 +276,12 @@ def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
 
 
 def _has(label: Label | None, request: int, cut: bool) -> bool:
-    """Whether a request has what a label says: its tokens, and with ``cut`` those that it agreed to behind its end."""
+    """Whether a label names a token of a request, or with ``cut`` a draft token that it agreed to behind its end."""
     return label is not None and label.request == request and (label.what == "token" or (cut and label.agreed))
 
 
 def _due(record: Record, slots: list[Write], request: int, cut: bool) -> Bools:
-    """Which of a row's slots hold tokens of a request, each position once."""
+    """The slots of a row that hold tokens of a request, each position once."""
     positions: set[int] = set()
     due = []
     for write in slots:
@@ -292,7 +293,7 @@ def _due(record: Record, slots: list[Write], request: int, cut: bool) -> Bools:
 
 
 def said_of_query(deviation: Deviation, write: Write, record: Record) -> Statement:
-    """What else there is to say of a query: it counts nodes, or has the position or the slots of the one before it."""
+    """A further statement on a query: it counts nodes, or has the position or the slots of the query before it."""
     if deviation.kind == "query-position":
         counted = said_of(deviation, write, record)
         return _due_to_another(deviation, write, record) if counted == NOTHING else counted
@@ -304,7 +305,7 @@ def said_of_query(deviation: Deviation, write: Write, record: Record) -> Stateme
 
 
 def _due_to_another(deviation: Deviation, write: Write, record: Record) -> Statement:
-    """That a query carries the position which the request that held its batch row before would have had there."""
+    """The statement that a query carries the position that the earlier holder of its batch row would have had there."""
     number, row, column = write
     label = record.of[write]
     before = _holder_before(record, number, row, label.request)

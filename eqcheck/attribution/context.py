@@ -1,4 +1,4 @@
-"""What one query saw against what it should have seen, read from the cache by provenance."""
+"""The slots that one query saw, held against the slots that it should have seen; provenance identifies each entry."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(
 
 
 def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
-    """What is seen and should not be; and by logical position, the entries that are rightly seen, the own one first."""
+    """A deviation for each slot seen wrongly; and by logical position, the entries seen rightly, the own one first."""
     deviations: list[Deviation] = []
     right: dict[int, Entry] = {}
     seen = (entry for entry in view.entries if entry.visible)
@@ -106,7 +106,7 @@ def _surplus(view: QueryView, entry: Entry) -> tuple[str, str]:
 
 
 def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
-    """What should be seen and is not: it is hidden, or it is not in the row's cache."""
+    """A deviation for each due token that is not seen: it is hidden, or it is not in the row's cache."""
     deviations: list[Deviation] = []
     hidden: dict[int, Entry] = {}
     for entry in view.entries:
@@ -147,7 +147,7 @@ def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, posit
 def _misplaced(
     view: QueryView, right: dict[int, Entry], offset: int, stored: Ints
 ) -> tuple[list[Deviation], list[Write]]:
-    """What is seen at a wrong position or written under an earlier fault, and the writes that explain it."""
+    """The entries seen at a wrong position or written under an earlier fault, and the writes that explain them."""
     deviations: list[Deviation] = []
     follow: list[Write] = []
     carried, due = int(view.call.places[view.row, view.column]), view.at + offset

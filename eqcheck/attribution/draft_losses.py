@@ -194,7 +194,7 @@ class _Chains:
         return max(turn.after, self._reach(own.row, at, own.end - own.start - at))
 
     def _why_idle(self, turn: _Turn, known: int, waits: bool) -> str:
-        """Why a round was one too many although what it fed was right: ``known`` tokens could have been committed."""
+        """The reason for a round too many that fed right tokens: ``known`` tokens could have been committed before."""
         before, own = turn.before, turn.own
         if before is None or not before.drafted or turn.committed >= known or own.first + 2 - own.start > known:
             return "policy"
@@ -218,14 +218,14 @@ def _all_take_part(rounds: list[list[_Turn]]) -> bool:
 
 
 class _Refusals:
-    """Where draft tokens came from that the target refused: from the draft's queries, and in which context."""
+    """The origin of draft tokens that the target refused: the draft's queries, and the context of each."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.rounds = run, run.rounds
         self._marks: dict[int, Ints] = {}
 
     def why_refused(self, own: Round, since: int, committed: int) -> str:
-        """Where the first token that was refused came from, which a right draft would not have proposed.
+        """The origin of the first refused token, which a right draft would not have proposed.
 
         ``since`` is the call after which the draft was asked for it, ``committed`` how many tokens of the row the
         decoder had then. One coincidence proves nothing; so a draft that predicted the token in a wrong context must
@@ -312,7 +312,7 @@ def _of_trees(run: Run) -> Counter[str]:
     schedule = Schedule(run.case, run.truth)
     counts: Counter[str] = Counter()
     for row, of_row in rounds.items():
-        # What fills up a prompt of one token beside longer ones may look like a tree; nobody had drafted it.
+        # The filler of a prompt of one token beside longer ones may look like a tree; nobody had drafted it.
         filled = of_row[0].columns and not run.rounds.drafted_before(of_row[0].call.number)
         named = all(_as_named(run, own, number) for number, own in enumerate(of_row))
         if filled or run.rounds.shared(row, run.case.max_new_tokens) or not named:

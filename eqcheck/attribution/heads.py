@@ -1,9 +1,9 @@
-"""What a head was given of the target's hidden states before each round, and what a wrong input cost.
+"""The hidden states of the target that a head was given before each round, and the cost of a wrong input.
 
 A head drafts from the state at the position before a row's newest token (`eqcheck.drafting.head`). Its calls are
-recorded with all that it saw. So for each round, the call is looked for that proposed the draft tokens which were
-verified; what it saw is held against what was due to that row, and the first that differs is named, by the first of
-these that holds:
+recorded with all that it saw. So for each round, the search is for the call that proposed the verified draft tokens.
+The states that this call saw are held against the states that were due to the row. The first that differs is named, by
+the first of these rules that holds:
 
 torn           the numbers are no state of any model: zeros, an average, parts of two
 wrong-layer    a state behind another layer
@@ -13,9 +13,8 @@ stale          a state of an earlier call than the one that was due; or the targ
 wrong-column   a state of the call that was due, of another column
 token-shift    the state that was due, with another token than the one behind it
 
-The output is right all the same, for the target verifies. What is lost are draft tokens that the script lets be
-accepted. Where all inputs were right and tokens are lost, or it cannot be seen which call proposed them, nothing is
-named.
+The output is right all the same, for the target verifies. The loss is in draft tokens that the script lets be accepted.
+Where all inputs were right and tokens are lost, or no call can be seen to have proposed them, nothing is named.
 """
 
 from __future__ import annotations
@@ -88,14 +87,14 @@ class Due(NamedTuple):
 
 
 def head_losses(run: Run) -> Counter[str]:
-    """What wrong inputs of a head cost in a run whose output is right, as counts whose names begin with ``head``.
+    """The cost of wrong inputs of a head in a run whose output is right, as counts whose names begin with ``head``.
 
     ``head rounds`` are those with draft tokens of a head, ``head allowed`` the draft tokens that could have been
     accepted in them. By kind, ``head KIND`` are the tokens lost and ``head hit KIND`` the rounds with such an input.
     ``head unnamed`` are tokens lost although the inputs were right, or no call was found that proposed the draft
-    tokens; ``head unclear`` are those lost with a wrong input of which it cannot be told what it is.
+    tokens; ``head unclear`` are tokens lost with a wrong input that no kind describes.
     """
-    if not run.trace.heads or run.case.tree:  # which proposals of a head a tree is made of is not read
+    if not run.trace.heads or run.case.tree:  # nothing reads which proposals of a head make up a tree
         return Counter()
     return _HeadReader(run).losses()
 
@@ -164,7 +163,7 @@ class _HeadReader:
         return [], None
 
     def chains(self, window: list[HeadCall]) -> Iterator[list[Node]]:
-        """Every sequence of queries in which each goes on with what the one before it proposed."""
+        """Every sequence of queries in which each query feeds the token that the query before it proposed."""
         nodes = {call.number: [Node(call, *at) for at in np.ndindex(call.given.digests.shape)] for call in window}
         numbers = {call.number for call in window if call.shape != "accepted"}
         linked = {  # by the query that they go on from
@@ -194,7 +193,7 @@ class _HeadReader:
                     chain += [node for node in nodes[call.number] if follows(last, node)][-1:]
             yield chain
 
-    # What was wrong with what they were given:
+    # The faults of the inputs that they were given:
 
     def wrong(self, chain: list[Node], due: Due) -> str | None:
         """The first wrong input of the calls that proposed a round's draft tokens."""
@@ -219,7 +218,7 @@ class _HeadReader:
         return None
 
     def of_step(self, node: Node, due: Due) -> str | None:
-        """Of the first step of a head that goes on from its own state, or from one of the target."""
+        """The fault of the first step of a head that goes on from its own state, or from one of the target."""
         given, name = node.given, None
         if not given.own and "accepted" not in self.attends:
             name = self.of_state(given, due, due.tokens - 2, node.call.number)
@@ -234,7 +233,7 @@ class _HeadReader:
         return name or (None if node.token == self.texts[due.row][due.tokens - 1] else "token-shift")
 
     def of_seen(self, node: Node, due: Due) -> str | None:
-        """Of a query that attends to what was kept: the first entry that is not the one due to its place."""
+        """The fault of a query that attends to kept states: the first entry that is not the one due to its place."""
         call, row, column = node
         assert call.visible is not None
         assert call.held is not None
@@ -255,12 +254,12 @@ class _HeadReader:
                 return name
             if call.shape == "pairs" and token != text[place + 1]:
                 return "token-shift"
-        if len(slots) < expected:  # all that was seen is right, and the newest is missing
+        if len(slots) < expected:  # every state that was seen is right, and the newest is missing
             return self.of_state(node.given, due, due.tokens - 2, call.number)
         return None
 
     def of_state(self, state: State, due: Due, position: int, before: int) -> str | None:
-        """Of one state where the target's at a position of a row is due; ``before`` which call."""
+        """The fault of one state where the target's at a position of a row is due, as it was before call ``before``."""
         right = self.digests[due.row][position]
         for name, holds in (
             ("torn", not state.intact),

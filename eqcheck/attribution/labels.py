@@ -1,8 +1,8 @@
-"""Which request, and which token of it, each column of each target call stands for.
+"""The request, and its token, that each column of each target call stands for.
 
-Two sources, in this order. A query that saw exactly its row has the digest of its truth, which names request and
-position beyond doubt, whatever the decoder does with rows, also where it packs several requests into one. A row of a
-call in which no query is right is aligned: the request and start that best explain the entries it holds, by their
+There are two sources, in this order. A query that saw exactly its row has the digest of its truth, which names request
+and position beyond doubt, whatever the decoder does with rows, also where it packs several requests into one. A row of
+a call in which no query is right is aligned: the request and start that best explain the entries it holds, by their
 writers, and the tokens fed.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from eqcheck.attribution.alignment import align
 from eqcheck.attribution.branches import grows_trees
 from eqcheck.attribution.columns import Columns
-from eqcheck.attribution.packed import beginnings, begins_anew, packs, segments
+from eqcheck.attribution.packing import beginnings, begins_anew, packs, segments
 from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden, writes
 from eqcheck.decoding.run import Run
 from eqcheck.hashlm.trace import DRAFT, Call, Trace
@@ -59,7 +59,7 @@ class Labels(Record):
                     self.rounds[request].append(call.number)
 
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
-        """Label the columns of a row; the requests that it was found to hold."""
+        """Label the columns of a row, and return the requests that the row holds."""
         columns = range(call.tokens.shape[1])
         lost = [gone or (call.number, row, at) in self._unused for at, gone in enumerate(overwritten(call, row))]
         places = [[] if gone else self.places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
@@ -83,7 +83,7 @@ class Labels(Record):
             exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
             self._label_columns(call, row, columns, request, first, start, exact)
             return {request}
-        found: set[int] = set()
+        requests: set[int] = set()
         begin = 0
         while begin < len(columns):
             request = self._request_of(call, row, columns[begin:], places, taken)
@@ -96,9 +96,9 @@ class Labels(Record):
             exact = {c: p for c in columns[begin:end] for r, p in places[c] if r == request}
             first = min(exact)
             self._label_columns(call, row, columns[begin:end], request, first, exact[first] - first, exact)
-            found.add(request)
+            requests.add(request)
             begin = end
-        return found
+        return requests
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
         """Whether a row is taken for another request, by equal ids, while its own has ended and stays in the batch.
@@ -147,15 +147,15 @@ class Labels(Record):
     ) -> list[int]:
         """The columns that belong to another request beyond doubt. A pad that sees itself alone is like the first token
         of a prompt that begins with the pad id."""
-        found = []
+        foreign = []
         for column in columns:
             theirs = places[column]
             if not theirs or any(r == request for r, _ in theirs) or column < self._pads(call, row):
                 continue
             pad = int(call.tokens[row, column]) == self.pad and not any(position for _, position in theirs)
             if not pad or self._goes_on(call, row, column, places):
-                found.append(column)
-        return found
+                foreign.append(column)
+        return foreign
 
     def _apart(self, found: set[int]) -> bool:
         """Whether one of the requests found in a row does not begin as another: else it may be a branch of its tree."""
@@ -230,10 +230,10 @@ class Labels(Record):
     def standing_twice(self, row: int) -> set[tuple[int, int]]:
         """The calls and batch rows that stand for another request as a second one does, where none stands for ``row``.
 
-        A row that was given another's entries for all that is its own cannot be told by what it sees. Batch rows are
-        taken to be in the order of the requests.
+        A row that was given another's entries in place of all its own cannot be told by the entries that it sees.
+        Batch rows are taken to be in the order of the requests.
         """
-        found = set()
+        doubles = set()
         for number, call in self.calls.items():
             rows: dict[int, list[int]] = {}
             for batch_row in range(len(call.tokens)):
@@ -241,8 +241,8 @@ class Labels(Record):
                     rows.setdefault(request, []).append(batch_row)
             if row not in rows and len(rows) == len(call.tokens) - 1:
                 both = [(request, pair) for request, pair in rows.items() if len(pair) == 2]
-                found |= {(number, max(pair) if row > request else min(pair)) for request, pair in both}
-        return found
+                doubles |= {(number, max(pair) if row > request else min(pair)) for request, pair in both}
+        return doubles
 
     def _request_of(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], taken: set[int]

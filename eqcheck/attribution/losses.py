@@ -1,7 +1,7 @@
-"""What the draft side lost: rounds that the target would not have needed, and why it did.
+"""The losses of the draft side: the rounds that the target would not have needed, and their causes.
 
-A decoder whose output is right can still be slow: its draft may have lost its place, or what the target answers may be
-thrown away. Acceptance is scripted, so what an engine with a right draft needs is known (`Schedule`).
+A decoder whose output is right can still be slow: its draft may have lost its place, or it may throw away answers of
+the target. Acceptance is scripted, so the rounds that an engine with a right draft needs are known (`Schedule`).
 
 A *round* of a row is a target call that asks for a token of the row while the decoder has not committed all of them.
 A call that only feeds again what a cache had lost is none, nor one that asks again for what the row was just asked.
@@ -69,7 +69,7 @@ _WARNINGS = {
 
 
 def all_losses(run: Run) -> Counter[str]:
-    """What the draft side lost in a run whose output is right: of a draft model, and of a head."""
+    """The losses of the draft side in a run whose output is right: of a draft model, and of a head."""
     return draft_losses(run) + head_losses(run)
 
 

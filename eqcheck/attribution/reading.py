@@ -87,7 +87,7 @@ class Reader:
         return WrongToken(verdict, index, len(self.run.case.prompts[verdict.row]) + index - 1)
 
     def _diagnose(self, verdict: RowVerdict) -> Finding:
-        """What the first of the `HYPOTHESES` that applies says of a row."""
+        """The finding on a row, by the first of the `HYPOTHESES` that applies."""
         asked = self._asked(verdict)
         findings = (hypothesis(self, asked) for hypothesis in HYPOTHESES.values())
         return next(finding for finding in findings if finding is not None)
@@ -158,7 +158,7 @@ class Reader:
         row, position, observed, call = asked.row, asked.position, asked.observed, asked.right[-1][0]
         basis = f"the query that had to predict it saw exactly its row (call {call})"
         order, finding = self._bookkeeping(asked, call, basis, queried=True)
-        # An answer may be left unread for that of a later query, of which it is not known whom it stands for.
+        # An answer may be left unread for that of a later query, and the row of that query may be unknown.
         other = self._unread(asked)
         if other is None and finding.facts["statement"] == "neither":
             other = self.sources.strange(row, position, observed, call, asked.commit, whatever=True)
@@ -186,7 +186,7 @@ class Reader:
         # Else it is known neither who asked nor who answered.
         return (order, finding) if finding.tied or finding.kind != "wrong-correction" else None
 
-    # What they ask for.
+    # The facts that the hypotheses ask for.
 
     def _query(self, write: Write) -> Query:
         number, call_row, column = write

@@ -1,4 +1,4 @@
-"""What is known of the requests, and of what earlier calls wrote."""
+"""The facts that are known of the requests, and of the entries that earlier calls wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER_FED = "no call was fed its id"
 
 @dataclass(frozen=True)
 class Label:
-    """What one column of one call is: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
+    """The content of one column of one call: ``what`` is ``token`` (of the row's truth), ``draft`` (a draft token that
     is not), ``pad``, ``filler`` (fills up like a pad, with an id that is not the pad id: no draft proposed it, or it
     alone is hidden from itself) or ``unknown``. ``exact``: its context was right beyond doubt. ``agreed``: a draft that
     the target answered, too; the row has it neither in truth nor as emitted, for it ends before it."""
@@ -39,7 +39,7 @@ class Label:
         return kind if self.request == request else f"other-{kind}"
 
     def words(self, request: int) -> str:
-        """What a slot holds, in words."""
+        """The content of a slot, in words."""
         return held(self.kind(request), self.request, self.position)
 
     @property
@@ -50,8 +50,8 @@ class Label:
 
 
 class Sequences(NamedTuple):
-    """What is known of one request: its prompt, what follows in truth (``needed`` tokens of that) and in the output,
-    its true digests."""
+    """The sequences of one request: its prompt, the tokens that follow in truth (``needed`` of them) and in the output,
+    and its true digests."""
 
     prompt: tuple[int, ...]
     truth: tuple[int, ...]
@@ -129,9 +129,9 @@ class Record:
                 self.of[number, row, at] = Label(request, place, "token")
 
     def round_of(self, request: int, call: int) -> int:
-        """The ordinal, from 1, of a call among those that asked for new tokens of the request; 0 for none before it.
+        """The ordinal, from 1, of a call among the calls that asked for new tokens of the request; 0 before the first.
 
-        What is fed of a prompt before its last token belongs to the first round.
+        The tokens of a prompt that are fed before its last one belong to the first round.
         """
         numbers = {number for number in self.made_once(request) if number <= call}
         end = len(self.requests[request].prompt) - 1
@@ -139,7 +139,7 @@ class Record:
         return max(len(numbers & behind), min(1, len(numbers)))
 
     def proposed(self, request: int, until: int) -> set[int]:
-        """What the draft proposed, to whichever row, since the request last took part in a target call.
+        """The tokens that the draft proposed, to any row, since the request last took part in a target call.
 
         An engine with a cache for each row drafts for all of them before the first is verified.
         """
@@ -160,7 +160,7 @@ class Record:
         return any(bool((call.tokens == token).any()) for number, call in self.calls.items() if number <= until)
 
     def made_once(self, request: int) -> list[int]:
-        """The calls in which a request took part, without those that were made again in a row."""
+        """The calls in which a request took part, with calls that repeat the one before left out."""
         numbers = self.rounds[request]
         return [n for at, n in enumerate(numbers) if not (at and self.repeats(n, numbers[at - 1]))]
 
@@ -189,12 +189,12 @@ def places_of(digests: Iterable[Words]) -> dict[int, list[tuple[int, int]]]:
 
 
 def writes(call: Call, row: int) -> list[Write]:
-    """Which query wrote each slot of a batch row."""
+    """The query that wrote each slot of a batch row."""
     return [(call, row, column) for call, row, column in call.kv[0][0, row, 0][:, [CALL, ROW, COLUMN]].tolist()]
 
 
 def self_hidden(call: Call, row: int) -> list[bool]:
-    """Which columns cannot see themselves: what the decoder's own mask calls a pad."""
+    """The columns that cannot see themselves: the decoder's own mask calls them pads."""
     columns = call.tokens.shape[1]
     slot = {
         int(fields[COLUMN]): i
@@ -205,7 +205,7 @@ def self_hidden(call: Call, row: int) -> list[bool]:
 
 
 def overwritten(call: Call, row: int) -> list[bool]:
-    """Which columns see the entry of another batch row of the same call, and not their own.
+    """The columns that see the entry of another batch row of the same call, and not their own.
 
     Two rows were written to one place. With an equal id such a query has the digest of the other row's, by chance.
     """

@@ -1,8 +1,8 @@
 """Attribution by repair: a second opinion that does not read causes but tries them.
 
 The decoder decodes the case again while the target gives each query what it should have had: the right positions, the
-right part of the decoder's cache (mask), or the right entries (cache); each alone, then together. What this proves,
-`eqcheck.attribution.witnesses` says.
+right part of the decoder's cache (mask), or the right entries (cache); each alone, then together.
+`eqcheck.attribution.witnesses` says how far this is a proof.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Repairer:
     def _context(
         self, call: Call, row: int, column: int, label: Label, held: list[tuple[Label, Write]]
     ) -> tuple[list[Item], int]:
-        """What the query is to see, and where it is to take itself to be."""
+        """The items that the query is to see, and the position that it is to take for its own."""
         at = label.position
         positions = range(self.family.first_seen(at), at + 1)
         own: dict[int, int] = {}
@@ -207,7 +207,7 @@ class Repairer:
         shown: list[int],
         positions: range,
     ) -> Chosen:
-        """What the decoder's mask would show if the cache held each token of the row once, and of no other row.
+        """The entries that the decoder's mask would show if the cache held each token of the row once, and no others.
 
         A mask that shows as many cached slots as the row has tokens would show exactly those. So would a window that is
         full: wrong entries have moved it.
@@ -238,7 +238,7 @@ class Repairer:
 
 
 def _whole(call: Call, row: int) -> Bools:
-    """Which entries of a row are whole, ``[layer, slots]``: their copies agree, and come from one write."""
+    """The entries of a row that are whole, as a mask ``[layer, slots]``: their copies agree, and are of one write."""
     copies = np.stack([kv[:, row] for kv in call.kv])  # [layer, K/V, head, slots, width]
     one_write = (copies[..., CALL:] == copies[:1, :1, :1, :, CALL:]).all(axis=(0, 1, 2, 4))
     return cast(Bools, one_write & (copies == copies[:, :1, :1]).all(axis=(1, 2, 4)))

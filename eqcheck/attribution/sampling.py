@@ -1,7 +1,7 @@
-"""Where each sampled token came from: accepted, in place of a refused draft token, a bonus, or without a draft.
+"""The origin of each sampled token: accepted, in place of a refused draft token, a bonus, or without a draft.
 
-Only tokens count that a query with exactly the right context stands behind, and of draft tokens those that the draft
-was asked for in its right context.
+A token counts only if a query with exactly the right context stands behind it. A draft token counts only if the draft
+was asked for it in its right context, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an emitted token may come from: which draft proposed it, and which queries of the target answered it."""
+"""The possible origins of an emitted token: the drafts that proposed it, and the target's queries that answered it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from eqcheck.attribution.bookkeeping import CommitKnowledge, Told, WrongToken
 from eqcheck.attribution.labels import Labels
-from eqcheck.attribution.packed import sees_twins
+from eqcheck.attribution.packing import sees_twins
 from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.statements import Statement, state
@@ -50,7 +50,7 @@ class Sources:
                 yield Answer(write, label, self.fed(write), self.predicted(write))
 
     def known(self, row: int, position: int, number: int, queried: bool) -> CommitKnowledge:
-        """What was known around call ``number``: between the row's calls before and after it."""
+        """The facts that were known around call ``number``: between the row's calls before and after it."""
         emitted = (self.run.outputs or self.run.truth.rows)[row]
         index = position + 1 - len(self.run.case.prompts[row])
         observed = emitted[index] if index < len(emitted) else -1
@@ -77,7 +77,7 @@ class Sources:
         )
 
     def ending(self, row: int, number: int) -> tuple[Statement, ...]:
-        """What happened in the round of call ``number``, in which a row ended early, to this row and others."""
+        """Statements on the round of call ``number``, in which a row ended early: its fate, and that of other rows."""
         case, outputs, expected = self.run.case, self.run.outputs or (), self.run.truth.rows
         eos, tokens, missing = set(case.eos_token_ids), outputs[row], expected[row][len(outputs[row])]
         in_round = self._round(number)
@@ -174,9 +174,9 @@ class Sources:
         return proposed
 
     def proposed(self, row: int, position: int) -> set[int]:
-        """What the draft's queries that saw exactly the row up to this token of it proposed after it.
+        """The tokens that the draft proposed after this one, in queries that saw exactly the row up to it.
 
-        Where the decoder feeds what was predicted next to the query, it had the token already.
+        Where the decoder feeds the prediction in the next column of the call, it had the token already.
         """
         digests = self.run.truth.digests[row][-1]
         if position >= len(digests):
@@ -187,7 +187,7 @@ class Sources:
     def fills(self, write: Write) -> bool:
         """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself.
 
-        What no draft's first choice was may be a node of a tree all the same.
+        A token that was no draft's first choice may be a node of a tree all the same.
         """
         return self._hidden(write) or (self.labels.of[write].what == "filler" and not self.labels.branches)
 
@@ -210,15 +210,15 @@ class Sources:
         return []
 
     def _wrong_behind(self, row: int, position: int) -> list[Write]:
-        """Those of them that are the row's, and wrong.
+        """The queries of `_behind` that are the row's, and wrong.
 
-        One that fed a draft token is not known for one where that token was emitted.
+        A query that fed a draft token is not known for one where that token was emitted.
         """
         behind = ((write, self.labels.of[write]) for write in self._behind(row, position))
         return [w for w, one in behind if one.request == row and one.what in ("token", "draft") and not one.exact]
 
     def _verified(self, row: int, position: int) -> set[int]:
-        """What the target was fed behind this token of the row, in calls that asked for the one after it.
+        """The tokens that the target was fed behind this one of the row, in calls that asked for the next one.
 
         Where the draft is fed the target's answers, only the first of these calls counts: later ones feed what was
         committed meanwhile.
@@ -274,7 +274,7 @@ class Sources:
         return None
 
     def at_a_node(self, asked: WrongToken) -> Told | None:
-        """Of a tree, the node at which the emitted token was answered, where nothing simpler says where it is from.
+        """The node of a tree at which the emitted token was answered, where nothing simpler says where it is from.
 
         If no query is right for this token, and no node was fed for the token before it, that one was accepted without
         being in the tree.
@@ -326,7 +326,7 @@ class Sources:
     def nothing_else_asked(self, row: int) -> bool:
         """Whether, after the row's last right query, every row of every call is known to be right somewhere.
 
-        A row of which no query at all was recognised may have been asked about in disguise, unless nothing was asked.
+        If no query of a row was recognised, it may have been asked about in disguise, unless nothing was asked at all.
         """
         if not self.labels.rounds[row]:
             return not self.labels.calls

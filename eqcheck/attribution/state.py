@@ -1,7 +1,7 @@
 """A request that is right alone and wrong after others: the facts of it, as an explanation.
 
-What the decoder keeps from one request to the next is not read. What is said is what was tried: the requests, in order,
-and what became of the last one with and without the others.
+The state that the decoder keeps from one request to the next is not read. The explanation says only what was tried: the
+requests, in order, and the outcome of the last one with and without the others.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from eqcheck.explanation.records import Explanation, many
 
 
 def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
-    """The violation of a decoder that answers ``case`` wrongly, and rightly without what comes before in it.
+    """The violation of a decoder that answers ``case`` wrongly, and rightly without the earlier requests of the case.
 
-    ``wrong`` explains the wrong answer, ``times`` says how often both were seen. What ``wrong`` takes for the cause is
-    not repeated: it was read as if the last request were alone.
+    ``wrong`` explains the wrong answer, ``times`` says how often both were seen. The cause that ``wrong`` names is not
+    repeated: it was read as if the last request were alone.
 
     >>> earlier = Case(prompts=((3, 1),), eos_token_ids=(12,))
     >>> wrong = Explanation("bookkeeping", "premature-stop", 0, 1, expected=12, observed=None)

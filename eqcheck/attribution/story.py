@@ -67,7 +67,7 @@ def _kept(calls: Sequence[Call], failing: int) -> list[Call]:
 
 
 def story_of(run: Run, explanation: Explanation) -> Story | None:
-    """What befell the row of an explanation; None where it names no row.
+    """The story of the row of an explanation; None where it names no row.
 
     The call is that of the query whose context was wrong. Where every context was right, it is the call that answered
     for the first wrong token.
@@ -98,7 +98,7 @@ def _declared(explanation: Explanation) -> tuple[int, int | None, int | None]:
 
 
 def _beside(call: Call, row: int, first: Sequence[int]) -> list[int]:
-    """The batch rows to show with one of them: those that come ``first``, and others as far as they are small."""
+    """The batch rows to show beside ``row``: the rows that come ``first``, and others as far as they are small."""
     _, columns, slots = call.visible.shape
     room = min(ROWS - 1, _CELLS // max(1, slots * min(columns, COLUMNS)))
     others = dict.fromkeys([*first, *range(len(call.tokens))])
@@ -194,7 +194,7 @@ class _Scene:
         return DrawnRow(row, whose, round_, tuple(slots), tuple(queries))
 
     def _context(self, call: Call, row: int, column: int, label: Label | None, held: Sequence[Entry]) -> Context | None:
-        """What a query of the target should have seen and did; None where that is not known."""
+        """The context that a query of the target had and should have had; None where that is not known."""
         if call.role == DRAFT or not held or label is None or not self._known(call, row, column, label):
             return None
         found = read(call, row, column, label, self.labels, self._stored, self.family, held)
@@ -226,7 +226,7 @@ class _Scene:
         return fed_right and call.number <= self.turns.asked(label.request, first)
 
     def _offset(self, call: Call, row: int, column: int, label: Label | None, context: Context | None) -> int | None:
-        """What the row's positions are shifted by, from the view of a query; None where that is not known."""
+        """The shift of the row's positions, from the view of a query; None where that is not known."""
         if label is not None and label.exact and call.role == DRAFT:
             return 0 if self.family.absolute else int(call.places[row, column]) - label.position
         return context.offset if context else None

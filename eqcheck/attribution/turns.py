@@ -1,8 +1,9 @@
-"""The rounds of each row: what was fed as drafts, what the row had before, and what it had afterwards.
+"""The rounds of each row: the draft tokens that were fed, and the row's tokens before and after the round.
 
-What a decoder commits is not seen, only what it feeds. Before a round a row has what the draft was first given for it
-(`Rounds.begun`), and no less than the first token that the target is fed of it; where the draft was not asked about
-the row, it has all that was answered for. After its last round it has what was returned, if that is what was fed.
+The tokens that a decoder commits are not seen, only the tokens that it feeds. Before a round, a row has the tokens that
+the draft was first given for it (`Rounds.begun`), and at least the first token that the target is fed of it. Where the
+draft was not asked about the row, the row has every token that was answered for it. After its last round it has the
+tokens that were returned, if these were fed.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from eqcheck.result.story import DrawnRound
 
 
 def ids_of(rounds: Sequence[DrawnRound]) -> tuple[int, ...]:
-    """What rounds committed, put together."""
+    """The tokens that rounds committed, put together."""
     return tuple(token for one in rounds for token in one.committed)
 
 
-def _alike(some: Sequence[int], others: Sequence[int]) -> int:
+def _alike(first: Sequence[int], second: Sequence[int]) -> int:
     """How many of two sequences are the same, from the first.
 
     >>> _alike((5, 6, 7), (5, 6))
     2
     """
-    pairs = [a == b for a, b in zip(some, others, strict=False)]
+    pairs = [a == b for a, b in zip(first, second, strict=False)]
     return pairs.index(False) if False in pairs else len(pairs)
 
 
@@ -139,9 +140,9 @@ class Turns:
         return not (rounds and shared)
 
     def _drafted(self, row: int, call: int, had: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens fed behind those that a row had, in that batch row of a call which goes furthest.
+        """The tokens fed behind a row's tokens, in the batch row of a call that goes furthest; and the answers to them.
 
-        Behind them stand the target's answers: of the column before, or what the row had there before already.
+        Each answer is the target's of the column before, or the token that the row had there already.
         """
         behind = [
             (write, label) for write, label in self._columns[row, call] if label.position >= self._start(row) + had
@@ -158,7 +159,7 @@ class Turns:
         return drafted, tuple(self._answer(write, token) for write, token in zip(writes, drafted, strict=True))
 
     def _nodes(self, columns: Iterable[tuple[Write, Label]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """As `_drafted`, of a tree: the row's own path comes first, behind it the other nodes in their order."""
+        """The tokens and answers of `_drafted` for a tree: the row's own path, then the other nodes in their order."""
         path: dict[int, int] = {}
         others = []
         for write, label in columns:
@@ -171,7 +172,7 @@ class Turns:
         return (*own, *others), own
 
     def _answer(self, write: Write, drafted: int) -> int:
-        """What the target answered in the place of a draft; where another call did, what was drafted."""
+        """The target's answer in the place of a draft token; where another call gave it, the draft token itself."""
         (call, row, column), label = write, self.labels.of[write]
         before = self.labels.of.get((call, row, column - 1))
         if before is None or (before.request, before.position) != (label.request, label.position - 1):
@@ -179,10 +180,9 @@ class Turns:
         return int(self.labels.calls[call].predictions[row, column - 1])
 
     def _committed(self, row: int, had: dict[int, int]) -> tuple[list[int], bool]:
-        """The new tokens that a row had: what was fed of them later, or as kept drafts, else what was returned.
+        """The new tokens that a row had, as fed later or as kept drafts, else as returned; and whether these are all.
 
-        And whether that is all. It is not where something else was returned than was fed: then what the last round
-        brought is not known.
+        They are not all where other tokens were returned than were fed: then the tokens of the last round are unknown.
         """
         output = list(self.run.outputs[row]) if self.run.outputs is not None else []
         later: dict[int, set[int]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""One query and the slots of its row, each with the token that it holds: what later readings are made on."""
+"""One query and the slots of its row, each with the token that it holds: the base of every later reading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from eqcheck.attribution.copies import Torn, disagreement, emptied_slots, torn_slots
 from eqcheck.attribution.record import NO_WRITE, Label, Record, Write
-from eqcheck.attribution.torn import Torn, disagreement, emptied_slots, torn_slots
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, stored_digest
@@ -21,7 +21,7 @@ _UNKNOWN = Label(-1, -1, "unknown")
 
 @dataclass(frozen=True)
 class Entry:
-    """One slot of a row: what it holds, who wrote it, and the position at which the family takes it to be."""
+    """One slot of a row: its content, its writer, and the position at which the family takes it to be."""
 
     slot: int
     token: int
@@ -42,8 +42,8 @@ class Entry:
 class QueryView:
     """A query held against the token that it stands for: the one ``at`` this logical position of the ``request``.
 
-    ``low`` is the first position that it should see, ``entries`` are the slots of its row, ``own_block`` those that its
-    own call wrote.
+    ``low`` is the first position that it should see, ``entries`` are the slots of its row, ``own_block`` are the slots
+    that its own call wrote.
     """
 
     call: Call
@@ -61,7 +61,7 @@ class QueryView:
     def of(
         cls, call: Call, row: int, column: int, label: Label, labels: Record, family: Family, held: Sequence[Entry]
     ) -> QueryView:
-        """The view of a query of which the ``entries`` of its row are ``held``."""
+        """The view of a query; ``held`` are the entries of its row."""
         seen = [replace(entry, visible=bool(call.visible[row, column, entry.slot])) for entry in held]
         own_block = {entry.slot for entry in seen if entry.write[0] == call.number}
         low = family.first_seen(label.position)
@@ -100,7 +100,7 @@ class QueryView:
 
 def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int, Call], family: Family) -> list[Entry]:
     """The slots of a batch row in a call, none of them visible yet; ``of`` and ``calls`` are of the call's model."""
-    found = []
+    listed = []
     lower, upper = call.kv
     copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
     emptied = emptied_slots(call, row, copies)
@@ -116,5 +116,5 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
             token = int(calls[write[0]].tokens[write[1:]])
             place = int(calls[write[0]].positions[write[1:]]) if family.fed else place
         why = disagreement(copies[:, :, :, slot]) if torn[slot] else None
-        found.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
-    return found
+        listed.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
+    return listed

@@ -71,7 +71,7 @@ class Walk:
         return Chain(root, alike or (first,), rest)
 
     def _followed(self, pending: Sequence[Write]) -> list[Step]:
-        """What queries saw wrongly, and the queries that wrote it, and so on, in causal order."""
+        """The queries that saw something wrongly, the queries that wrote it, and so on, in causal order."""
         left, visited, steps = list(pending), set[Write](), list[Step]()
         while left:
             write = left.pop()

@@ -13,7 +13,7 @@ Ids = tuple[int, ...]
 
 
 class _Whole(NamedTuple):
-    """How a whole row is made up: pads, the prompt, pads, the row's tokens, and ``behind`` them pads again."""
+    """The make-up of a whole row: pads, the prompt, pads, the row's tokens, and ``behind`` them pads again."""
 
     before: int
     between: int
@@ -26,7 +26,7 @@ def prompt_returned(
 ) -> tuple[RowVerdict, Statement] | None:
     """The first row that begins with its prompt or the end of it; None unless that is so of every wrong row.
 
-    What follows the prompt must be what the target emits, or as much of that as the row's limit leaves. A row counts as
+    The tokens behind the prompt must be the target's, or as many of these as the row's limit leaves. A row counts as
     proof only where it differs from the truth within its prompt, and either has all that the target emits or a prompt
     of two different tokens: a single one can have come from elsewhere. Where the ``pad`` id is not known (None),
     any one id will do.
@@ -59,7 +59,7 @@ def _short_start(
     short = {row: _missing(prompts[row.row], row, limits[row.row]) for row in rows if row.first is not None}
     if not all(short.values()):
         return None
-    special: dict[str, set[RowVerdict]] = {}  # the wrong rows of which it explains how many ids are short
+    special: dict[str, set[RowVerdict]] = {}  # the wrong rows that are short by as many ids as it explains
     for name, ids in (("the pad id", (pad,)), ("the EOS id" if len(eos) == 1 else "an EOS id", eos), ("id 0", (0,))):
         counts = {row: sum(token in ids for token in prompts[row.row]) for row in rows}
         if all(counts[row] == short.get(row, 0) or short.get(row, 0) >= limits[row.row] for row in rows):
@@ -83,7 +83,7 @@ def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
 
 
 def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
-    """How the row is made up; True for one that the limit cut off within its prompt, False for any other."""
+    """The make-up of the row; True where the limit cut it off within its prompt, False for any other row."""
     observed, right = row.observed, row.expected
     cut = len(observed) == limit
     for before in _pads(observed, pad):
@@ -122,7 +122,7 @@ def _words(length: int, whole: _Whole, advice: str) -> Statement:
 
 
 def _advice(starts: set[int], wholes: Mapping[RowVerdict, _Whole]) -> str:
-    """What to return; ``starts`` is where the new tokens of the rows begin."""
+    """The advice on the value to return; ``starts`` is where the new tokens of the rows begin."""
     what = "return row[len(prompt):]"
     if any(whole.before or whole.between for whole in wholes.values()):
         what = f"return row[{min(starts)}:]" if len(starts) == 1 else "return what follows the pads and the prompt"

@@ -1,8 +1,8 @@
-"""What the witnesses prove together: when the cause that was read is asserted, and when it is not.
+"""The proof that the witnesses give together: when the cause that was read is asserted, and when it is not.
 
-Reading names a cause from what a query saw. Whether it is asserted depends on three things beside it:
+Reading names a cause from what a query saw. Whether it is asserted depends on three witnesses beside it:
 
-tied         What was seen ties the wrong token to the cause. For a wrong context: the query that is blamed answered the
+tied         The record ties the wrong token to the cause. For a wrong context: the query that is blamed answered the
              emitted token. For bookkeeping: a query that saw exactly its row had answered rightly before the token was
              committed, and it was seen where the emitted token comes from; or the outputs alone show the fault.
 repair       Right positions, mask or entries took the place of what the queries had (`eqcheck.attribution.repair`):
@@ -31,8 +31,8 @@ from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion
 
-# The rows: (is it a context that was read?, tied, what repair does, what permutation shows). What is not here is not
-# asserted; `tests/test_witnesses.py` tries every combination.
+# The rows: (is it a context that was read?, tied, what repair does, what permutation shows). A row that is not
+# here is not asserted; `tests/test_witnesses.py` tries every combination.
 _ANY = ("stable", "depends", "untried")
 ASSERTED = frozenset(
     [("context", "tied", "confirms", shown) for shown in _ANY]
@@ -54,7 +54,7 @@ def second_opinion(
     timeout: float | None = None,
     variants: Sequence[Case] = (),
 ) -> Explanation:
-    """The explanation where the witnesses together prove it, else ``unattributed`` with what each of them says.
+    """The explanation where the witnesses together prove it, else ``unattributed`` with the testimony of each.
 
     ``variants`` are the case with other ids. Crashes have no second opinion: there is no output to restore.
     """
@@ -85,7 +85,7 @@ def asserted(explanation: Explanation, opinion: Opinion, shown: str) -> bool:
 
 
 def bearing(explanation: Explanation, opinion: Opinion) -> str:
-    """What repair does for the cause that was read: ``confirms``, ``contradicts`` or ``silent``.
+    """The testimony of repair on the cause that was read: ``confirms``, ``contradicts`` or ``silent``.
 
     A rejected draft token that is seen, or a token that is seen twice, counts as the cache's, also where hiding it
     would do.
@@ -100,19 +100,20 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
 def permutation(
     generate: Generate, explanation: Explanation, variants: Sequence[Case], timeout: float | None
 ) -> tuple[str, tuple[int, int, int]]:
-    """What decoding the case with other ids shows, and how many variants agree, differ, and have nothing wrong.
+    """The testimony of the case with other ids, and how many variants agree, differ, and have nothing wrong.
 
-    One that differs is allowed for where three agree: in one of a vocabulary, a wrong token is right by chance.
+    A variant that differs is allowed for where three agree: with few ids in a vocabulary, a wrong token can be right by
+    chance.
     """
     agree = differ = passed = 0
     for case in variants:
         done = run_case(generate, case, timeout)
-        found = None if done.outputs is None else Reader(done).explain()
-        if found is None:
+        other = None if done.outputs is None else Reader(done).explain()
+        if other is None:
             passed += done.outputs is not None
-        elif alike(mechanism(found), mechanism(explanation)):
+        elif alike(mechanism(other), mechanism(explanation)):
             agree += 1
-        elif not _pad_instead(found, explanation):
+        elif not _pad_instead(other, explanation):
             differ += 1
     counts = (agree, differ, passed)
     if agree >= _AGREEING and agree >= _FOR_ONE_THAT_DIFFERS * differ:
@@ -128,7 +129,7 @@ Mechanism = tuple[str, frozenset[tuple[str, str]], object]
 
 
 def mechanism(explanation: Explanation) -> Mechanism:
-    """What stays the same about a cause when ids are renamed: what is wrong, and where a wrong token comes from.
+    """The part of a cause that stays when ids are renamed: what is wrong, and where a wrong token comes from.
 
     The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
@@ -138,16 +139,16 @@ def mechanism(explanation: Explanation) -> Mechanism:
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
 
-def alike(one: Mechanism, other: Mechanism) -> bool:
-    """Whether two mechanisms are one: what is wrong with the one may be a part of what is wrong with the other.
+def alike(first: Mechanism, second: Mechanism) -> bool:
+    """Whether two mechanisms are one: the deviations of the first may be a part of those of the second, or the reverse.
 
     With other ids a draft that is seen by mistake may be an accepted one; then it is a token like the others. A mask of
     another row shows or hides what that row has, and with few slots it is told as the kind of one of them.
     """
-    if _OF_ANOTHER in (one[0], other[0]) and {one[0], other[0]} <= _TOLD_AS:
+    if _OF_ANOTHER in (first[0], second[0]) and {first[0], second[0]} <= _TOLD_AS:
         return True
-    parts = one[1] <= other[1] or other[1] <= one[1]
-    return (one[0], one[2]) == (other[0], other[2]) and parts and bool(one[1]) == bool(other[1])
+    parts = first[1] <= second[1] or second[1] <= first[1]
+    return (first[0], first[2]) == (second[0], second[2]) and parts and bool(first[1]) == bool(second[1])
 
 
 def _pad_instead(found: Explanation, explanation: Explanation) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from eqcheck.attribution.bookkeeping import ends
-from eqcheck.attribution.declared import ignored
+from eqcheck.attribution.declarations import ignored
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.whole_rows import prompt_returned

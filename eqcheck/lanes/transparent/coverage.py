@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain, combinations, pairwise
 
-from eqcheck.attribution.packed import packs
+from eqcheck.attribution.packing import packs
 from eqcheck.case.record import Case
 from eqcheck.contract.sizes import BLOCKS
 from eqcheck.decoding.run import Run, Truth

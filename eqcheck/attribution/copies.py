@@ -29,7 +29,7 @@ _PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an e
 
 
 def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
-    """Which slots of a row hold copies ``[layer, K/V, head, slots, width]`` that disagree, ``[slots]``."""
+    """The slots of a row whose copies ``[layer, K/V, head, slots, width]`` disagree, as a mask ``[slots]``."""
     same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
     torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
     torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
@@ -42,34 +42,34 @@ def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
 
 
 def _filled(call: Call, row: int) -> Bools:
-    """Which slots hold one number in each copy, ``[slots]``: memory that was filled and never written."""
+    """The slots with one number all through each copy, as a mask ``[slots]``: memory that was filled, never written."""
     digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
     return cast(Bools, (digits == digits[..., :1]).all(axis=(0, 1, 2, 4)))
 
 
 def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:
-    """Which slots of a row hold a pad that was written as numbers without meaning, ``[slots]``.
+    """The slots of a row that hold a pad written as numbers without meaning, as a mask ``[slots]``.
 
-    So cases are made in which a pad that is seen does harm. The stamp and the identity of the write are whole; what
-    else was fed and seen is one number, which is no digit.
+    Some cases write pads so, and then a pad that is seen does harm. The stamp and the identity of the write are whole;
+    the digits of the content are one number, which is no digit.
     """
     said = np.stack([held[:, row, :, :, CONTENT] for held in call.held])  # [layer, K/V, head, slots, digits]
-    one = said[0, 0, 0, :, 0]
+    number = said[0, 0, 0, :, 0]
     whole = (copies[..., PLACE] == _PLACES[..., None]).all(axis=(0, 1, 2))
     whole &= (copies[..., CALL:PLACE] == copies[:1, :1, :1, :, CALL:PLACE]).all(axis=(0, 1, 2, 4))
-    whole &= (said == one[:, None]).all(axis=(0, 1, 2, 4))
-    return cast(Bools, whole & ((one < 0) | (one > 255)))
+    whole &= (said == number[:, None]).all(axis=(0, 1, 2, 4))
+    return cast(Bools, whole & ((number < 0) | (number > 255)))
 
 
 class Torn(NamedTuple):
-    """How the copies of an entry disagree: the ``kind`` without numbers, and in ``words``."""
+    """The disagreement of the copies of an entry: its ``kind`` without numbers, and in ``words``."""
 
     kind: str
     words: str
 
 
 def disagreement(copies: Ints) -> Torn:
-    """Which copies ``[layer, K/V, head, width]`` of one slot disagree, and about what."""
+    """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot."""
     if (copies[..., MODEL] > 2).any():
         return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
     if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
@@ -88,11 +88,11 @@ def disagreement(copies: Ints) -> Torn:
         axis=-1,
     )
     for axis, what in ((1, ("K", "V")), (0, ("layer 0", "layer 1")), (2, ("head 0", "head 1"))):
-        one, other = np.take(values, 0, axis), np.take(values, 1, axis)
+        first, second = np.take(values, 0, axis), np.take(values, 1, axis)
         for column, name in enumerate(names):
-            differs = one[..., column] != other[..., column]
+            differs = first[..., column] != second[..., column]
             if differs.any():
-                a, b = int(one[..., column][differs][0]), int(other[..., column][differs][0])
+                a, b = int(first[..., column][differs][0]), int(second[..., column][differs][0])
                 shown = f" ({a} and {b})" if name in ("id", "position") else ""
                 words = f"{what[0]} and {what[1]} disagree about its {name}{shown}"
                 return Torn(f"{('layers', 'values', 'heads')[axis]}-{name}", words)

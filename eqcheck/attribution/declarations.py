@@ -1,9 +1,9 @@
-"""What a decoder declares, held against its calls: chunks, late rows, and the caches that were handed over.
+"""The declarations of a decoder, held against its calls: chunks, late rows, and the caches that were handed over.
 
-It is asked only where every row is right, so a fault of the output keeps its own cause. Only queries count that saw
-exactly their row: the digest of such a query is the truth's, which names the token and all before it, whatever the
-decoder does with rows. The tokens that they saw written in their own call were fed together. Where prompts begin
-alike, a token that could belong to several rows is held against the one to which it does the least harm.
+They are checked only where every row is right, so a fault of the output keeps its own cause. A query counts only if it
+saw exactly its row: its digest is then the truth's, which names the token and all before it, whatever the decoder does
+with rows. The tokens that such a query saw written in its own call were fed together. Where prompts begin alike, a
+token that could belong to several rows is held against the row to which it does the least harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Place = tuple[int, int]  # a request and a logical position; or a row and a colu
 
 @dataclass(frozen=True)
 class Fed:
-    """Tokens of one row that were fed together: of which ``requests`` they can be, and their ``positions`` in it.
+    """Tokens of one row that were fed together: the ``requests`` that may own them, and their ``positions`` there.
 
     ``call_row`` is the batch row that fed the first. ``alike``: they are all the pad id, so they may be pads.
     """
@@ -36,7 +36,7 @@ class Fed:
 
 
 def ignored(run: Run) -> Explanation | None:
-    """What of the case's cache state was ignored, as an explanation; None if nothing was, or the state asks nothing."""
+    """An explanation of the part of the case's cache state that was ignored; None if the decoder heeded all of it."""
     if not run.trace.made(TARGET):
         return None
     found = {"chunked": _chunks, "late-rows": _arrivals, "prefix": _prefix, "preallocated": _preallocated}
@@ -145,7 +145,7 @@ class _Reader:
                 yield Fed(first[0], requests, tuple(positions), tokens == {self.run.case.pad_token_id})
 
     def _like(self, request: int, position: int) -> Iterator[int]:
-        """The requests of which the text up to a position can be: of a shorter prompt what follows may be drafts."""
+        """The requests that may own the text up to a position; behind a shorter prompt the rest of it may be drafts."""
         text = self._texts[request][: position + 1]
         for other, prompt in enumerate(self.run.case.prompts):
             shared = min(len(prompt), len(text))
