@@ -55,7 +55,8 @@ TRANSPARENT = (
 CHECKPOINT = (
     "campaign.loop",
     "lanes.lane",
-    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink", "sampled.investigate", "sampled.lane")),
-    "lanes.sampling.gathered",
+    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink")),
+    *(f"lanes.checkpoint.sampling.{name}" for name in ("investigate", "lane")),
+    "lanes.sampling.evidence",
     "case.reduction",
 )

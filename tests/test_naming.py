@@ -12,7 +12,7 @@ import pytest
 
 from eqcheck.contract.kinds import KINDS
 from eqcheck.lanes.sampling import explain
-from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import ALTERNATIVES
 from eqcheck.sampling.fit import misfit
@@ -33,7 +33,7 @@ from eqcheck.sampling.laws import (
 )
 from eqcheck.sampling.naming import MANY, NAMED, KnownRounds, Named
 from eqcheck.sampling.naming import named as named_by
-from eqcheck.sampling.reused import tighter
+from eqcheck.sampling.reuse import tighter
 from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.sampling.wealth import Wealth

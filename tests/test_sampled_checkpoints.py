@@ -29,10 +29,10 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoder import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.sampled.drawing import BLOCK, SampledEngineCases
-from eqcheck.lanes.checkpoint.sampled.judge import judged
-from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane, _judged
-from eqcheck.lanes.checkpoint.sampled.laws import laws_of
+from eqcheck.lanes.checkpoint.sampling.drawing import BLOCK, SampledEngineCases
+from eqcheck.lanes.checkpoint.sampling.judge import judged
+from eqcheck.lanes.checkpoint.sampling.lane import CheckpointSamplingLane, _judged
+from eqcheck.lanes.checkpoint.sampling.laws import laws_of
 from eqcheck.lanes.lane import lanes_of
 from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
 from eqcheck.report.build import write
@@ -220,8 +220,8 @@ def test_rounding_to_float32_is_no_violation() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampled.lane.NAMING_LEAST", 900)
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampled.lane.INVESTIGATING_S", 6.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampling.lane.NAMING_LEAST", 900)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampling.lane.INVESTIGATING_S", 6.0)
     Clock().put(monkeypatch, CHECKPOINT).charge(monkeypatch, Local, "try_case", 0.02)
 
 

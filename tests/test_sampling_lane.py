@@ -22,7 +22,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
-from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import try_case
 from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import trials

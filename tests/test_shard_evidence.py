@@ -18,7 +18,7 @@ from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoder import decoder
 from eqcheck.contract.options import RowOptions
 from eqcheck.lanes.sampling.conclusions import law_finding
-from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion

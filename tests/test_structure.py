@@ -38,7 +38,7 @@ ROOMS = (
     "lanes.sampling",
     "store",
     "lanes.checkpoint",
-    "lanes.checkpoint.sampled",
+    "lanes.checkpoint.sampling",
     "campaign",
     "compat",
     "catalogue.engines",

@@ -21,7 +21,7 @@ REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
-"""The purposes for which cases of engines are drawn; `eqcheck.lanes.checkpoint.sampled.drawing` has the figures."""
+"""The purposes for which cases of engines are drawn; `eqcheck.lanes.checkpoint.sampling.drawing` has the figures."""
 
 PROMISES = tuple(SEEDS)
 Crossing = Annotated[int, Meta(ge=0, le=10**9)]

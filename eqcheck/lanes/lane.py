@@ -28,7 +28,7 @@ LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
     "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
     "sampling": "eqcheck.lanes.sampling.lane:SamplingLane",
-    "checkpoint-sampling": "eqcheck.lanes.checkpoint.sampled.lane:CheckpointSamplingLane",
+    "checkpoint-sampling": "eqcheck.lanes.checkpoint.sampling.lane:CheckpointSamplingLane",
 }
 REPEATS = 3
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.sampling.laws import grid, table
-from eqcheck.sampling.reused import normal, spent, tighter
+from eqcheck.sampling.reuse import normal, spent, tighter
 from eqcheck.sampling.row import Cells, Floats, SampledRow
 
 HIGHEST = 50.0

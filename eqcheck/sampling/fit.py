@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.sampling.reused import tighter
+from eqcheck.sampling.reuse import tighter
 from eqcheck.sampling.rounds import PartLaws, Read, bounded
 from eqcheck.sampling.row import Floats, Ints
 

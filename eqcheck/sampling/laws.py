@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eqcheck.contract.options import RowOptions
-from eqcheck.sampling.reused import tighter
+from eqcheck.sampling.reuse import tighter
 from eqcheck.sampling.row import Floats
 
 STEP = 0.25

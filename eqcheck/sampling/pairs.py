@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.sampling.bets import LAGS, PAIRS, below, logs, mixed
-from eqcheck.sampling.reused import normal
+from eqcheck.sampling.reuse import normal
 from eqcheck.sampling.row import Bools, Floats, Ints, SampledRow
 
 _COINS = (np.arange(16) + 0.5) / 16

@@ -17,7 +17,7 @@ import numpy as np
 from eqcheck.sampling.fit import misfit_of_laws
 from eqcheck.sampling.laws import MATCH, REJECTION, TOKENS, PartLaw, SamplerLaws, Verification, wrong_samplers
 from eqcheck.sampling.naming import QUIET, Named
-from eqcheck.sampling.reused import normal
+from eqcheck.sampling.reuse import normal
 from eqcheck.sampling.rounds import accepting, drawn, likeliest
 from eqcheck.sampling.row import Floats, Ints
 

@@ -52,7 +52,7 @@ _Result = Union["FaultResult", "KnownGoodResult", SampledResult, MemoryResult, t
 
 @dataclass(frozen=True)
 class FaultResult:
-    """What became of one planted fault.
+    """The result of the audits of one planted fault.
 
     ``cases_to_catch`` counts the cases until the first violation, ``seconds`` the time they took on one thread, drawing
     included; both None when it was not caught. ``attributed``: that violation is ``named`` as declared, after repair.
@@ -116,33 +116,33 @@ class SelfCheck:
     @property
     def missed(self) -> list[str]:
         """The faults that were not caught, and the right decoders that were accused."""
-        found = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
+        missed = [f"{fault.id}: not caught in {MOST_CASES} cases" for fault in self.faults if not fault.caught]
         for good in self.known_good:
             if good.violations:
                 accused = f"{good.violations} of {good.cases} cases of a right decoder called a violation"
-                found.append(f"{good.name}: {accused}: {good.first}")
+                missed.append(f"{good.name}: {accused}: {good.first}")
         others: list[SampledResult | MemoryResult] = [*self.sampled, *self.memory]
-        return found + [one.failure for one in others if one.failure]
+        return missed + [one.failure for one in others if one.failure]
 
     @property
     def failures(self) -> list[str]:
-        found = self.missed
+        failures = self.missed
         late = [rare for rare in self.rare if rare.cases is None or rare.cases > RARE_USUAL]
-        found += [f"{rare.id}: not caught in {RARE_MOST} cases" for rare in late if rare.cases is None]
+        failures += [f"{rare.id}: not caught in {RARE_MOST} cases" for rare in late if rare.cases is None]
         if len(late) > RARE_LATE * len(self.rare):
-            found.append(f"{len(late)} of {len(self.rare)} rare conjunctions not met within {RARE_USUAL} cases")
+            failures.append(f"{len(late)} of {len(self.rare)} rare conjunctions not met within {RARE_USUAL} cases")
         for what, share, least in (
             ("component", self.share("component_right", unseen=False), COMPONENTS_RIGHT),
             ("kind", self.share("kind_right", unseen=False), KINDS_RIGHT),
         ):
             if share < least:
-                found.append(
+                failures.append(
                     f"{what} named as declared in {share:.1%} of the violations, at least {least:.0%} expected"
                 )
         right, wrong, seen = named_as_planted(self.sampled)
         if right < SAMPLED_RIGHT * seen:
-            found.append(f"of {seen} faults of sampling {right} are named as planted, and {wrong} by another kind")
-        return found
+            failures.append(f"of {seen} faults of sampling {right} are named as planted, and {wrong} by another kind")
+        return failures
 
     def share(self, what: str, **chosen: bool) -> float:
         """Violations read as declared, as a share; ``what`` is ``component_right`` or ``kind_right``.
@@ -284,7 +284,7 @@ def check_fault(number: int, judged: int = JUDGED, opinion: bool = True) -> Faul
 
 
 def check_head(number: int) -> FaultResult:
-    """Run the fault ``HEAD_FAULTS[number]``, of which warnings are judged."""
+    """Run the fault ``HEAD_FAULTS[number]``, and judge its warnings."""
     return _checked(HEAD_FAULTS[number], JUDGED, False)
 
 
@@ -292,7 +292,7 @@ def _checked(fault: Fault, judged: int, opinion: bool) -> FaultResult:
     torch.set_num_threads(1)
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
-    found: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     losses = Counter[str]()
     named, caught_at, seconds = "", None, 0.0
     with decoder.running() as generate:
@@ -308,10 +308,10 @@ def _checked(fault: Fault, judged: int, opinion: bool) -> FaultResult:
                 caught_at = count + 1
                 repaired = opinion and seen.component != "draft"
                 named = (second_opinion(generate, done, seen, 20.0, variants(case)) if repaired else seen).fingerprint
-            found[seen.fingerprint] += 1
-            if found.total() == judged:
+            kinds[seen.fingerprint] += 1
+            if kinds.total() == judged:
                 break
-    same_component = sum(n for name, n in found.items() if name.startswith(f"{fault.component}/"))
+    same_component = sum(n for name, n in kinds.items() if name.startswith(f"{fault.component}/"))
     return FaultResult(
         fault.id,
         fault.component,
@@ -322,9 +322,9 @@ def _checked(fault: Fault, judged: int, opinion: bool) -> FaultResult:
         attributed=_is(named, fault),
         cases_to_catch=caught_at,
         seconds=None if caught_at is None else round(seconds, 4),
-        judged=found.total(),
+        judged=kinds.total(),
         component_right=same_component,
-        kind_right=sum(n for name, n in found.items() if _is(name, fault)),
+        kind_right=sum(n for name, n in kinds.items() if _is(name, fault)),
         named=named,
         mechanism=fault.mechanism,
         unseen=fault.mechanism not in DEVELOPED,

@@ -31,7 +31,7 @@ class MemoryResult:
 
     @property
     def failure(self) -> str:
-        """What is wrong with the checker, if anything."""
+        """The failure of the checker, in words; empty without one."""
         if self.found == ((self.expected,) if self.expected else ()):
             return ""
         return f"{self.id}: expected {self.expected or 'no warning'}, got {', '.join(self.found) or 'no warning'}"
@@ -67,13 +67,13 @@ def table(results: Sequence[MemoryResult]) -> str:
     """The results as text, one line each."""
     rows = [
         (
-            one.id,
-            one.expected or "-",
-            ", ".join(one.found) or "-",
-            "" if one.waste is None else f"{one.waste:.2f}",
-            "held back" if one.held_back else "",
+            result.id,
+            result.expected or "-",
+            ", ".join(result.found) or "-",
+            "" if result.waste is None else f"{result.waste:.2f}",
+            "held back" if result.held_back else "",
         )
-        for one in results
+        for result in results
     ]
     headers = ("build", "expected of its memory", "warned of", "held over least", "")
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", "left", "right", "left"))

@@ -47,7 +47,7 @@ NAMELESS = ("sampling/stray-law", "sampling/impossible-token")
 
 @dataclass(frozen=True)
 class SampledResult:
-    """What an audit made of one sampler.
+    """The result of an audit of one sampler.
 
     ``tokens`` were decoded until the first violation, or in all if there is none: ``named`` is empty then. ``expected``
     is the fingerprint of the planted fault, empty for a sampler that is right, and ``simulated`` the tokens it takes in
@@ -66,7 +66,7 @@ class SampledResult:
 
     @property
     def failure(self) -> str:
-        """What is wrong with the checker, if anything."""
+        """The failure of the checker, in words; empty without one."""
         if not self.expected:
             return f"{self.id}: a right sampler is accused of {self.named}" if self.named else ""
         return f"{self.id}: not seen in {self.tokens} tokens" if self.required and not self.named else ""
@@ -131,7 +131,7 @@ def _tokens(lane: SamplingLane) -> int:
 def named_as_planted(results: Sequence[SampledResult], held_back: bool | None = None) -> tuple[int, int, int]:
     """How many of the faults that were seen are named as planted, how many by another kind, and how many were seen.
 
-    What is called ``stray-law`` or ``impossible-token`` has no name.
+    A fault that is called ``stray-law`` or ``impossible-token`` has no name.
     """
     chosen = [one for one in results if one.expected and one.named and held_back in (None, one.held_back)]
     right = sum(one.named == one.expected for one in chosen)

@@ -21,8 +21,8 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.checkpoint.sampled.lane import CheckpointSamplingLane
-from eqcheck.lanes.sampling.gathered import Gathered
+from eqcheck.lanes.checkpoint.sampling.lane import CheckpointSamplingLane
+from eqcheck.lanes.sampling.evidence import Gathered
 from eqcheck.result.findings import Options
 from eqcheck.workers.interpreter import environment
 

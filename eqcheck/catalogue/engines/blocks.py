@@ -99,7 +99,7 @@ class PagedModel(Handling):
         self.lengths[i] += self.cache.size
 
     def reserve(self, i: int, count: int) -> None:
-        """Blocks for ``count`` tokens more of a request, of which it shares none with another."""
+        """Give a request blocks for ``count`` more tokens, and share none of those blocks with another request."""
         table, size, start = self.tables[i], self.cache.size, self.places(i)
         for place in range(start // size, -(-(start + count) // size)):
             if place == len(table):

@@ -98,7 +98,7 @@ class StaticModel(Handling):
         return [logits[i, : len(given[i])] for i in rows]
 
     def held(self, at: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """What the columns of a block hold, ``[batch, width]``."""
+        """The logical positions that the columns of a block hold, ``[batch, width]``."""
         return at.masked_fill(~real, NOTHING)
 
     def seen(self) -> torch.Tensor:

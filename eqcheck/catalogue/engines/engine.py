@@ -91,7 +91,7 @@ class RoundEngine(Handling):
         return min(self.waiting, key=lambda i: arrivals[i])
 
     def verify(self, drafts: Rows) -> Rows:
-        """What the target predicts after the newest token of each active row and after each of its drafts."""
+        """The target's predictions after the newest token of each active row and after each of its drafts."""
         raise NotImplementedError
 
     def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:

@@ -1,7 +1,7 @@
 """Engines that draft with a head on the target's hidden states: `ColumnHead`, `AcceptedHead`, `PairsHead`.
 
-The target's cache is one for the batch. What was fed last to the target stands in columns
-that end together, for blocks are left padded. A head with a cache has one for each row.
+The target has one cache for the batch. The tokens that were fed last to the target stand in columns that end together,
+for blocks are left padded. A head with a cache has one for each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StateModel:
 
 
 class Headed(Batched):
-    """By row, ``states`` are those that its head was not given yet, ``behind`` the token behind each of them."""
+    """By row, ``states`` are the states that its head was not given yet, ``behind`` the token behind each of them."""
 
     def begin(self) -> None:
         self.asked = StateModel(self.target)
@@ -148,15 +148,15 @@ class PairsHead(Headed):
         self.caches = {i: DynamicCache() for i in self.active}
 
     def drafted(self, i: int, count: int) -> list[int]:
-        states, tokens, found = self.states.pop(i)[None], self.behind.pop(i), list[int]()
+        states, tokens, drafts = self.states.pop(i)[None], self.behind.pop(i), list[int]()
         for _ in range(count):
             output = self.head.pairs(
                 input_ids=torch.tensor([tokens]), hidden_states=states, past_key_values=self.caches[i]
             )
-            found.append(int(output.logits[0, -1].argmax()))
-            states, tokens = self.goes_on_from(output.hidden_states[-1][:, -1:], states[:, -1:]), found[-1:]
+            drafts.append(int(output.logits[0, -1].argmax()))
+            states, tokens = self.goes_on_from(output.hidden_states[-1][:, -1:], states[:, -1:]), drafts[-1:]
         self.roll_back(i, count - 1)
-        return found
+        return drafts
 
     def goes_on_from(self, own: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """The state ``[1, 1, size]`` of the next step: the head's own, not the one that it was given."""

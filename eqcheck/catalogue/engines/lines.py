@@ -29,7 +29,7 @@ class Layout:
 
 
 class OffsetLayer(Handling, DynamicLayer):  # type: ignore[misc]
-    """K and V ``[LINES, heads, capacity, width]``, of which a forward sees the lines that its plan names."""
+    """K and V ``[LINES, heads, capacity, width]``; a forward sees those lines of them that its plan names."""
 
     def __init__(self, plan: Layout) -> None:
         super().__init__()

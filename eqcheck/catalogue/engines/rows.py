@@ -186,7 +186,7 @@ class Staged(PerRow):
 
 
 def looked_up(text: list[int], count: int) -> list[int]:
-    """What followed the last token where it came before, else the row's first tokens: at most ``count``.
+    """The tokens that followed the last token where it came before, else the row's first tokens: at most ``count``.
 
     >>> looked_up([7, 3, 5, 3], 2), looked_up([7, 3, 5], 2)
     ([5, 3], [7, 3])

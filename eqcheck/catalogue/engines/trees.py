@@ -1,7 +1,7 @@
 """Engines that verify trees: `Forked` has one cache for the batch, `ForkedRows` one for each row.
 
-A block is a row's newest token, the root, and behind it the nodes of its tree. What is kept of it is the path that the
-target's answers lead along; the cache is cut down to it by picking slots.
+A block is a row's newest token, the root, and behind it the nodes of its tree. The engine keeps the path
+of it that the target's answers lead along; the cache is cut down to that path by picking slots.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAD = -1  # what a slot holds instead of the token of a logical position
 
 
 class Forking(RoundEngine):
-    """What both share. ``trees`` and ``tokens`` are those of the active rows in this round; node 0 is the root."""
+    """The rounds that both share. ``trees`` and ``tokens`` are of the active rows in this round; node 0 is the root."""
 
     trees: list[Nodes]
     tokens: Rows

@@ -14,7 +14,7 @@ from eqcheck.contract.decoder import Request
 
 
 class OtherAnswers(RoundEngine):
-    """Commits by predictions of which there may be fewer than a row has drafts; then the last is taken again."""
+    """Commits by other predictions; they may be fewer than a row has drafts, and then the last is taken again."""
 
     def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
         return super().commit(drafts, self.others(predicted))

@@ -67,7 +67,7 @@ class Rare:
         return _declared(self.id)(partial(_decode, self))
 
     def broken(self, seen: Answered) -> Rows:
-        """What it answers."""
+        """The rows that it answers."""
         if not self.holds(seen):
             return seen.outputs
         first, *others = seen.outputs

@@ -74,9 +74,9 @@ class Fault:
     """One planted fault.
 
     Faults of one ``mechanism`` are variations of one: it is the switch, unless another one's is given. ``families`` are
-    those on which it shows, ``cache_states`` those that it needs, ``rows`` how many rows. One that is ``held_back``
-    sits in an engine or place that attribution was not developed on; one that is ``hashlm_only`` edits what only a
-    `HashLM` keeps in K and V. ``edit`` is the id of the edit by which abduction says it from tokens alone
+    the families on which it shows, ``cache_states`` the states that it needs, ``rows`` how many rows. One that is
+    ``held_back`` sits in an engine or place that attribution was not developed on; one that is ``hashlm_only`` edits
+    what only a `HashLM` keeps in K and V. ``edit`` is the id of the edit by which abduction says it from tokens alone
     (`eqcheck.abduction`), or else ``no_edit`` is why none does. ``patches`` break the engine, its memory for the target
     included, ``draft_patches`` its memory for the draft.
     """

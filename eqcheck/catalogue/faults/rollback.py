@@ -116,7 +116,7 @@ class Leaving:
     """A memory that a rollback leaves with rejected tokens."""
 
     def excess(self, i: int, rejected: Mapping[int, int]) -> int:
-        """How many tokens of a row are left too many, or too few, of those that a rollback rejects of each."""
+        """How many tokens of a row are left too many, or too few; ``rejected`` are the tokens to reject of each row."""
         raise NotImplementedError
 
 

@@ -22,7 +22,7 @@ Tensors = list[torch.Tensor]  # K and V of a layer
 
 
 class Mixing(RealignedCache):
-    """Of what was moved and what was not, takes some of each."""
+    """Takes some K and V that were moved, and some that were not."""
 
     def move(self, rows: torch.Tensor) -> None:
         before = [[layer.keys[rows], layer.values[rows]] for layer in self.cache.layers]
@@ -254,7 +254,7 @@ class ToldOneLate(DynamicCache):  # type: ignore[misc]
 @planted("realigned static", "rolled_back", families=SLOTS, no_edit=NO_TOKENS)
 @fault("K28-sizes-without-the-block", "crash/exception", "microsoft/VibeVoice#303")
 class SizesWithoutTheBlock:
-    """What the cache tells of the mask leaves out the block that is fed."""
+    """The sizes that the cache tells for the mask leave out the block that is fed."""
 
     class InBatch(BatchCache):
         def __init__(self, *args: Any) -> None:
@@ -269,7 +269,7 @@ class SizesWithoutTheBlock:
 @planted("realigned static", "holes", families=SLOTS, no_edit="no edit moves the mask against the cache")
 @fault("K29-sizes-one-late", "mask/token-hidden", "microsoft/VibeVoice#303")
 class SizesOneLate:
-    """What the cache tells of the mask begins one slot late."""
+    """The sizes that the cache tells for the mask begin one slot late."""
 
     class InBatch(BatchCache):
         def __init__(self, *args: Any) -> None:

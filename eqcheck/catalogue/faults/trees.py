@@ -182,7 +182,7 @@ class MaskOfFirstRow(Forking):
 @planted("", _BUILDS, cache_states=("tree",), no_edit=OUTPUT_RIGHT)
 @fault("D30-tree-left-in-draft", "draft/desync", f"{_SGLANG}#8409")
 class TreeLeftInDraft(Forking):
-    """What the draft was fed of a tree stays in its cache: it goes on behind nodes that were not accepted."""
+    """The nodes of a tree that the draft was fed stay in its cache: it goes on behind nodes that were not accepted."""
 
     def retire_to(self, going: Sequence[int], paths: Rows) -> None:
         left = self.__dict__.setdefault("left", {})

@@ -182,7 +182,7 @@ class Sampler(RoundEngine):
 
 
 def shared_out(rest: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """What is left over, made a law; another law where nothing is left.
+    """The probabilities that are left over, made a law; another law where nothing is left.
 
     >>> shared_out(torch.tensor([0.0, 0.1, 0.3]), torch.ones(3)).tolist()
     [0.0, 0.25, 0.75]

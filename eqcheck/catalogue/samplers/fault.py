@@ -1,6 +1,6 @@
 """The record of a planted fault of sampling: what is drawn wrongly, where that happened, what it must be named.
 
-What breaks is a scheme of sampling in which one step is overridden: a class under `fault` as a decorator, whose
+The broken part is a scheme of sampling in which one step is overridden: a class under `fault` as a decorator, whose
 docstring is the title, or a `step` in `SampledFault.plant`. An id is ``L<number>-<name>.<build>``, L for law. Every
 third number is held back: attribution was not developed on those.
 """

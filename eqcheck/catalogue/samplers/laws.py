@@ -287,7 +287,7 @@ class SeedFixed(Sampler):
 
 @fault("L47-coins-for-absent-drafts", "batch-dependent", "vllm-project/vllm-ascend#13608", shows="seeds")
 class CoinsForAbsentDrafts(Sampler):
-    """A row draws as many coins as the row with the most draft tokens, also for those that it does not have."""
+    """A row draws as many coins as the row with the most draft tokens, also for tokens that it does not have."""
 
     def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:
         self.widest = max(map(len, drafts))

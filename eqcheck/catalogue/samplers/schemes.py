@@ -166,7 +166,7 @@ RIGHT: dict[str, type[Sampler]] = {
 
 
 def samplers(builds: Sequence[str] = SAMPLED_BUILDS) -> list[Decoder]:
-    """Every right sampler in every build, as decoders; those that are not lossless say so.
+    """Every right sampler in every build, as decoders; a sampler that is not lossless says so.
 
     >>> samplers(["uncached"])[1].name
     'rejection.uncached'

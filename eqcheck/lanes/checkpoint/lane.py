@@ -49,7 +49,7 @@ _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-pen
 
 
 def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:
-    """What runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
+    """The worker that runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
     pair = checkpoint()
     ask = partial(_request, decoder.padding_sides[0])
     judge = judge or partial(judged, Judge(decoder.dtype))
@@ -128,7 +128,7 @@ class CheckpointLane(Lane):
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         """The cases that say most in little time: several wrong rows, few others.
 
-        None of those that an option makes wrong: one of them alone says little.
+        No case is among them that an option makes wrong: one such case alone says little.
         """
         wrong = [one for one in group if isinstance(one, EngineOutcome) and one.wrong and one.symptom not in ENDS]
         return list(sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING])
@@ -252,32 +252,32 @@ class CheckpointLane(Lane):
 
 
 def _warnings(result: Audit) -> list[str]:
-    """What the audit cannot say."""
-    found, tally = list[str](), result.tally
+    """The warnings about things that the audit cannot say."""
+    warnings, tally = list[str](), result.tally
     claimed = {*result.decoder.capabilities, _ONLY}
     lacking = [name for name in CAPABILITIES if name not in claimed]
     if _ONLY in result.decoder.capabilities:
         lacking.remove("dictated-drafts")
     if lacking:
-        found.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+        warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
     elif tally.run:
-        found.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
+        warnings.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
-        found.append(Notice(said, VACUOUS))
-    found += [*_about_rounds(result), *_about_contexts(result)]
-    found += declining.of_requirements(result.decoder)
-    found += declining.too_many(tally.declined, tally.drawn)
+        warnings.append(Notice(said, VACUOUS))
+    warnings += [*_about_rounds(result), *_about_contexts(result)]
+    warnings += declining.of_requirements(result.decoder)
+    warnings += declining.too_many(tally.declined, tally.drawn)
     if result.doubtful:
         count = sum(finding.count for finding in result.doubtful)
         ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
         said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
-        found.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
-    return found
+        warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
+    return warnings
 
 
 def _dictated_rounds(result: Audit) -> Counter[str]:
@@ -286,24 +286,24 @@ def _dictated_rounds(result: Audit) -> Counter[str]:
 
 
 def _about_rounds(result: Audit) -> list[str]:
-    """What is wrong with the rounds of dictated drafts, whatever the tokens are."""
+    """The warnings about rounds of dictated drafts that are wrong, whatever the tokens are."""
     if not result.coverage.get("dictated"):
         return []
     rounds = _dictated_rounds(result)
-    asked, found = rounds[dictation.ASKED], list[str]()
+    asked, warnings = rounds[dictation.ASKED], list[str]()
     if not rounds[dictation.PLAYED]:
-        found.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
+        warnings.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
     if rounds[dictation.OTHERS]:
-        found.append(
+        warnings.append(
             f"in {many(rounds[dictation.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
             "dictated ones: what hands them over is wrong, and those rounds show nothing of what was asked"
         )
     if rounds[dictation.FEWER]:
-        found.append(
+        warnings.append(
             f"in {many(rounds[dictation.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
             "engine was given allow: right ones were lost. This costs speed, not output"
         )
-    return found
+    return warnings
 
 
 def _about_contexts(result: Audit) -> list[str]:

@@ -55,7 +55,7 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
 
 
 def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
-    """Smaller cases, those that promise most first."""
+    """Smaller cases; the most promising cases come first."""
     own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
     for name in needs(case):
         if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
@@ -74,11 +74,11 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
     for number, row in enumerate(case.rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
         smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
-        smaller += [ending_like(row, one) for one in smaller if row.options.eos_token_ids and own]
+        smaller += [ending_like(row, candidate) for candidate in smaller if row.options.eos_token_ids and own]
         if own:
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
-        for one in smaller:
-            yield replace(case, rows=put(case.rows, (number,), one))
+        for candidate in smaller:
+            yield replace(case, rows=put(case.rows, (number,), candidate))
     for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
         if k < case.num_draft_tokens:
             yield replace(case, num_draft_tokens=k)

@@ -1,4 +1,4 @@
-"""What sampled tokens say together, of one audit or of several shards: the verdict, what it excludes and leaves out."""
+"""The conclusions from all sampled tokens of one audit or of several shards: verdict, exclusions, omissions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.lanes.sampling.gathered import explained
+from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.result.findings import Audit, Finding, LawEvidence
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 
 ENOUGH = 200  # tokens of a regime, below which it says little
-REGIMES = "regimes"  # the fact that names those that are drawn
+REGIMES = "regimes"  # the fact that names the regimes that are drawn
 
 
 def conclusions(result: Audit) -> None:
@@ -63,17 +63,17 @@ def _seen_together(result: Audit, wealth: Wealth) -> list[Finding]:
 
 
 def _doubts(result: Audit, wealth: Wealth) -> list[str]:
-    found = []
+    doubts = []
     alone = sum(map(of_law, result.findings))
     if alone:
         said = f"{many(alone, 'shard')} alone reached {VIOLATION:g}, and all shards together do not: one of many shards"
         said += " may by chance, or the machine that it ran on is at fault. Audit with its seed again"
-        found.append(Notice(said, INCONCLUSIVE))
+        doubts.append(Notice(said, INCONCLUSIVE))
     if wealth.verdict() == "inconclusive" and wealth.tokens:
         said = f"the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} tokens: more than"
         said += f" {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
-        found.append(Notice(said, INCONCLUSIVE))
-    return list(found)
+        doubts.append(Notice(said, INCONCLUSIVE))
+    return list(doubts)
 
 
 def _vacuous(result: Audit, wealth: Wealth) -> list[str]:

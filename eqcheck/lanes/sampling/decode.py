@@ -70,7 +70,7 @@ def decode(generate: Generate, case: SampledCase, timeout: float | None = None) 
 
 
 def _truth(case: SampledCase, outputs: tuple[tuple[int, ...], ...]) -> Truth:
-    """What greedy rows have to emit, and what sampled rows did emit, cut where they had to end."""
+    """The tokens that greedy rows have to emit and sampled rows did emit, cut where the rows had to end."""
     rows, texts = [], []
     for prompt, options, output in zip(case.prompts, case.rows, outputs, strict=True):
         row = output[: options.max_new_tokens]

@@ -14,7 +14,7 @@ from eqcheck.sampling.row import SampledRow
 def cause(
     cases: Sequence[Iterable[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence
 ) -> Named | None:
-    """What is wrong, or None where nothing leads clearly. ``best`` are the bets on these rows, the greatest first."""
+    """The wrong part, or None where nothing leads clearly. ``best`` are the bets on these rows, the greatest first."""
     rows = [list(case) for case in cases]
     found = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
     impossible = any(row.impossible for case in rows for row in case)
@@ -22,9 +22,9 @@ def cause(
 
 
 def _cause(rows: list[list[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence) -> Named | None:
-    """What is wrong with a law, or with random numbers: where these are shared, every row's own law is right.
+    """The fault of a law, or of random numbers: where these are shared, every row's own law is right.
 
-    So they are named where no law is seen to be wrong, and no bet on a row alone earned as much.
+    So shared random numbers are named where no law is seen to be wrong, and no bet on a row alone earned as much.
     """
     if seen := named(evidence):
         return seen if seen.kind != "stray-law" else None

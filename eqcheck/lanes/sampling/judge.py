@@ -63,7 +63,7 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
 
 
 def _to_name(done: SampledRun) -> dict[str, object]:
-    """What the sampled rows of a case have for the evidence and for naming what is wrong."""
+    """The fields of an outcome with its sampled rows and marks, for the evidence and for naming the wrong part."""
     if done.run.outputs is None:
         return {}
     # Rows that begin alike share contexts, and whose a call is may show by what comes later only: these are not read.
@@ -79,7 +79,7 @@ def _alone(case: SampledCase, number: int) -> bool:
 
 
 def certain(done: SampledRun) -> Explanation | None:
-    """What is wrong whatever chance did: how rows end, greedy rows, contexts, and tokens without probability."""
+    """The fault that shows whatever chance did: in ends of rows, greedy rows, contexts, tokens without probability."""
     run, case = done.run, done.case
     assert run.outputs is not None
     for row, (output, options) in enumerate(zip(run.outputs, case.rows, strict=True)):
@@ -114,7 +114,7 @@ def impossible(case: Any, sampled: Mapping[int, SampledRow], outputs: Sequence[t
 def explained(
     case: Any, component: str, kind: str, row: int, index: int, output: tuple[int, ...], detail: str
 ) -> Explanation:
-    """What one row of a sampled case shows at a new token, where nothing is expected of it."""
+    """The explanation of one row of a sampled case at a new token, where nothing is expected of it."""
     return Explanation(
         component,
         kind,

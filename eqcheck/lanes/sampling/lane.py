@@ -18,11 +18,11 @@ from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.drawing import SampledCases
+from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.explain import cause
-from eqcheck.lanes.sampling.gathered import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, try_case
 from eqcheck.lanes.sampling.reads import reads
-from eqcheck.lanes.sampling.smallest import greedy_drawn, smallest
+from eqcheck.lanes.sampling.reduction import greedy_drawn, smallest
 from eqcheck.lanes.transparent.judge import try_case as try_greedy
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
@@ -34,7 +34,7 @@ TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
 TO_NAME, SOONER = 250, 1.4  # tokens at least that a name rests on; it is looked for again after so many times as many
 SURE = 2000  # tokens after which a kind without words is kept, and a first name
 MOST_TO_NAME = 4500  # a name is looked for so long, or six times as long as it took to see that the law is wrong
-# What samplers in float32 are off by at most: of 64 tokens each bound of an interval by one step of a uniform number,
+# The greatest error of samplers in float32: of 64 tokens each bound of an interval by one step of a uniform number,
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
@@ -138,7 +138,7 @@ class SamplingLane(Lane):
         return self._asserted(outcome)
 
     def _asserted(self, outcome: Outcome) -> Outcome:
-        """What was read is asserted where a greedy request shows it, too: only there it can be checked by repair."""
+        """Assert the reading where a greedy request shows it, too: only there it can be checked by repair."""
         read = outcome.explanation
         if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
             return outcome
@@ -199,22 +199,22 @@ class SamplingLane(Lane):
         return cause(rows, gathered.wealth.best(), KnownRounds(known))
 
     def conclude(self) -> None:
-        """What the tokens add up to, and what names the law where they show that it is wrong."""
+        """Sum up the tokens, and name the law where they show that it is wrong."""
         self._count()
         gathered, result = self.gathered, self.result
         result.wealth, result.exclusion, result.telling = gathered.wealth, gathered.exclusion(), gathered.most_telling
         result.facts[DRAWN_REGIMES] = list(self.regimes)
-        impossible = [one for one in result.findings if one.explanation.kind == IMPOSSIBLE]
+        impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
-            caused = [one for one in result.findings if self.by_law(one)]
-            kept = [one for one in result.findings if one not in caused]
+            caused = [finding for finding in result.findings if self.by_law(finding)]
+            kept = [finding for finding in result.findings if finding not in caused]
             result.findings = [*kept, self._finding(impossible)]
-            result.findings.sort(key=lambda one: one.explanation.kind in PROMISES)
+            result.findings.sort(key=lambda finding: finding.explanation.kind in PROMISES)
             result.warnings += [
-                f"{many(one.count, 'case')} of {one.fingerprint}: a law that is wrong explains this, so it is no "
-                "finding of its own; audit again when the law is mended"
-                for one in caused
-                if one.explanation.kind != IMPOSSIBLE
+                f"{many(finding.count, 'case')} of {finding.fingerprint}: a law that is wrong explains this, so it is "
+                "no finding of its own; audit again when the law is mended"
+                for finding in caused
+                if finding.explanation.kind != IMPOSSIBLE
             ]
 
     def by_law(self, finding: Finding) -> bool:
@@ -224,7 +224,7 @@ class SamplingLane(Lane):
     conclusions = staticmethod(of_tokens)
 
     def _finding(self, impossible: list[Finding]) -> Finding:
-        """What is wrong with the law, with an ``impossible`` token or the case that added most to the evidence."""
+        """The finding of the wrong law, with an ``impossible`` token or the case that added most to the evidence."""
         smallest = impossible[0].outcome if impossible else None
         outcome = self.gathered.explained(self.cause(self.gathered), smallest)
         tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens

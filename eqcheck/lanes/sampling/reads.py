@@ -1,4 +1,4 @@
-"""What the rounds of a decoded case say: each token that can be read, with the laws it may have been drawn from."""
+"""The tokens of a decoded case whose rounds can be read, each with the laws it may have been drawn from."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def _read(outcome: SampledOutcome, number: int, digests: Words) -> Read:
 def _around(outcome: SampledOutcome, number: int, rounds: list[list[Mark]]) -> dict[str, Floats]:
     """The target's laws ``[n, V]`` at other places of the row, by `PLACES`."""
     p = outcome.sampled[number].p
-    found: dict[str, list[Floats]] = {name: [] for name in PLACES}
+    places: dict[str, list[Floats]] = {name: [] for name in PLACES}
     for count, marks in enumerate(rounds):
         before = rounds[count - 1][-1] if count else None
         last = None if before is None else p[before.at]
         end = last if before is None or not before.refused else _behind(outcome, TARGET, number, before, -1)
         for mark in marks:
             own = p[mark.at]
-            found["before"].append(p[max(mark.at - 1, 0)])
+            places["before"].append(p[max(mark.at - 1, 0)])
             follows = p[min(mark.at + 1, len(p) - 1)]
-            found["behind"].append(_behind(outcome, TARGET, number, mark, 0) if mark.refused else follows)
-            found["first-column"].append(p[mark.at - mark.column] if mark.column <= mark.at else own)
-            found["round-before"].append(own if last is None else last)
-            found["round-before-end"].append(own if end is None else end)
-    return {name: np.array(laws) for name, laws in found.items()}
+            places["behind"].append(_behind(outcome, TARGET, number, mark, 0) if mark.refused else follows)
+            places["first-column"].append(p[mark.at - mark.column] if mark.column <= mark.at else own)
+            places["round-before"].append(own if last is None else last)
+            places["round-before-end"].append(own if end is None else end)
+    return {name: np.array(laws) for name, laws in places.items()}
 
 
 def _behind(outcome: SampledOutcome, which: int, number: int, mark: Mark, count: int) -> Floats:
@@ -83,7 +83,7 @@ def _behind(outcome: SampledOutcome, which: int, number: int, mark: Mark, count:
 
 
 def _spent(marks: list[Mark], tokens: Ints, p: Floats, q: Floats) -> tuple[Floats, Floats]:
-    """What bounds the number that accepted the draft token before ``[n]``, and all of the round so far."""
+    """The bounds on the number that accepted the draft token before ``[n]``, and on all of the round so far."""
     spent, lowest = np.ones(len(marks)), np.ones(len(marks))
     for i, (mark, before) in enumerate(zip(marks[1:], marks, strict=False), 1):
         token = tokens[i - 1]
@@ -105,7 +105,7 @@ def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, 
 
 def _beside(outcome: SampledOutcome, number: int, q: Floats) -> dict[str, Floats]:
     """The draft's laws ``[n, V]`` of other rows and columns of each token's round; zeros where they are not known."""
-    found = {name: np.zeros_like(q) for name in BESIDE}
+    beside = {name: np.zeros_like(q) for name in BESIDE}
     rounds, count_rows, i = outcome.marks, len(outcome.case.rows), 0
     for count, marks in enumerate(rounds[number]):
         own, end = q[i : i + len(marks)], marks[-1]
@@ -120,19 +120,19 @@ def _beside(outcome: SampledOutcome, number: int, q: Floats) -> dict[str, Floats
         }
         for place, mark in enumerate(marks):
             for name, other in others.items():
-                found[name][i] = _at(outcome, other, mark.column)
+                beside[name][i] = _at(outcome, other, mark.column)
             if place + 1 < len(settled):
-                found["q-next-column"][i] = settled[place + 1]
+                beside["q-next-column"][i] = settled[place + 1]
             if mark.column and place:
-                found["q-column-before"][i] = q[i - 1]
+                beside["q-column-before"][i] = q[i - 1]
             if settled and marks[0].column == 0:
-                found["q-first-column"][i], found["q-last-column"][i] = settled[0], settled[-1]
+                beside["q-first-column"][i], beside["q-last-column"][i] = settled[0], settled[-1]
             i += 1
-    return found
+    return beside
 
 
 def _row_of(rounds: Rounds, number: int, count: int, step: int, rows: int) -> list[Mark]:
-    """What the next row that is decoded had in a round; nothing where a row comes first that was not read."""
+    """The marks that the next decoded row had in a round; none if a row comes first that was not read."""
     for away in range(1, rows):
         row = (number + step * away) % rows
         if row not in rounds:

@@ -73,16 +73,16 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
     The first case is None where it is the one that was decoded.
     """
     level = PROMISES.index(case.promise)
-    every, one = list(range(len(case.rows))), list(seeded[:1])
+    every, alone = list(range(len(case.rows))), list(seeded[:1])
     again = replace(case, entropy=case.entropy ^ _OTHER)
     # Rows without a seed come out otherwise the second time. Whether a row heeds its seed shows without them.
     if all(row.seed is not None for row in options_of(case) if row.temperature):
         yield "repeatable", "the same request again", None, again, every
     elif level >= 2:
-        yield "repeatable", "the row alone once more", case.of(one), again.of(one), one
+        yield "repeatable", "the row alone once more", case.of(alone), again.of(alone), alone
     if level >= 2:
         yield "mates", "the rows in another order", None, again.of(every[::-1]), every[::-1]
-        yield "mates", "the row alone", None, again.of(one), one
+        yield "mates", "the row alone", None, again.of(alone), alone
     if level >= 3:
         yield "speculation", "another K", None, replace(again, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
 

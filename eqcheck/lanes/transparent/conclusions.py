@@ -1,4 +1,4 @@
-"""What the counts of an audit say together, or those of several shards: facts, warnings, and where a cause shows."""
+"""The conclusions from all counts of an audit or of several shards: facts, warnings, and where a cause shows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def conclusions(result: Audit) -> None:
 
 
 def with_axes(result: Audit) -> list[Finding]:
-    """The findings with the axes on which the cases lie that show them, beside those that are right.
+    """The findings with the axes on which the cases lie that show them, beside the right cases.
 
     A finding of several shards has its failing cases by axis already: in each, they count with one finding.
     """
@@ -150,14 +150,14 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
     """Per family what the drawn cases showed; failures that do not repeat are no violations."""
-    doubtful = {(symptom, result.claims(one.case)) for one in result.doubtful for symptom in one.seen}
+    doubtful = {(symptom, result.claims(group.case)) for group in result.doubtful for symptom in group.seen}
     matrix: dict[str, dict[str, object]] = {}
     for family in result.families:
-        drawn = {one: count for one, count in result.tally.alike.items() if one.family == family}
-        declined = sum(count for one, count in drawn.items() if one.declined)
-        failing = {one: count for one, count in drawn.items() if one.symptom}
-        in_doubt = sum(count for one, count in failing.items() if (one.symptom, one.claimed) in doubtful)
-        fingerprints = result.tally.by(lambda one: one.symptom, failing.__contains__)
+        drawn = {group: count for group, count in result.tally.alike.items() if group.family == family}
+        declined = sum(count for group, count in drawn.items() if group.declined)
+        failing = {group: count for group, count in drawn.items() if group.symptom}
+        in_doubt = sum(count for group, count in failing.items() if (group.symptom, group.claimed) in doubtful)
+        fingerprints = result.tally.by(lambda group: group.symptom, failing.__contains__)
         matrix[family] = {
             "claimed": family in result.claimed_families,
             "cases": sum(drawn.values()) - declined,
@@ -183,14 +183,14 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
 
 def luck_warnings(result: Audit) -> list[str]:
     """Warnings of wrong contexts behind right outputs: not every fault changes a token of a real model."""
-    found = []
+    warnings = []
     for fingerprint, count in result.tally.lucky.most_common():
         first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
         where = f"; the first is {first.luck[1]} of case {first.case.id} ({first.case.family})" if first else ""
-        found.append(
+        warnings.append(
             f"BY LUCK: {fingerprint} in {many(count, 'case')} whose output is right: what a query saw was wrong{where}"
         )
-    return found
+    return warnings
 
 
 def _about_claims(result: Audit) -> list[str]:

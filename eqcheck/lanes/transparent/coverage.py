@@ -1,4 +1,4 @@
-"""What a case exercises: told from the case alone before any decoder has seen it, and from a run afterwards.
+"""The situations that a case exercises, told from the case alone before any decoder has seen it, and from a run.
 
 The search prefers cases with features that are still rare. They depend on no decoder, so the same seed gives the same
 cases to all of them. The counters of a run let an audit say that it was vacuous.
@@ -85,7 +85,7 @@ def raggedness(rounds: list[list[ScriptedRound]]) -> int:
 
 
 def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> list[Feature]:
-    """What a case is going to exercise: one name for each trait with its value, and every pair of those names."""
+    """The features that a case will exercise: one name for each trait with its value, and every pair of names."""
     raised, lengths, spreads = _of_case(case, truth), [len(prompt) for prompt in case.prompts], _spreads(rounds)
     every = list(chain.from_iterable(rounds))
     accepted, ends = {own.accepted for own in every}, {own.ends for own in every}
@@ -139,7 +139,7 @@ def exercised(run: Run) -> set[str]:
 
 
 def _of_rounds(run: Run) -> dict[str, bool]:
-    """What the rounds raise; a query with a right context is an accepted token fed, whatever row it is in."""
+    """The counters that the rounds raise; a query with a right context is an accepted token fed, in whatever row."""
     case, truth = run.case, run.truth
     by_eos = {row for row, tokens in enumerate(truth.rows) if tokens[-1] in case.eos_token_ids}
     drafted_eos: set[int] = set()
@@ -183,9 +183,9 @@ def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]
     The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
     """
     missing = [f"{name} ({TRANSPARENT.counters[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
-    found = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
+    warnings = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
         said = f"no case was seen to exercise: off_spine ({TRANSPARENT.counters['off_spine']}); "
         said += "where only first choices are accepted"
-        found.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
-    return list(found)
+        warnings.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
+    return list(warnings)

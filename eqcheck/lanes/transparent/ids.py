@@ -1,7 +1,7 @@
 """Other token ids for a case, the rest of it as it was.
 
-What the target emits follows from the ids of the prompts. So EOS ids and the pad id are not kept as numbers, but by
-where they stand: the EOS that ends row 1 at new token 3 becomes whatever is new token 3 of row 1 now.
+The tokens that the target emits follow from the ids of the prompts. So EOS ids and the pad id are not kept as numbers,
+but by where they stand: the EOS that ends row 1 at new token 3 becomes whatever is new token 3 of row 1 now.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eqcheck.decoding.run import Truth
 from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import apart, unused_id
 
-_PERMUTATIONS = 200  # of which the first is taken that keeps all
+_PERMUTATIONS = 200  # to try; the first that keeps all is taken
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
 
     Always kept are the lengths of the prompts, which of their ids are equal, the id 0 wherever it stands in one, all
     limits, K, and how many draft tokens each round accepts (a case with ``agreement`` gets the table that it amounts
-    to). The target now emits other tokens, so EOS ids and pad id are those that stand where the old ones stood. That
+    to). The target now emits other tokens, so EOS ids and pad id are the ids that stand where the old ones stood. That
     keeps the lengths of the outputs, where EOS ids stand in prompts, and whether and where the pad id is an EOS, stands
     in a prompt or is emitted, unless ids coincide that did not before: the first permutation of ``tries`` is taken that
     keeps all of it, or else the one that keeps most.
 
-    What an explanation says does not depend on numbers: one that changes here rests on a coincidence.
+    An explanation does not depend on numbers: one that changes here rests on a coincidence.
 
         >>> case = permuted(Case(((5, 7), (9, 5)), max_new_tokens=6), seed=1)
         >>> case.prompts[0][0] == case.prompts[1][1]
@@ -218,7 +218,7 @@ def as_table(case: Case) -> dict[str, Any]:
 
 
 def _traits(case: Case) -> tuple[Any, ...]:
-    """What a case with other ids is to have in common with this one."""
+    """The traits that a case with other ids is to have in common with this one."""
     rows, eos, pad = truth_of(case).rows, case.eos_token_ids, case.pad_token_id
 
     def stands(tokens: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:

@@ -90,19 +90,19 @@ class TransparentLane(Lane):
             others = [other for other in group if other is not outcome and other.drawn]
             leak = of_state(others, self.running, self.sequences, left())
             leaks = [replace(self.unsettled(leak), minimised=True)] if leak else []
-        found, minimal = again, outcome.minimal or bool(again.case.before)
+        failing, minimal = again, outcome.minimal or bool(again.case.before)
         if not minimal and outcome.drawn and left() > 0:
             claimed = self.result.claims(outcome.case)
             families = [
                 family for family in self.source.families if (family in self.result.claimed_families) == claimed
             ]
-            smallest = minimise(found, self.source, self.running, families, left())
+            smallest = minimise(failing, self.source, self.running, families, left())
             if smallest is None:
                 return None
-            found, minimal = smallest, True
-        shown = confirmed(found, self.running)
+            failing, minimal = smallest, True
+        shown = confirmed(failing, self.running)
         assert shown.explanation is not None
-        read = found if shown.case == found.case else shown  # what replays compare with: as it was read
+        read = failing if shown.case == failing.case else shown  # what replays compare with: as it was read
         finding = self.unsettled(
             replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback)
         )
@@ -183,7 +183,7 @@ class TransparentLane(Lane):
 
 
 def _not_taken(decoder: Decoder, case: Case) -> str:
-    """What the case asks that the decoder does not take; a file may ask anything of it."""
+    """The request of a case that the decoder does not take, in words; a file may ask anything of it."""
     for what, asked, taken in (
         ("padding side", case.padding_side, decoder.padding_sides),
         ("cache state", case.cache_state, decoder.cache_states),

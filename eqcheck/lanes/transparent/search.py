@@ -122,17 +122,17 @@ class Source:
         shard, count = self.shard
         of = "" if count == 1 else f" shard {shard} of {count}"
         choose = Chance(Random(f"eqcheck {self.seed}{of} {self._drawn.batches}"))
-        found: dict[Case, _Candidate] = {}
+        candidates: dict[Case, _Candidate] = {}
         for number in range(_ENOUGH + _DRAWN):
             try:
                 case = draw_case(choose, self.claims, self.bounds)
             except CaseError:  # beyond what a case may ask, which takes bounds far beyond the usual
                 continue
             if number >= _ENOUGH or case not in self._drawn.known:
-                found[case] = _Candidate.of(case)
-            if len(found) == _DRAWN:
+                candidates[case] = _Candidate.of(case)
+            if len(candidates) == _DRAWN:
                 break
-        return list(found.values())
+        return list(candidates.values())
 
 
 def merged(sources: Sequence[Source], count: int) -> list[Case]:
@@ -164,7 +164,7 @@ class _Candidate:
 
 @dataclass
 class _Drawn:
-    """What a source has drawn so far."""
+    """The cases that a source has drawn so far."""
 
     order: list[Case] = field(default_factory=list)
     known: set[Case] = field(default_factory=set)

@@ -88,7 +88,7 @@ class SequenceSearch:
     def examine(self, outcome: Outcome, timeout: float | None, seconds: float) -> Outcome | None:
         """A failing case that fails alone, or else the smallest sequence that ends with one like it; None for neither.
 
-        What fails alone does so in each process; a sequence fails in each and its last request is right in each.
+        A case that fails alone does so in each process; a sequence fails in each and its last request is right in each.
         """
         case, self._timeout = outcome.case, timeout
         if case.before:
@@ -197,7 +197,7 @@ def suspects(history: tuple[Case, ...]) -> Iterator[tuple[Case, ...]]:
 
 
 def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """A part of ``items``, in order, that still ``fails`` and of which no single item can be left out.
+    """A part of ``items``, in order, that still ``fails``, and no longer without any single item of it.
 
     Delta debugging (Zeller, Hildebrandt 2002, https://doi.org/10.1109/32.988498).
 

@@ -28,7 +28,7 @@ def smallest(
     """The smallest case found that ``fails``, from ``case``, which does; itself where nothing smaller fails.
 
     Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
-    decoders. What was reached by then is returned.
+    decoders. The case that was reached by then is returned.
     """
     shrinking = _Shrinking(case, fails, claims, tries, seconds)
     with suppress(_Enough):

@@ -18,14 +18,14 @@ from eqcheck.explanation.records import Explanation, many
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
-from eqcheck.lanes.checkpoint.sampled.drawing import SampledEngineCases
-from eqcheck.lanes.checkpoint.sampled.investigate import Drawing, Smallest, needs
-from eqcheck.lanes.checkpoint.sampled.judge import GREEDY, judged
-from eqcheck.lanes.checkpoint.sampled.naming import named
-from eqcheck.lanes.checkpoint.sampled.script import checked_script, evidence_files
+from eqcheck.lanes.checkpoint.sampling.drawing import SampledEngineCases
+from eqcheck.lanes.checkpoint.sampling.investigate import Drawing, Smallest, needs
+from eqcheck.lanes.checkpoint.sampling.judge import GREEDY, judged
+from eqcheck.lanes.checkpoint.sampling.naming import named
+from eqcheck.lanes.checkpoint.sampling.script import checked_script, evidence_files
 from eqcheck.lanes.checkpoint.script import shared
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
-from eqcheck.lanes.sampling.gathered import Gathered
+from eqcheck.lanes.sampling.evidence import Gathered
 from eqcheck.lanes.sampling.lane import TOKENS, SamplingLane
 from eqcheck.lanes.sampling.seeds import broken_promise, trials
 from eqcheck.result import declining
@@ -83,7 +83,7 @@ class CheckpointSamplingLane(SamplingLane):
         return wealth.tokens >= max(NAMING_LEAST, NAMING * wealth.crossed)
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
-        """What one case shows is seen again as it is; only a wrong law is made small."""
+        """The finding of one case is seen again as it is; only a wrong law is made small."""
         return replace(super().unsettled(outcome, why), minimised=False)
 
     def shown(self, outcome: Outcome) -> Outcome:
@@ -142,14 +142,14 @@ class CheckpointSamplingLane(SamplingLane):
     def _finding(self, impossible: list[Finding]) -> Finding:
         """The wrong law with the smallest request that shows it, where there is one."""
         finding = super()._finding(impossible)
-        (found, wrong), audit = self.found, self.gathered.wealth
-        if found is None:
+        (request, wrong), audit = self.found, self.gathered.wealth
+        if request is None:
             explanation = self._weighed(finding.explanation, wrong)
             shown, case, minimised, plain = finding.outcome, finding.case, False, ""
         else:
-            tokens = found.gathered.wealth.crossed or found.gathered.wealth.tokens
-            case, minimised, plain = replace(found.case, crosses_after=tokens), found.minimised, found.plain
-            shown = found.gathered.explained(self.cause(self.gathered))
+            tokens = request.gathered.wealth.crossed or request.gathered.wealth.tokens
+            case, minimised, plain = replace(request.case, crosses_after=tokens), request.minimised, request.plain
+            shown = request.gathered.explained(self.cause(self.gathered))
             assert shown.explanation is not None
             explanation = self._weighed(shown.explanation, wrong)
             *clauses, last = explanation.said
@@ -230,11 +230,11 @@ class CheckpointSamplingLane(SamplingLane):
                 continue
             for row, was, now in zip(rows, known, tried, strict=True):
                 if row in seeded and now != was:
-                    found = broken_promise(case, row, level, what, was, now)
+                    explanation = broken_promise(case, row, level, what, was, now)
                     # The laws at hand are those behind what was emitted in the case itself.
-                    elsewhere = was[: found.token_index] != outputs[row][: found.token_index]
-                    if not elsewhere and not _near(outcome, row, found):
-                        return found
+                    elsewhere = was[: explanation.token_index] != outputs[row][: explanation.token_index]
+                    if not elsewhere and not _near(outcome, row, explanation):
+                        return explanation
         return None
 
 

@@ -12,7 +12,7 @@ from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.sampled.laws import laws_of
+from eqcheck.lanes.checkpoint.sampling.laws import laws_of
 from eqcheck.lanes.sampling.judge import exercised, explained, impossible
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import check_rows
@@ -39,7 +39,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
         return SampledEngineOutcome(case, "violation", explanation=failure)
     observed = answer.get("observed") or {}
     laws = laws_of(case, outputs, dtype)
-    sampled = {number: one.row for number, one in laws.items()}
+    sampled = {number: own.row for number, own in laws.items()}
     ends = _ends(case, outputs)
     explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs)
     status = "violation" if explanation else "equivalent"
@@ -53,7 +53,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
         explanation=explanation,
         observed=observed,
         sampled={} if ends else sampled,
-        raw_drafts={number: one.raw_draft for number, one in laws.items()},
+        raw_drafts={number: own.raw_draft for number, own in laws.items()},
     )
 
 
@@ -87,7 +87,7 @@ def _greedy(judge: Judge, case: SampledEngineCase, outputs: Sequence[tuple[int, 
 
 def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
     assert seen.first is not None
-    found = explained(
+    explanation = explained(
         case,
         "unattributed",
         "unattributed",
@@ -98,7 +98,7 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
     )
     row = tuple(truth().row(case.rows[seen.row], seen.observed[: seen.first])) if seen.expected is not None else ()
     row = row or seen.observed[: seen.first]  # it should have ended there
-    return replace(found, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)
+    return replace(explanation, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)
 
 
 def _exercised(

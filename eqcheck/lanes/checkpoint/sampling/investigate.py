@@ -11,7 +11,7 @@ from typing import Any
 from eqcheck.case.reduction import reduced
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.contract.decoder import RowOptions
-from eqcheck.lanes.sampling.gathered import NOTHING_SEEN, Gathered, drawn_again
+from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.result.outcome import Outcome
 
 LEAST, MOST = 400, 6000  # tokens that a smaller request may take
@@ -42,7 +42,7 @@ class Drawing:
         self.rng = Random()
 
     def shows(self, case: SampledEngineCase, tokens: int) -> Gathered | None:
-        """What was gathered of a request whose law is seen to be wrong in few more tokens than these."""
+        """The evidence of a request whose law is seen to be wrong in few more tokens than these; else None."""
         most = min(MOST, max(LEAST, SLOWER * tokens))
         gathered = drawn_again(case, self.decode, most, self.until, self.rng)
         return gathered if gathered.violated else None
@@ -58,11 +58,11 @@ class Drawing:
     def _still(self, case: SampledEngineCase, larger: Gathered) -> Gathered | None:
         return self.shows(case, larger.wealth.tokens)
 
-    def plain(self, found: Smallest) -> str:
-        """What the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
-        most = 2 * max(LEAST // 2, found.gathered.wealth.tokens)
+    def plain(self, request: Smallest) -> str:
+        """How the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
+        most = 2 * max(LEAST // 2, request.gathered.wealth.tokens)
         drawn = drawn_again(
-            replace(found.case, drafting="none"), self.decode, most, time.monotonic() + PLAIN_S, self.rng
+            replace(request.case, drafting="none"), self.decode, most, time.monotonic() + PLAIN_S, self.rng
         )
         if drawn.violated:
             return "wrong too"
@@ -76,7 +76,7 @@ class Drawing:
 
 
 def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
-    """Smaller requests, those that promise most first."""
+    """Smaller requests; the most promising requests come first."""
     numbers = list(range(len(case.rows)))
     if len(numbers) > 1:
         for number in case.sampled:
@@ -106,13 +106,13 @@ def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
 
 def needs(case: SampledEngineCase) -> tuple[str, ...]:
     """The options of a case that are not at their defaults, by name; at its default no row is sampled."""
-    found = ["ngram"] if case.drafting == "ngram" else []
-    found += ["temperature"] if case.sampled else []
-    found += [
+    names = ["ngram"] if case.drafting == "ngram" else []
+    names += ["temperature"] if case.sampled else []
+    names += [
         name.replace("_", "-") for name, off in _CUTS.items() if any(getattr(o, name) != off for o in _asked(case))
     ]
-    found += ["seeds"] if any(o.seed is not None for o in _asked(case)) else []
-    return tuple(found)
+    names += ["seeds"] if any(o.seed is not None for o in _asked(case)) else []
+    return tuple(names)
 
 
 def _asked(case: SampledEngineCase) -> list[RowOptions]:

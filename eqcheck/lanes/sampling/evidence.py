@@ -1,4 +1,4 @@
-"""What sampled cases show together, in an audit or where one case is drawn again and again; and how that is said."""
+"""The evidence of many sampled cases, in an audit or where one case is drawn again and again; and how it is told."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gathered:
             self._gains.append((before - self.wealth.log_evidence, len(self.outcomes) - 1))
 
     def telling(self) -> list[Outcome]:
-        """The outcomes that have sampled tokens, those first that add most to the evidence."""
+        """The outcomes that have sampled tokens; the outcome that adds most to the evidence comes first."""
         return [self.outcomes[number] for _, number in sorted(self._gains)]
 
     @property
@@ -59,7 +59,7 @@ class Gathered:
         return self.crossed or self.impossible is not None
 
     def exclusion(self) -> Exclusion:
-        """What the tokens exclude is made of this."""
+        """The counts that tell which faults the tokens exclude."""
         exclusion = Exclusion()
         for outcome in self.outcomes:
             exclusion.add(rows_of(outcome), outcome.case.regime, self.eps)
@@ -71,38 +71,38 @@ class Gathered:
         gain, number = min(self._gains, default=(0.0, None))
         return None if number is None else (-gain, self.outcomes[number])
 
-    def explained(self, found: Named | None, smallest: Outcome | None = None) -> Outcome:
-        """What is wrong with the law, in a case with an impossible token or the one that adds most to the evidence.
+    def explained(self, cause: Named | None, smallest: Outcome | None = None) -> Outcome:
+        """The wrong law explained, on a case with an impossible token or the one that adds most to the evidence.
 
         ``smallest`` is such a case made small.
         """
         impossible = smallest or self.impossible
-        return explained(impossible or self.telling()[0], self.wealth, found, impossible is not None)
+        return explained(impossible or self.telling()[0], self.wealth, cause, impossible is not None)
 
 
-def explained(outcome: Outcome, wealth: Wealth, found: Named | None, impossible: bool = False) -> Outcome:
-    """What is wrong with the law, in this case: ``impossible`` says that it has a token without probability."""
+def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
+    """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
     best, crossed = wealth.best(), wealth.supremum >= VIOLATION
     evidence = f"{wealth.supremum:.2g}"
     first = outcome.explanation if impossible else None
-    clauses = [found.words] if found and found.words else []
+    clauses = [cause.words] if cause and cause.words else []
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
             f"the evidence against the target's law reached {evidence} within {wealth.tokens} tokens: with a "
             f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
         )
-    if not found and crossed:
+    if not cause and crossed:
         clauses += ["no part of a round leads clearly", *_hints(wealth)]
-    kind = found.kind if found else IMPOSSIBLE if impossible else "stray-law"
+    kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
-    facts |= {"likelier": f"1e{found.log_factor / math.log(10):.0f}"} if found else {}
+    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause else {}
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
 
 
 def _hints(wealth: Wealth) -> list[str]:
-    """What narrows a wrong law down where it has no name: the best bet, and the only kind of case that shows it."""
+    """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
     # A bet that earns from whatever is wrong is no hint.
     hints = [] if best.kind == "stray-law" else [f"the bet that earns most is on tokens {best.expects}"]

@@ -15,7 +15,7 @@ from eqcheck.contract.decoder import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import reason
-from eqcheck.lanes.checkpoint.sampled import exhibit
+from eqcheck.lanes.checkpoint.sampling import exhibit
 from eqcheck.lanes.checkpoint.script import CHECKPOINT, ENGINE, SETTINGS, copied, in_docstring, row_text, run, shared
 from eqcheck.result.findings import Finding
 from eqcheck.truth import law

@@ -1,4 +1,4 @@
-"""What needs no statistics, in the smallest request that shows it: impossible tokens, promises, greedy rows drawn."""
+"""Faults that need no statistics, in the smallest request that shows each: impossible tokens, promises, greedy rows."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _shorter(case: SampledCase, limit: int) -> SampledCase:
 def greedy_drawn(outcome: Outcome, try_case: TryCase) -> Outcome | None:
     """The outcome of a greedy row that is drawn: alone, or beside a sampled row; None where that does not show.
 
-    It shows where other random numbers give other tokens, and those that are not the likeliest come as often as their
-    probabilities at a temperature of 1 have it: `NAMED` times as likely as any token alike.
+    It shows where other random numbers give other tokens, and the tokens that are not the likeliest come as often as
+    their probabilities at a temperature of 1 have it: `NAMED` times as likely as any token alike.
     """
     case, read = outcome.case, outcome.explanation
     if read is None or read.row is None or case.rows[read.row].temperature:

@@ -1,9 +1,9 @@
 """The laws of an engine's sampled rows, in float64, and how far float32 may be from them.
 
 Positions near a cut are skipped: where the scores need to change by less than `ties.FACTOR` times what float32 changes
-to move it. What float32 changes is measured at the prefixes up to there, in the order in which tokens count as
-evidence; so a position is skipped for what comes before its token only. The bound on rounding, `SampledRow.eps`, is as
-many times what float32 changes of the row's own probabilities.
+to move it. The change by float32 is measured at the prefixes up to there, in the order in which tokens count as
+evidence; so a position is skipped for text before its token only. The bound on rounding, `SampledRow.eps`, is as many
+times the change by float32 of the row's own probabilities.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
     if dtype != "float64":
         rounded = [scores.double() for scores in _model(0, getattr(torch, dtype)).together(rows, texts)]
     draft = _model(1, torch.float64).together(rows, texts)
-    found: dict[int, Laws] = {}
+    laws: dict[int, Laws] = {}
     change = EXACT  # of a score, up to the position that is looked at
     for at, number in enumerate(numbers):
         n = len(texts[at])
@@ -67,7 +67,7 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
         change = float(changes[-1])
         first = next((i for i in numbers[:at] if twins(case, i, number)), None)
         looked_up = _looked_up(rows[at], texts[at]) if case.drafting == "ngram" else None
-        found[number] = _laws(
+        laws[number] = _laws(
             rows[at],
             texts[at],
             [scores[at][:n] for scores in (target, rounded, draft)],
@@ -77,7 +77,7 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
             looked_up,
             rows[0].options,
         )
-    return found
+    return laws
 
 
 def ended(output: Sequence[int], options: RowOptions) -> list[int]:
@@ -99,11 +99,11 @@ def _laws(
     of_first: RowOptions,
 ) -> Laws:
     options, uncut = row.options, replace(row.options, **_UNCUT)  # type: ignore[arg-type]
-    target, rounded, draft = (penalised(one, options, row.prompt, text) for one in scores)
+    target, rounded, draft = (penalised(part, options, row.prompt, text) for part in scores)
     p, margin = law(target, options, order)
     near = law(rounded, options, order, measured=False).probabilities
     q = law(draft, options, order, measured=False).probabilities.numpy() if looked_up is None else looked_up
-    raw, raw_draft = (law(one, uncut, order, measured=False).probabilities.numpy() for one in (target, draft))
+    raw, raw_draft = (law(part, uncut, order, measured=False).probabilities.numpy() for part in (target, draft))
     skip = margin.numpy() <= FACTOR * changes
     likely = p > RARE
     change = torch.where(likely, near / p.clamp(min=RARE) - 1, 0.0).abs().amax(-1).numpy()
@@ -116,18 +116,18 @@ def _laws(
 
 
 def _looked_up(row: EngineRow, text: Sequence[int]) -> Floats:
-    """What a look-up may propose at each prefix: what followed the last tokens before, each time alike; else nothing.
+    """The law of a look-up at each prefix: the tokens that followed the last ones before, all alike; zeros without any.
 
     Engines differ in which of several places they take, so this is good for bets only.
     """
     whole = [*row.prompt, *text]
-    found = np.zeros((len(text), int(truth().model.config.vocab_size)))
+    laws = np.zeros((len(text), int(truth().model.config.vocab_size)))
     for at in range(len(text)):
         end = len(row.prompt) + at
         for size in range(min(_NGRAM, end - 1), 0, -1):
             places = [i for i in range(size, end) if whole[i - size : i] == whole[end - size : end]]
             for place in places:
-                found[at, whole[place]] += 1 / len(places)
+                laws[at, whole[place]] += 1 / len(places)
             if places:
                 break
-    return found
+    return laws

@@ -1,4 +1,4 @@
-"""What is wrong with an engine's sampler, from its tokens; the laws that are needed are looked up here."""
+"""The wrong part of an engine's sampler, from its tokens; the laws that are needed are looked up here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoder import RowOptions
-from eqcheck.lanes.checkpoint.sampled.judge import SampledEngineOutcome
+from eqcheck.lanes.checkpoint.sampling.judge import SampledEngineOutcome
+from eqcheck.lanes.sampling.evidence import rows_of
 from eqcheck.lanes.sampling.explain import cause
-from eqcheck.lanes.sampling.gathered import rows_of
 from eqcheck.sampling.bets import Bet, bets
 from eqcheck.sampling.laws import OPTIONS, misused
 from eqcheck.sampling.naming import Named
@@ -28,7 +28,7 @@ _LIKELIEST = 24  # draft tokens behind which the target is asked
 
 
 def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
-    """What is wrong, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
+    """The wrong part, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
     looked_at = list(_looked_at(outcomes))
     best = _earned(looked_at)
     seen = [row for outcome in looked_at for row in _seen(outcome)]
@@ -45,7 +45,7 @@ def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngi
 
 
 def _earned(outcomes: Sequence[SampledEngineOutcome]) -> list[tuple[Bet, float]]:
-    """What each bet of the portfolio earns on these rows, the greatest first."""
+    """The bets of the portfolio with the gain of each on these rows, the greatest first."""
     total = np.zeros(len(BETS))
     for outcome in outcomes:
         rows = rows_of(outcome)
