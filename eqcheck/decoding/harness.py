@@ -96,7 +96,7 @@ def run(
 ) -> Run:
     """Let a decoder decode a case, on one thread's models and under ``no_grad``; a ``repair`` may step in.
 
-    What comes ``before`` in the case is decoded first, and what becomes of that does not count.
+    The cases ``before`` in the case are decoded first, and their runs do not count.
     Whatever the decoder does wrong (raises, hangs, returns nonsense, changes the request) is in the result's
     ``failure``; why it declined is in ``declined``. This function itself raises only for faults of eqcheck and for
     ``KeyboardInterrupt``.
@@ -150,7 +150,7 @@ def answered(
     timeout: float | None,
     handed: tuple[Any, Any] = (None, None),
 ) -> Run:
-    """What a decoder makes of a case with these models, and of the caches that it is ``handed`` for them."""
+    """The run of a decoder on a case with these models, and with the caches that it is ``handed`` for them."""
     request, untouched, rows = case.request(), case.request(), len(case.prompts)
     for one in (request, untouched):
         one.target_cache, one.draft_cache = handed

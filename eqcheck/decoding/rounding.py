@@ -1,7 +1,7 @@
 """Ties told from faults, where a target computes in less than float64.
 
 A token is a tie where a query that saw exactly its row answered it, and the float64 target prefers its own by no more
-than `eqcheck.truth.ties.bound`. What follows is judged after the token that was emitted: the truth goes on from there.
+than `eqcheck.truth.ties.bound`. Tokens behind a tie are judged after the emitted token: the truth goes on from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ties_of(run: Run) -> Run:
 
 
 def answered(run: Run, row: int) -> int | None:
-    """Where a row first has another token than the truth, if a query that saw exactly its row was answered with it."""
+    """The place where a row first differs from the truth, if a query that saw exactly its row was answered with it."""
     verdict = run.verdicts[row]
     index, observed = verdict.first, verdict.observed
     if index is None or index in (len(verdict.expected), len(observed)):
@@ -44,7 +44,7 @@ def answered(run: Run, row: int) -> int | None:
 
 
 def _lead(run: Run, row: int, index: int) -> float:
-    """By how much the float64 target prefers its own token to the one that was emitted."""
+    """The lead of the float64 target's own token over the one that was emitted."""
     verdict = run.verdicts[row]
     scores = scores_of(FAMILY[run.case.family], run.case.seed, (*run.case.prompts[row], *verdict.expected[:index]))
     return float(scores[verdict.expected[index]] - scores[verdict.observed[index]])

@@ -26,7 +26,7 @@ class Round(NamedTuple):
 
     Before the call the target had told (or the prompt, which has ``start`` tokens, says) the first ``known`` tokens of
     the row; it now tells the one behind ``last``. ``call_row`` and ``column`` fed the token at ``last``, ``columns``
-    the draft tokens behind it, the first of which is not the row's next token.
+    fed the draft tokens behind it; the first of them is not the row's next token.
     """
 
     call: Call
@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     @property
     def accepted(self) -> int:
-        """How many draft tokens of the call are the row's own, of those that were not known."""
+        """How many draft tokens of the call are the row's own and were not known."""
         return max(0, self.last + 1 - self.known)
 
     @property
@@ -71,7 +71,7 @@ class Round(NamedTuple):
 
 
 class Rounds:
-    """The rounds of a run, in order (``every``), and what the draft was asked before each.
+    """The rounds of a run, in order (``every``), and the queries of the draft before each.
 
     ``places`` says whose right context a digest is; rows that begin alike share contexts.
     """
@@ -140,7 +140,7 @@ class Rounds:
             kept.append(own)
         return kept
 
-    # What the draft was asked:
+    # The queries of the draft:
 
     @cached_property
     def drafting(self) -> list[Call]:
@@ -185,7 +185,7 @@ class Rounds:
         given = [(number, at + 1) for number, at in self.asked(row, since, until) if at + 1 >= self._starts[row]]
         return max((tokens for number, tokens in given if number == given[0][0]), default=None)
 
-    # Whose each block of columns is:
+    # The row of each block of columns:
 
     def _served(self, calls: list[Call], known: Sequence[int]) -> Iterator[tuple[Call, list[Stretch]]]:
         """Which rows each call served; ``known`` tokens of each were told before the call that comes next.
@@ -249,9 +249,9 @@ class Stretch:
     """Columns of a batch row that hold one row's next positions, each in its right context; ``column`` is the last.
 
     Rows that begin alike share contexts: ``reach`` has, for each row that it may be of, the last column and position
-    that are the row's own, and ``owners`` the positions of those that go furthest. ``row`` is the one chosen. ``heirs``
-    are the rows known to have used it later on; it ``follows`` stretches of which it saw the entry of a column. At
-    ``stop`` another begins.
+    that are the row's own, and ``owners`` the positions of the rows that go furthest. ``row`` is the one chosen.
+    ``heirs`` are the rows known to have used it later on; it ``follows`` stretches that wrote entries it saw, each with
+    the column. At ``stop`` another begins.
     """
 
     call: Call

@@ -15,7 +15,7 @@ from eqcheck.result.verdict import RowVerdict
 
 @dataclass(frozen=True)
 class Truth:
-    """What the target alone emits, per row.
+    """The output of the target alone, per row.
 
     ``rows`` end at the first EOS or at the limit; ``uncut`` go on to the limit regardless. ``digests[row]``
     ``[layers, positions]`` are the hashes of a query at each logical position that saw exactly its row.

@@ -12,7 +12,7 @@ from eqcheck.hashlm.model import Script
 
 
 def script_of(case: Case, truth: Truth) -> Script:
-    """Where the case has its draft be wrong, and how far down the target's token is then."""
+    """The script of a case's draft: the contexts where it is wrong, and how far down the target's token is then."""
     if case.agreement is not None:
         return Script(agreement=case.agreement)
     wrong = _ranks(case, truth)

@@ -8,8 +8,8 @@
               later steps it is given its own states (EAGLE, multi-token prediction)
 
 A head that is given what is due proposes what the case's script has a draft propose. One wrong state or token changes
-what it proposes with probability 1 - 1/vocab_size, as with the models of `eqcheck.hashlm.model`; so a wrong input costs
-the draft tokens of that round. Every call is recorded in the trace, with all that was seen.
+its proposals with probability 1 - 1/vocab_size, as with the models of `eqcheck.hashlm.model`; so a wrong input costs
+the draft tokens of that round. Every call is recorded in the trace, with everything that was seen.
 """
 
 from __future__ import annotations
@@ -69,32 +69,32 @@ class Contexts:
 
     @cached_property
     def behind(self) -> dict[tuple[int, int | None], int]:
-        """By a context's digest and the token that follows, the digest with it; None is for what the target answers.
+        """The digest of a context by the one before and the token between; None is for the target's answer.
 
-        Rows that begin alike go on differently from one context: with their prompts, or with what is answered.
+        Rows that begin alike go on differently from one context: with their prompts, or with the answers.
         """
-        found: dict[tuple[int, int | None], int] = {}
+        digest_of: dict[tuple[int, int | None], int] = {}
         for tokens, digests in (*self._strays, *self._rows):
             known = digests.tolist()
-            found.update(zip(zip(known, tokens[1:].tolist()), known[1:]))  # noqa: B905 (the last is behind nothing)
+            digest_of.update(zip(zip(known, tokens[1:].tolist()), known[1:]))  # noqa: B905 (none is behind the last)
         for start, (_, digests) in zip(self._starts, self._rows, strict=True):
-            found.update(((before, None), digest) for before, digest in pairwise(digests[start - 1 :].tolist()))
-        return found
+            digest_of.update(((before, None), digest) for before, digest in pairwise(digests[start - 1 :].tolist()))
+        return digest_of
 
     @cached_property
     def accepted(self) -> dict[int, int]:
-        """By the hash of all states up to a position, the digest of that context."""
-        found: dict[int, int] = {}
+        """The digest of a context by the hash of all states up to its position."""
+        digest_of: dict[int, int] = {}
         for _, digests in self._rows:
             ranks = np.arange(len(digests), dtype=np.uint64)
             hashes = mix(mix(mix(digests) + ranks * _RANK).cumsum(dtype=np.uint64))
-            found.update(zip(hashes.tolist(), digests.tolist(), strict=True))
-        return found
+            digest_of.update(zip(hashes.tolist(), digests.tolist(), strict=True))
+        return digest_of
 
     @cached_property
     def pairs(self) -> dict[int, int]:
-        """By the hash of all pairs up to a position, some of the last with own states, the digest of the next."""
-        found: dict[int, int] = {}
+        """The digest of a context by the hash of all pairs before it; the last pairs may have own states."""
+        digest_of: dict[int, int] = {}
         for tokens, digests in (*self._strays, *self._rows):
             ranks = np.arange(len(digests) - 1, dtype=np.uint64)
             words = digests[:-1] + tokens[1:].astype(np.uint64) * _TOKEN
@@ -105,8 +105,8 @@ class Contexts:
             for own in range(self._case.num_draft_tokens + 1):
                 ends = np.arange(own + 1, len(digests))
                 hashes = mix(of_target[ends - own] + of_own[ends] - of_own[ends - own])
-                found.update(zip(hashes.tolist(), digests[ends].tolist(), strict=True))
-        return found
+                digest_of.update(zip(hashes.tolist(), digests[ends].tolist(), strict=True))
+        return digest_of
 
 
 class ScriptedHead:
@@ -171,10 +171,10 @@ class ScriptedHead:
         word = np.array([digest], np.uint64) + np.array([(token or 0) + 1], np.uint64) * _STEP
         return int(mix(word)[0])
 
-    # What the shapes share:
+    # Shared by the shapes:
 
     def states(self, hidden: torch.Tensor, dims: int) -> States:
-        """What hidden states hold; ``ValueError`` or ``TypeError`` for those that no target can have given."""
+        """The fields of hidden states; ``ValueError`` or ``TypeError`` for a tensor that no target can have given."""
         if not isinstance(hidden, torch.Tensor) or not hidden.is_floating_point():
             what = hidden.dtype if isinstance(hidden, torch.Tensor) else type(hidden).__name__
             raise TypeError(f"hidden states: expected a tensor of floating point numbers, got {what}")
@@ -184,7 +184,7 @@ class ScriptedHead:
         return states_in(numbers(hidden))
 
     def tokens(self, ids: torch.Tensor, name: str) -> Ints:
-        """Token ids; ``TypeError`` or ``ValueError`` for what is no id of the vocabulary."""
+        """Token ids; ``TypeError`` or ``ValueError`` for others than ids of the vocabulary."""
         if not isinstance(ids, torch.Tensor) or ids.is_floating_point():
             what = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
             raise TypeError(f"{name}: expected a tensor of token ids, got {what}")
@@ -194,7 +194,7 @@ class ScriptedHead:
         return found
 
     def logits(self, digests: Words) -> torch.Tensor:
-        """What a draft in these contexts answers, as the script has it."""
+        """The answers of a draft in these contexts, as the script has them."""
         return cast(torch.Tensor, self.draft.lm_head(self.given(digests, 0)))
 
     def given(self, digests: Words, number: int) -> torch.Tensor:
@@ -314,7 +314,7 @@ def _column(states: States) -> States:
 
 
 def _visible(mask: torch.Tensor | None, past: int, rows: int, block: int, slots: int) -> Bools:
-    """Which slots each query sees, ``[rows, block, slots]``."""
+    """The slots that each query sees, ``[rows, block, slots]``."""
     causal = np.arange(slots) <= past + np.arange(block)[:, None]
     seen: Bools = np.broadcast_to(causal, (rows, block, slots))
     if mask is None:

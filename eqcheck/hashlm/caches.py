@@ -20,7 +20,7 @@ GARBAGE = 2.0**30
 
 
 class _Counted(DynamicLayer):  # type: ignore[misc]
-    """A layer that counts what is valid in it, apart from what it holds."""
+    """A layer that counts its valid entries, apart from the entries that it holds."""
 
     length = 0
 
@@ -28,12 +28,12 @@ class _Counted(DynamicLayer):  # type: ignore[misc]
         return self.length
 
     def crop(self, amount: int) -> None:
-        """Drop the newest ``-amount`` entries, or all behind ``amount``; what it holds stays."""
+        """Drop the newest ``-amount`` entries, or all behind ``amount``; the content of the layer stays."""
         self.length = max(0, self.length + amount) if amount < 0 else min(self.length, amount or self.length)
 
 
 class PreallocatedLayer(_Counted):
-    """K and V ``[batch, heads, capacity, width]``, of which the first ``length`` slots are valid."""
+    """Buffers for K and V ``[batch, heads, capacity, width]``; their first ``length`` slots are valid."""
 
     is_compileable = True  # as a static cache: a mask is built for it also where one token is fed
 
@@ -65,9 +65,9 @@ class PreallocatedLayer(_Counted):
 
 
 class RecurrentLayer(_Counted):
-    """What a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
+    """The steps that a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
 
-    ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: what was absorbed stays, as in
+    ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: the absorbed steps stay, as in
     ``transformers`` 5.
     """
 

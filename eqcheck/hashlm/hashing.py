@@ -61,7 +61,7 @@ _PLACE_VALUE = np.concatenate([256 ** np.arange(count) for count in _DIGITS])
 _BYTE = np.concatenate([8 * field + np.arange(count) for field, count in enumerate(_DIGITS)])  # of fields as int64
 POSITION_DIGITS = slice(_STARTS[POSITION], _STARTS[POSITION] + _DIGITS[POSITION])
 _CONTENT = int(_STARTS[CALL])  # the digits before the identity of the write
-CONTENT = slice(1, _CONTENT)  # of them those that say what was fed and seen
+CONTENT = slice(1, _CONTENT)  # the digits before it that say what was fed and seen
 _COPY = multipliers(1, 2 * HEADS * 5).reshape(2, 1, HEADS, 1, 5)  # per K or V, and head: one constant a field
 _ENTRY = np.zeros((2, 1, HEADS, 1, WIDTH), np.uint64)
 _ENTRY[..., :_CONTENT] = _COPY[..., _FIELD[:_CONTENT]] * _PLACE_VALUE[:_CONTENT].astype(np.uint64)
@@ -109,8 +109,8 @@ def entries(
 def whole(numbers: npt.NDArray[np.float64]) -> tuple[Ints, Words | None]:
     """Numbers read from a cache as integers, and a word for each entry that holds fractions (None: none does).
 
-    ``numbers`` is ``[2, batch, HEADS, slots, WIDTH]``, the words ``[batch, slots]``. What is rounded or scaled to a
-    fraction is not what was written, so it has to change the hash.
+    ``numbers`` is ``[2, batch, HEADS, slots, WIDTH]``, the words ``[batch, slots]``. A number that was rounded or
+    scaled to a fraction is not the number that was written, so it has to change the hash.
     """
     with np.errstate(invalid="ignore"):
         digits = numbers.astype(np.int64)
@@ -139,7 +139,7 @@ def decoded(digits: Ints) -> Ints:
 
 
 def writes(entries: npt.NDArray[np.float64]) -> Ints:
-    """Which write each entry ``[n, WIDTH]`` is, as one number that `write_of` takes apart; -1 where there is none."""
+    """The write that each entry ``[n, WIDTH]`` is, as a number that `write_of` takes apart; -1 where there is none."""
     with np.errstate(invalid="ignore"):
         digits = entries[:, [0, *range(_CONTENT, WIDTH)]].astype(np.int64)
     stamps = digits[:, 0]
@@ -157,12 +157,12 @@ WRITE = (1 << 56) - 1
 
 
 def _signed(numbers: Ints) -> Ints:
-    """24-bit numbers, two's complement, as they were; what is no such number stays what it is."""
+    """24-bit numbers, two's complement, as they were; any other number stays as it is."""
     return np.where((numbers >= 1 << 23) & (numbers < 1 << 24), numbers - (1 << 24), numbers)
 
 
 def written(digits: Ints) -> Bools:
-    """Which slots hold anything, ``[batch, slots]``."""
+    """Whether each slot holds anything, ``[batch, slots]``."""
     return cast(Bools, digits[0, :, 0, :, 0] != 0)
 
 
@@ -182,11 +182,11 @@ def truncated(digests: Words) -> Ints:
 
 
 def contents(digits: Ints, model: int, layer: int) -> tuple[Words, Ints]:
-    """What the slots of a cache hold and where they say they are, ``[batch, slots]`` each.
+    """The contents of the slots of a cache and the positions that they say they have, ``[batch, slots]`` each.
 
-    ``digits`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``. The first is one word per slot for what K and V of all
-    heads hold. Provenance is left out, and the position, too, because families differ in how they see it; but a
-    disagreement between the copies about it counts. The second are the positions that K of the first head holds.
+    ``digits`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``. The contents are one word per slot, for K and V of all
+    heads. Provenance is left out, and the position, too, because families differ in how they see it; but a
+    disagreement between the copies about it counts. The positions are read from K of the first head.
     """
     words = (digits.view(np.uint64) * _ENTRY).sum(axis=(0, 2, 4), dtype=np.uint64)
     at = (digits[0, :, 0, :, POSITION_DIGITS] * _PLACE_VALUE[POSITION_DIGITS]).sum(axis=-1)
@@ -205,8 +205,8 @@ def intact_contents(tokens: Ints, digests: Words | None) -> Words:
 def hidden(model: int, layer: int, digests: Words, call: int, width: int) -> npt.NDArray[np.float64]:
     """Hidden states ``[batch, block, width]`` float64 behind a layer: a stamp, the digest, the identity of the write.
 
-    In digits, like cache entries, so that they survive any float dtype that these do. The last of them checks the
-    others: what was averaged, scaled or put together from two states does not add up (`states_in`).
+    In digits, like cache entries, so that they survive any float dtype that these do. The last digit checks the
+    others: a state that was averaged, scaled or put together from two does not add up (`states_in`).
     """
     batch, block = digests.shape
     out = np.zeros((batch, block, width))
@@ -220,11 +220,11 @@ def hidden(model: int, layer: int, digests: Words, call: int, width: int) -> npt
 
 
 class States(NamedTuple):
-    """What hidden states say of themselves, each an array ``[...]`` for states ``[..., width]``.
+    """The fields that hidden states spell, each an array ``[...]`` for states ``[..., width]``.
 
-    ``intact``: they are as a model gave them, or rows of the embedding, whose ``layer`` is 0. The other fields mean
-    nothing where they are not. ``model`` gave them behind ``layer`` for a query with this digest (of that layer), in
-    ``row`` and ``column`` of ``call``. ``words`` stand for all of the numbers.
+    ``intact``: they are as a model gave them, or rows of the embedding, whose ``layer`` is 0. Where they are not,
+    the other fields have no meaning. ``model`` gave them behind ``layer`` for a query with this digest (of that layer),
+    in ``row`` and ``column`` of ``call``. ``words`` stand for all of the numbers.
     """
 
     intact: Bools
@@ -330,5 +330,5 @@ def _table_words(vocab_size: int, seed: int) -> Words:
 
 
 def table_row(digests: Words) -> npt.NDArray[np.int64]:
-    """Which row of `logits_table` a final digest selects."""
+    """The row of `logits_table` that a final digest selects."""
     return (digests % np.uint64(TABLE_ROWS)).astype(np.int64)

@@ -143,7 +143,7 @@ class HashModel(Offers):
     def _attend(
         self, feed: Feed, tokens: Ints, cache: Any, number: int, fix: Fix | None = None
     ) -> tuple[Call, list[Words]]:
-        """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` says what to see instead.
+        """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` has the right contexts.
 
         Returns the call and the digests of each layer, ``[batch, block]``.
         """
@@ -243,8 +243,8 @@ class HashModel(Offers):
 class HashLM(Offers, GenerationMixin):
     """A transparent target: any error in what a query sees changes its prediction.
 
-    Cache tensors are ``[batch, 2 heads, slots, 20]`` per layer (two layers), of any float dtype from bfloat16 on; what
-    the numbers mean is in `eqcheck.hashlm.hashing`. It has ``model``, ``lm_head``, embeddings and hidden states as
+    Cache tensors are ``[batch, 2 heads, slots, 20]`` per layer (two layers), of any float dtype from bfloat16 on;
+    `eqcheck.hashlm.hashing` says what the numbers mean. It has ``model``, ``lm_head``, embeddings and hidden states as
     ordinary models have. `generate()` works as on any causal LM:
 
         >>> import torch

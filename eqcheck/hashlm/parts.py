@@ -1,4 +1,4 @@
-"""What a `HashLM` is made of beside its attention: configuration, head, and how it takes tensors and caches."""
+"""The parts of a `HashLM` beside its attention: configuration, head, and the reading of tensors and caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POSITIONS = 4096  # the size of the table of positions
 _SALT = np.uint64(0xD1B54A32D192ED03)
 
 
-# What code reaches for inside of real models, and a model without layers of its own cannot offer.
+# The names that code reaches for inside of real models, and that a model without layers of its own cannot offer.
 _INSIDE_REAL_MODELS = frozenset(
     """layers norm final_layer_norm ln_f h self_attn mlp drop rotary_emb embed_positions transformer gpt_neox decoder
     encoder backbone wte wpe embed_in embed_out word_embeddings project_in project_out""".split()  # noqa: SIM905
@@ -131,7 +131,7 @@ class HashHead(torch.nn.Module):
 
 
 class Offers(PreTrainedModel):
-    """What `HashModel` and `HashLM` share."""
+    """The base of `HashModel` and `HashLM`: settings for transformers, and an error for parts that they lack."""
 
     config_class = HashConfig
     main_input_name = "input_ids"
@@ -180,7 +180,7 @@ def integers(tensor: torch.Tensor) -> Ints:
 
 
 def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
-    """What a cache tells of the mask for a block; ``TypeError`` for one that does not, with which real models fail."""
+    """The sizes of a block's mask, as its cache tells them; ``TypeError`` for a cache that real models fail with."""
     if not hasattr(cache, "get_mask_sizes"):
         raise TypeError(
             f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "

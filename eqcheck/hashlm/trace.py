@@ -22,8 +22,8 @@ class Call:
     ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be. ``held``
     is, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` digits; ``odd`` has a
     word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). ``digests`` ``[batch, block]`` is the
-    final hash of each query and ``ranked`` its model's most and second most likely token, of which it takes the second
-    where it ``disagrees``.
+    final hash of each query, and ``ranked`` are its model's most and second most likely token; the model takes the
+    second where it ``disagrees``.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Call:
 
     @cached_property
     def tells(self) -> Bools:
-        """Which predictions may be news to the decoder, ``[batch, block]``: not those it feeds next to the query."""
+        """Whether a prediction may be news to the decoder, ``[batch, block]``: one fed next to its query is not."""
         news = np.ones(self.tokens.shape, np.bool_)
         news[:, :-1] = self.predictions[:, :-1] != self.tokens[:, 1:]
         return news
@@ -60,13 +60,13 @@ class Call:
 
 @dataclass(frozen=True)
 class HeadCall:
-    """One call of a scripted head (`eqcheck.drafting.head`), of which ``shape`` says the part.
+    """One call of a part of a scripted head (`eqcheck.drafting.head`); ``shape`` names the part.
 
-    ``given`` are the hidden states ``[batch, block]`` that it was handed, ``tokens`` what came with them. ``digests``
-    ``[batch, block]`` are the contexts it takes itself to be in, ``predictions`` what it proposes, ``[batch, block]``;
-    the shape ``column`` has a block of all its proposals. Where it has a cache, ``held`` are the states in it
-    ``[batch, slots]``, ``held_tokens`` what came with them, -1 in slots where nothing was written, and ``visible``
-    ``[batch, block, slots]`` what is seen.
+    ``given`` are the hidden states ``[batch, block]`` that it was handed, ``tokens`` came with them. ``digests``
+    ``[batch, block]`` are the contexts it takes itself to be in, ``predictions`` ``[batch, block]`` its proposals; the
+    shape ``column`` has a block of all its proposals. Where it has a cache, ``held`` are the states in it
+    ``[batch, slots]``, ``held_tokens`` came with them, -1 in slots where nothing was written, and ``visible``
+    ``[batch, block, slots]`` tells the slots that each query sees.
     """
 
     number: int
@@ -81,11 +81,11 @@ class HeadCall:
 
 
 class Fix(NamedTuple):
-    """What the queries of a call are to see instead, where ``known`` ``[batch, block]``.
+    """The right contexts for the queries of a call, where they are ``known`` ``[batch, block]``.
 
-    ``digests`` ``[layers, batch, block]`` are their hashes, ``positions`` ``[batch, block]`` what is written for all;
-    ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for those that the mask says. ``entries`` says
-    that right entries of the cache are among it.
+    ``digests`` ``[layers, batch, block]`` are the hashes of the contexts, ``positions`` ``[batch, block]`` are written
+    for all tokens; ``pads`` ``[batch, block]`` are the tokens to be taken for pads, None for the pads of the mask.
+    ``entries`` says whether right entries of the cache are part of the fix.
     """
 
     known: Bools
@@ -114,7 +114,7 @@ class Uses:
 
 
 class Watcher(Protocol):
-    """What is told of the tensors of keys and values that models write and are handed; see `eqcheck.memory.ledger`."""
+    """A listener that is told of the keys and values that models write and are handed; see `eqcheck.memory.ledger`."""
 
     def mark(self, tensor: Any) -> None: ...
 
@@ -155,5 +155,5 @@ class Trace:
         return [call for call in self.calls if call.role == role]
 
     def made(self, role: int) -> list[Call]:
-        """Those of them that the decoder made."""
+        """The calls of a role that the decoder made."""
         return [call for call in self.of(role) if call.number > self.given]

@@ -1,7 +1,7 @@
 """The slots that a query sees in each family (`eqcheck.contract.family`), and the positions that it takes them for.
 
-A query sees what mask and slots allow, where the family has a window only the last slots of those; or else all that
-its state has absorbed.
+A query sees the slots that mask and order allow, and only the last of them where the family has a window. In a
+recurrent family it sees everything that its state has absorbed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class View(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a cache tells of the mask to be built: for how many keys, and the place of the first of them.
+    """The sizes of a mask, as a cache tells them: for how many keys, and the place of the first of them.
 
-    ``static``: it is one for compiled graphs.
+    ``static``: the cache is one for compiled graphs.
     """
 
     length: int
@@ -57,7 +57,7 @@ class Feed(NamedTuple):
     sizes: Sizes | None
 
     def pads(self) -> Bools:
-        """Which tokens the mask hides even from themselves, ``[batch, block]``: what it calls a pad."""
+        """The tokens that the mask hides even from themselves, ``[batch, block]``: its pads."""
         batch, block = self.positions.shape
         if self.family.stateful:
             return ~self.absorbed()
@@ -70,7 +70,7 @@ class Feed(NamedTuple):
         return ~visible[:, np.arange(block), self.slots_fed]
 
     def absorbed(self) -> Bools:
-        """Which tokens a recurrent state takes in: a 2-D mask counts for this block alone, and not for one token."""
+        """The tokens that a recurrent state takes in: a 2-D mask counts for this block alone, and not for one token."""
         batch, block = self.positions.shape
         if self.mask is None or self.mask.dim() != 2 or block == 1:
             return np.ones((batch, block), np.bool_)
@@ -79,7 +79,7 @@ class Feed(NamedTuple):
         return cast(Bools, self.mask[:, -block:].detach().cpu().numpy() != 0)
 
     def view(self, slot_positions: Ints, written: Bools) -> View:
-        """What the block's queries see of ``[batch, slots]`` cache entries with these positions, block included.
+        """The view that the block's queries have of cache entries at positions ``[batch, slots]``, block included.
 
         ``written`` says which slots hold something; only a recurrent state asks.
         """
@@ -151,9 +151,9 @@ class Feed(NamedTuple):
         return self.mask is None or bool(shown[:, :block].all() and not shown[:, block:].any())
 
     def bias(self, visible: Bools) -> Words | None:
-        """What a 4-D mask adds to scores it does not hide, as bits ``[batch, block, slots]``; None where it is even.
+        """The bias that a 4-D mask adds to scores it shows, as bits ``[batch, block, slots]``; None where it is even.
 
-        Softmax forgives what is added to all that a query sees, so that is taken out.
+        Softmax forgives a bias on all slots that a query sees, so that part is taken out.
         """
         if self.mask is None or self.mask.dim() != 4 or not self.mask.dtype.is_floating_point:
             return None
@@ -193,7 +193,7 @@ class Feed(NamedTuple):
 
 
 def _same_packed_sequence(positions: Ints) -> Bools:
-    """Which tokens share a packed sequence, ``[batch, block, block]``: one ends where positions do not go up by 1.
+    """Whether tokens share a packed sequence, ``[batch, block, block]``: it ends where positions do not go up by 1.
 
     Real models of transformers read packing into position ids that come with neither mask nor cache.
     """
@@ -203,7 +203,7 @@ def _same_packed_sequence(positions: Ints) -> Bools:
 
 
 def _masked(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int, dropped: int) -> Bools:
-    """What each query may see, ``[batch, block, slots]``: causal by slot and by the mask, or a 4-D mask alone.
+    """The slots that queries may see, ``[batch, block, slots]``: causal by slot and by the mask, or a 4-D mask alone.
 
     The first ``dropped`` slots of the sequence are no longer in the cache.
     """

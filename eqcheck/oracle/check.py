@@ -1,4 +1,4 @@
-"""The oracle: is every emitted token what the target alone would emit for that row?"""
+"""The oracle: is every emitted token the one that the target alone would emit for that row?"""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def _from_tokens(
     pad: int | None,
     whole: tuple[RowVerdict, Statement] | None,
 ) -> Explanation:
-    """What the tokens alone show: rows returned ``whole``, how rows end, rows exchanged; never why a token is wrong."""
+    """The cause that tokens show: rows returned ``whole``, ends of rows, exchanged rows; a wrong token has none."""
     named = []
     for verdict in wrong:
         kind = ends(verdict.expected, verdict.observed, eos, -1 if pad is None else pad)
@@ -307,7 +307,7 @@ def assert_equivalent(decoder: Decoder, case: Case) -> None:
     >>> from eqcheck.contract import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
     """
-    __tracebackhide__ = True  # pytest would print this source, of which nobody learns anything
+    __tracebackhide__ = True  # pytest would print this source, which tells nobody anything
     declined = refused(case, decoder.requires)
     if not declined:
         verdict = _judged(decoder, case)

@@ -27,7 +27,7 @@ _BY_MASK = ("bloom", "opt", "mpt")
 
 
 class AnyOracle(Protocol):
-    """What is asked of an `eqcheck.Oracle`."""
+    """The part of an `eqcheck.Oracle` that a watch needs."""
 
     @property
     def target(self) -> Any: ...
@@ -40,7 +40,7 @@ class AnyOracle(Protocol):
 
 @dataclass(frozen=True)
 class WatchedCase:
-    """What reading asks of a case: the rows and limits that the caller named."""
+    """The part of a case that reading needs: the rows and limits that the caller named."""
 
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
@@ -53,7 +53,7 @@ class WatchedCase:
     tree: tuple[()] = ()
 
     def given(self, row: int) -> Given:
-        """What a row was asked with."""
+        """The prompt and the settings of a row, as an explanation quotes them."""
         return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
 
 
@@ -75,7 +75,7 @@ def family_like(model: Any) -> str:
 
 
 class Watch:
-    """What was seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
+    """The calls seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
 
     def __init__(self, oracle: AnyOracle, case: WatchedCase, trace: Trace) -> None:
         self._oracle, self._case, self._trace = oracle, case, trace

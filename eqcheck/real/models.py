@@ -2,7 +2,7 @@
 
 Random weights of the usual size make models that emit one token for ever and hardly look at their context. So weights
 are large and embeddings small, which makes attention sharp, and the head is centred: the direction that all hidden
-states share is taken out of it, and its rows are of one length. `margins` measures what comes of it.
+states share is taken out of it, and its rows are of one length. `margins` measures the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eqcheck.contract.architectures import ARCHITECTURES, is_class, is_folder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import WINDOW
-from eqcheck.real.own import checkpoint, class_of, config_of
+from eqcheck.real.loading import checkpoint, class_of, config_of
 
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
 POSITIONS = 4096
@@ -43,7 +43,7 @@ _SIZES = {
 }
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
 _NO = object()  # leaves a name out
-# What an architecture calls otherwise, or has beside.
+# The options that an architecture names otherwise, or has beside those.
 _OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "n_inner": 96},
     "neox": {"rotary_pct": 0.5},
@@ -116,11 +116,11 @@ def _built(architecture: str) -> Any:
         if is_folder(architecture):
             model = _like_checkpoint(architecture)
         else:
-            found = class_of(architecture) if is_class(architecture) else _of_the_library(architecture)
-            config = found.config_class(**_said(found.config_class, options))
+            model_class = class_of(architecture) if is_class(architecture) else _of_the_library(architecture)
+            config = model_class.config_class(**_said(model_class.config_class, options))
             if experts:
                 config._experts_implementation = experts
-            model = found(config)
+            model = model_class(config)
         size = len(model.get_input_embeddings().weight)
         if size <= VOCAB_SIZE:
             raise UsageError(

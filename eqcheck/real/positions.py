@@ -1,7 +1,7 @@
-"""Where a model takes its tokens to be, read off the keys that it wrote: what rotary really applied, not what was said.
+"""The positions at which a model takes its tokens to be, read off the keys that it wrote, whatever it was told.
 
-Key and value of the first layer are a function of token and position. So the position that was said is checked against
-those of that pair, and where they are others, the nearest are taken of all in reach.
+Key and value of the first layer are a function of token and position. So the written entry is held against the
+entry of its token at the position that was said; where they differ, the position of the nearest entry in reach counts.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Positions:
     def read(self, tokens: Ints, said: Ints, flat: torch.Tensor) -> Ints:
         """The positions ``[batch, block]`` of new `entries`; ``said`` where none fits."""
         self._ask({(int(t), int(p)) for t, p in zip(tokens.ravel(), said.ravel(), strict=True)})
-        found = said.copy()
+        positions = said.copy()
         for row, column in np.ndindex(tokens.shape):
             token, position = int(tokens[row, column]), int(said[row, column])
             expected = self._keys.get((token, position))
             if expected is not None and len(expected) != flat.shape[-1]:
                 return said  # latents in the cache, and none here: nothing to hold them against
             if expected is None or self._distance(expected, flat[row, column]) > self._tolerance:
-                found[row, column] = self._nearest(token, position, flat[row, column])
-        return found
+                positions[row, column] = self._nearest(token, position, flat[row, column])
+        return positions
 
     def _distance(self, expected: torch.Tensor, key: torch.Tensor) -> float:
         return float((expected - key).norm() / expected.norm().clamp_min(1e-12))

@@ -1,4 +1,4 @@
-"""Which write a vector in a cache comes from, told by its bytes: whatever a decoder does with its cache, they stay.
+"""The write that a vector in a cache comes from, told by its bytes: whatever a decoder does with its cache, they stay.
 
 Every key and value vector is remembered bit for bit when it goes into a cache, per model, layer, K or V, and head. A
 slot then names the write that it comes from, in digits as `eqcheck.hashlm.hashing` has them. Vectors of several writes
@@ -39,19 +39,19 @@ def two_heads(tensor: torch.Tensor, repeated: int = 1) -> torch.Tensor:
     return tensor[:, [0, tensor.shape[1] - repeated]]
 
 
-# What a cache in 8 bits makes of an entry is some 3 parts in 100 away from it, and other entries 14 or more.
+# A cache in 8 bits moves an entry by some 3 parts in 100 of it; other entries are 14 or more away.
 _NEAR = 0.1
 Reals = npt.NDArray[np.float64]
 Place = tuple[int, int, int, int]  # role, layer, K or V, head
 Part = tuple[int, int, list[bytes], Bools]  # the layer, K or V, by slot its bytes, what the queries may see
-_Found = tuple[int, dict[int, None]]  # a place, by number, and the writes of it
+_Origin = tuple[int, dict[int, None]]  # a place, by number, and the writes of it
 _COPIES = [(layer, kind, head) for layer in range(LAYERS) for kind in range(2) for head in range(HEADS)]
 
 
 class Held(NamedTuple):
-    """What the slots of a cache hold, ``[PLACES, batch, slots]`` each: the number of the write, and its place.
+    """The content of the slots of a cache, ``[PLACES, batch, slots]`` each: the number of the write, and its place.
 
-    Where the write is negative, it is none, and ``-1 - write`` the row of ``strange`` that has the digits.
+    A negative number is no write: ``-1 - number`` is the row of ``strange`` that has the digits.
     """
 
     writes: Ints
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 
 
 class Provenance:
-    """What was written, by bytes, which are of numbers of a ``dtype``."""
+    """The writes of a decode by the bytes of their vectors, which hold numbers of a ``dtype``."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -112,7 +112,7 @@ class Provenance:
         return [int(self._digits[write, role - 1, place, TOKEN]) for write in writes]
 
     def held(self, role: int, caches: Sequence[Sequence[list[list[list[bytes]]]]]) -> Held:
-        """What is held by slots with these bytes: per layer K and V, ``[batch][2 heads][slots]``."""
+        """The content of slots with these bytes: per layer K and V, ``[batch][2 heads][slots]``."""
         copies = [caches[layer][kind] for layer, kind, _ in _COPIES]
         batch, slots = len(copies[0]), len(copies[0][0][0]) if copies[0] else 0
         writes, places = np.zeros((PLACES, batch, slots), np.int64), np.zeros((PLACES, batch, slots), np.int64)
@@ -122,18 +122,18 @@ class Provenance:
             columns = [copy[row][head] for copy, (_, _, head) in zip(copies, _COPIES, strict=True)]
             for slot, data in enumerate(zip(*columns, strict=True)):
                 alike[row, data].append(slot)
-        found_of = {data: [self._find(role, n, one) for n, one in enumerate(data)] for _, data in alike}
-        found_of |= self._rounded(role, [data for data, found in found_of.items() if None in found])
+        origins_of = {data: [self._find(role, n, vector) for n, vector in enumerate(data)] for _, data in alike}
+        origins_of |= self._rounded(role, [data for data, origins in origins_of.items() if None in origins])
         for row in range(batch):
             for (_, data), equal in ((key, slots) for key, slots in alike.items() if key[0] == row):
-                found = found_of[data]
-                for slot, agreed in zip(equal, self._agreed(found, row, len(equal)), strict=True):
-                    for number, one in enumerate(agreed):
-                        if one is None:
+                origins = origins_of[data]
+                for slot, agreed in zip(equal, self._agreed(origins, row, len(equal)), strict=True):
+                    for number, place_and_write in enumerate(agreed):
+                        if place_and_write is None:
                             strange.append(_strange(data[number]))
                             writes[number, row, slot] = -len(strange)
                         else:
-                            places[number, row, slot], writes[number, row, slot] = one
+                            places[number, row, slot], writes[number, row, slot] = place_and_write
         return Held(writes, places, np.array(strange or [np.zeros(WIDTH, np.int64)]))
 
     def digits(self, layer: int, held: Held) -> Ints:
@@ -145,10 +145,10 @@ class Provenance:
         copies, batch, slots, _ = digits.shape
         return digits.reshape(2, copies // 2, batch, slots, WIDTH).transpose(0, 2, 1, 3, 4)
 
-    def _rounded(self, role: int, unknown: list[tuple[bytes, ...]]) -> dict[tuple[bytes, ...], list[_Found | None]]:
-        """Of slots with bytes that nobody wrote those that are near to what was, as in a cache that rounds.
+    def _rounded(self, role: int, unknown: list[tuple[bytes, ...]]) -> dict[tuple[bytes, ...], list[_Origin | None]]:
+        """The slots, among slots with bytes that nobody wrote, that are near to a write, as in a cache that rounds.
 
-        All copies of a slot are held together against those of each write.
+        All copies of a slot are held together against the copies of each write.
         """
         near = {data: one for data in unknown if (one := self._nearest(role, data)) is not None}
         self.rounded = max([self.rounded, *(distance for _, distance in near.values())])
@@ -175,8 +175,8 @@ class Provenance:
         """The numbers of vectors with these bytes, one behind the other."""
         return torch.frombuffer(bytearray(b"".join(copies)), dtype=self._dtype).double().numpy()
 
-    def _find(self, role: int, number: int, data: bytes) -> _Found | None:
-        """Where and by what these bytes were written: in this place of the model's caches, or else in any."""
+    def _find(self, role: int, number: int, data: bytes) -> _Origin | None:
+        """The place of these bytes, with their writes: this place of the model's caches, or else any place."""
         writes = self._by_bytes[(role, *_COPIES[number])].get(data)
         if writes:
             return (role - 1) * PLACES + number, writes
@@ -185,55 +185,55 @@ class Provenance:
                 return (other - 1) * PLACES + _COPIES.index((copy[0], copy[1], copy[2])), known[data]
         return None
 
-    def _agreed(self, found: list[_Found | None], row: int, count: int) -> list[list[tuple[int, int] | None]]:
-        """For each of so many equal slots, and each copy, its place and write.
+    def _agreed(self, origins: list[_Origin | None], row: int, count: int) -> list[list[tuple[int, int] | None]]:
+        """The place and the write of each copy, for each of so many equal slots.
 
-        That is one which may stand behind all copies, or behind those of its layer, or any. Equal slots take the newest
-        such writes, in their order.
+        The write is one that may stand behind all copies, or behind the copies of its layer, or any. Equal slots take
+        the newest such writes, in their order.
         """
-        whole, half = self._shared(found, row, count), len(found) // 2
-        layers = [whole] * 2 if whole else [self._shared(part, row, count) for part in (found[:half], found[half:])]
+        whole, half = self._shared(origins, row, count), len(origins) // 2
+        layers = [whole] * 2 if whole else [self._shared(part, row, count) for part in (origins[:half], origins[half:])]
         agreed: list[list[tuple[int, int] | None]] = []
         for slot in range(count):
             copies: list[tuple[int, int] | None] = []
-            for number, one in enumerate(found):
+            for number, origin in enumerate(origins):
                 shared = layers[number // half]
-                if one is None:
+                if origin is None:
                     copies.append(None)
                 elif shared:
-                    copies.append((one[0], shared[min(slot, len(shared) - 1)]))
+                    copies.append((origin[0], shared[min(slot, len(shared) - 1)]))
                 else:
-                    copies.append((one[0], self._best(one[1], row)))
+                    copies.append((origin[0], self._best(origin[1], row)))
             agreed.append(copies)
         return agreed
 
-    def _shared(self, found: Sequence[_Found | None], row: int, count: int) -> list[int]:
+    def _shared(self, origins: Sequence[_Origin | None], row: int, count: int) -> list[int]:
         """The newest writes, so many at most and oldest first, that may stand behind all copies that were written.
 
-        Those of the same row, if there is any.
+        They are of the same row, if any such write is.
         """
-        options = [one[1] for one in found if one is not None]
+        options = [origin[1] for origin in origins if origin is not None]
         if not options:
             return []
         shortest = min(options, key=len)
-        others = [one for one in options if one is not shortest]
+        others = [writes for writes in options if writes is not shortest]
         own: list[int] = []
         foreign: list[int] = []
         for write in reversed(shortest):
-            if all(write in one for one in others):
+            if all(write in writes for writes in others):
                 (own if self._rows[write] == row else foreign).append(write)
                 if len(own) == count:
                     break
         return (own or foreign[:count])[::-1]
 
     def _best(self, writes: dict[int, None], row: int) -> int:
-        """Of equal ones the newest of the same row, or else the newest."""
+        """The newest of equal writes that is of the same row, or else the newest of all."""
         newest = next(reversed(writes))
         return next((write for write in reversed(writes) if self._rows[write] == row), newest)
 
 
 def _strange(data: bytes) -> Ints:
-    """Digits of a vector that no model wrote: nothing for zeros, and what cannot be an entry for any other."""
+    """Digits of a vector that no model wrote: zeros for zeros, and for any other digits that no entry has."""
     if not any(data):
         return np.zeros(WIDTH, np.int64)
     if is_filler(data):
@@ -253,36 +253,36 @@ def is_filler(data: bytes) -> bool:
 
 
 def written(tokens: Sequence[int], parts: Sequence[Part], role: int, provenance: Provenance) -> list[list[int]]:
-    """For each part of a row's entries the slots that its ``tokens`` were written to, where no cache was told.
+    """The slots that a row's ``tokens`` were written to, for each part of its entries, where no cache was told.
 
-    What a decoder wrote into tensors of its own is among the keys that attention was handed, in the order of the
-    columns. Bytes that were not seen before are new. A column may also have written what is known already: the same
-    token at the same place after the same text, as in rows that have ended and are fed all the same. Then the new slots
-    are fewer than the columns, and those that lack lie in one run with them and hold the tokens that were fed.
+    Keys that a decoder wrote into tensors of its own are among the keys that attention was handed, in the order of the
+    columns. Bytes that were not seen before are new. A column may also have written known bytes: the same token at the
+    same place after the same text, as in rows that have ended and are fed all the same. Then the new slots are fewer
+    than the columns, and the missing slots lie in one run with them and hold the tokens that were fed.
 
-    A part is K or V of a layer: of one head the bytes by slot, and what the queries may see, ``[block, slots]``.
+    A part is K or V of a layer: the bytes of one head by slot, and the slots that queries may see, ``[block, slots]``.
     """
     new = [
         [at for at, data in enumerate(held) if not (is_filler(data) or provenance.knows(layer, role, data, kind))]
         for layer, kind, held, _ in parts
     ]
     whole = [slots for slots in new if len(slots) == len(tokens)]
-    found = []
+    chosen = []
     for slots, (layer, kind, held, visible) in zip(new, parts, strict=True):
         if len(slots) == len(tokens):
-            found.append(slots)
+            chosen.append(slots)
         elif fitting := [one for one in whole if set(slots) <= set(one) and one[-1] < len(held)]:
-            found.append(fitting[0])
+            chosen.append(fitting[0])
         else:
             known = [() if at in slots else provenance.tokens(layer, role, one, kind) for at, one in enumerate(held)]
-            found.append(_run(tokens, slots, known, visible))
-    return found
+            chosen.append(_run(tokens, slots, known, visible))
+    return chosen
 
 
 def _run(tokens: Sequence[int], new: list[int], known: Sequence[Sequence[int]], visible: Bools) -> list[int]:
-    """The run of slots with all that are ``new`` in which the others hold the tokens; the last slots where none is.
+    """The run of slots with all ``new`` ones in which the other slots hold the tokens; the last slots where none is.
 
-    Of several the one in which most queries see their own slot last.
+    Of several runs it is the one in which most queries see their own slot last.
     """
     block, count = len(tokens), len(known)
     runs = [range(start, start + block) for start in range(count - block + 1)]

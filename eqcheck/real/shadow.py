@@ -1,8 +1,8 @@
 """The shadow: from a forward of a real model to an `eqcheck.hashlm.trace.Call`, with HashLM's hash over it.
 
-Tokens come from what was fed, positions from the keys that were written, what is visible from the mask that reached
-attention, contents from the bytes of the slots. On exactly these the hash of `eqcheck.hashlm.hashing` is computed,
-layer by layer; so the truth's digests, the reader, repair and the script of a draft apply unchanged.
+Tokens come from the block that was fed, positions from the keys that were written, visibility from the mask that
+reached attention, contents from the bytes of the slots. On exactly these the hash of `eqcheck.hashlm.hashing` is
+computed, layer by layer; so the truth's digests, the reader, repair and the script of a draft apply unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Shadow:
     """Makes calls of what the tap hears, and has models answer as a case wants them to.
 
     ``answers`` are the tokens that follow the true contexts, by digest; ``script`` is the draft's. Where ``repair`` is
-    set, the target's queries are taken to see what it says instead, and answer so.
+    set, the target's queries are taken to see the contexts that it gives, and answer so.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Shadow:
         self.open: Opened | None = None
         self._asked: dict[int, dict[bytes, int]] = {TARGET: {}, DRAFT: {}}  # digests by hidden state
 
-    # What the tap says.
+    # The calls of the tap.
 
     def fed(self, watched: Watched, tokens: Any, embeds: Any, options: dict[str, Any]) -> None:
         if self._probing():
@@ -127,14 +127,14 @@ class Shadow:
                 answer[number, order] = torch.arange(len(order), 0, -1, dtype=answer.dtype, device=answer.device)
         return answer.reshape(logits.shape)
 
-    # How a call is made of it.
+    # The making of a call.
 
     def _probing(self) -> Positions | None:
         return next((one for one in self.positions.values() if one.probing is not None), None)
 
     @staticmethod
     def _kept(watched: Watched, seen: AttentionInput) -> AttentionInput:
-        """What was seen, as it is now: a cache may be changed at once."""
+        """A copy of the input that attention saw, as it is now: a cache may be changed at once."""
         keys, values = (
             two_heads(one, one.shape[1] // watched.key_heads or 1).detach().clone() for one in (seen.keys, seen.values)
         )
@@ -142,13 +142,13 @@ class Shadow:
         return AttentionInput(keys, values, mask, seen.queries, seen.causal)
 
     def _embedded(self, watched: Watched, embeds: torch.Tensor) -> Ints:
-        """The tokens of embeddings, by their bytes; -1 for what is no row of the table."""
+        """The tokens of embeddings, by their bytes; -1 for a vector that is no row of the table."""
         table = {data: token for token, data in enumerate(vectors(watched.embeddings.weight[None, None])[0][0])}
         rows = vectors(embeds[:, None])
         return np.array([[table.get(data, -1) for data in row[0]] for row in rows], np.int64)
 
     def _close(self, now: Opened, states: torch.Tensor, cache: Any) -> None:
-        """The call that a forward was, at its end; ``cache`` is what it hands back."""
+        """Record the call that a forward was, at its end; ``cache`` is the one that it hands back."""
         if now.tokens.size == 0:
             return
         low, high = now.watched.layers
@@ -218,7 +218,7 @@ class Shadow:
         layers = sorted(set(now.watched.layers))
         both = {layer: (now.seen[layer].keys, now.seen[layer].values) for layer in layers}
         seen = [(layer, kind, both[layer][kind]) for layer in layers for kind in (0, 1)]
-        held = [vectors(one) for _, _, one in seen]
+        held = [vectors(tensor) for _, _, tensor in seen]
         visible = {layer: visible_of(now.seen[layer], len(now.tokens)) for layer in layers}
         chosen: list[list[torch.Tensor]] = [[] for _ in seen]
         for row, tokens in enumerate(now.tokens.tolist()):
@@ -229,7 +229,7 @@ class Shadow:
             for n, slots in enumerate(written(tokens, parts, now.watched.role, self.provenance)):
                 chosen[n].append(seen[n][2][row][:, slots])
         for number, layer in enumerate(layers):
-            new = [torch.stack(one) for one in chosen[2 * number : 2 * number + 2]]
+            new = [torch.stack(rows) for rows in chosen[2 * number : 2 * number + 2]]
             now.written.setdefault(layer, (*map(vectors, new), entries(*new)))  # type: ignore[arg-type]
 
     def _attend(self, now: Opened, number: int, positions: Ints, which: Held, fix: Fix | None) -> Call:
@@ -271,14 +271,14 @@ class Shadow:
         _, key_places, places = feed.view(np.zeros((len(now.tokens), slots), np.int64), np.ones((1, 1), np.bool_))
         return View(visible, key_places, places)
 
-    # What the models answer.
+    # The answers of the models.
 
     def _answer(
         self, now: Opened, call: Call, states: torch.Tensor, rounded: bool = False, unmended: Words | None = None
     ) -> None:
         """Note which hidden state belongs to which digest, and what the model predicts.
 
-        Where it is ``rounded``, what was so ``unmended`` already keeps the answer of the model.
+        Where it is ``rounded``, a query whose digest was so ``unmended`` already keeps the answer of the model.
         """
         role, last = call.role, call.digests
         if rounded:
@@ -321,7 +321,7 @@ class Shadow:
 
 
 def visible_of(seen: AttentionInput, batch: int) -> Bools:
-    """What each query may see, ``[batch, block, slots]``."""
+    """The slots that each query may see, ``[batch, block, slots]``."""
     slots, queries = seen.keys.shape[2], seen.queries
     if seen.mask is None:
         index = np.arange(slots)

@@ -1,10 +1,10 @@
-"""The shadow of a recurrent model: what a state has taken in, told by its bytes.
+"""The shadow of a recurrent model: the tokens that a state has taken in, told by its bytes.
 
-A state has no slots that could name what was written. But it changes in forwards alone, and what it is after one of
-them is what it was before and the block. So the bytes of each row's state are remembered with the tokens that it has
-taken in, and whatever a decoder saves, restores or exchanges is known again. The recurrent state stands for keys, the
-state of the convolution for values; the latter is equal after many texts, so of these the one counts that the former
-agrees with.
+A state has no slots that could name what was written. But it changes in forwards alone, and a state after one of
+them follows from the state before it and the block. So the bytes of each row's state are remembered with the tokens
+that it has taken in, and whatever a decoder saves, restores or exchanges is known again. The recurrent state stands for
+keys, the state of the convolution for values; the latter is equal after many texts, so of these the one counts that the
+former agrees with.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ class StateShadow(Shadow):
         return self._feed(now).view(at, hashing.written(digits))
 
     def _histories(self, now: Opened, cache: Any) -> list[list[History]]:
-        """What the states of each row have taken in, by row and by layer and kind."""
+        """The histories of the states of each row, by row and by layer and kind."""
         rows = len(now.tokens)
         copies = [self._bytes(now.watched, cache, layer, kind) for layer in range(LAYERS) for kind in range(2)]
         if any(copy is not None and len(copy) != rows for copy in copies):
             raise NotRead(f"cache_params: expected the states of {rows} rows like input_ids")
-        found = []
+        histories = []
         for row in range(rows):
             options = [
                 [()] if copy is None else self._found(now.watched.role, number, copy[row])
                 for number, copy in enumerate(copies)
             ]
             shared = [one for one in options[0] if all(one in others for others in options)]
-            found.append([(shared or of_copy)[-1] for of_copy in options])
-        return found
+            histories.append([(shared or of_copy)[-1] for of_copy in options])
+        return histories
 
     def _found(self, role: int, number: int, data: bytes) -> list[History]:
         if not any(data):
@@ -114,7 +114,7 @@ class StateShadow(Shadow):
         return None if states is None else [row[0][0] for row in vectors(states.flatten(1)[:, None, None])]
 
     def _held(self, now: Opened, number: int, taken: Bools) -> Held:
-        """What the states hold once the block was taken in, as slots that end with it."""
+        """The content of the states once the block was taken in, as slots that end with it."""
         batch, block = now.tokens.shape
         new = self._new(now, number, taken)
         longest = max(len(one) for row in self._before for one in row)

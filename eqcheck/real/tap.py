@@ -1,4 +1,4 @@
-"""The tap: what goes into caches, and what attention is handed, of the models that are watched.
+"""The tap: it hears what goes into caches, and what attention is handed, in the models that are watched.
 
 It sits where the library itself asks for its attention: under the names of `AttentionInterface`, in the module of the
 model for ``eager``, on the class of the cache for ``update``, and, for code that calls
@@ -26,7 +26,7 @@ class TapFailed(BaseException):
 
 
 class NotRead(BaseException):
-    """What a model did cannot be read, and why; not an ``Exception``, so that decoders do not swallow it."""
+    """The reason why a forward cannot be read; not an ``Exception``, so that decoders do not swallow it."""
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ def _layers(config: Any, count: int) -> tuple[int, int]:
 
 
 class Listener(Protocol):
-    """What hears of it all."""
+    """A listener to the tap: it hears of all that the models do."""
 
     def fed(self, watched: Watched, tokens: Any, embeds: Any, options: dict[str, Any]) -> None:
         """A block of tokens, or of embeddings, goes in."""
@@ -89,7 +89,7 @@ class Listener(Protocol):
 
 
 class AttentionInput(NamedTuple):
-    """What attention was handed: keys and values ``[batch, heads, slots, width]``, its mask, how many queries.
+    """The input that attention was handed: keys and values ``[batch, heads, slots, width]``, mask, number of queries.
 
     ``causal``: without a mask, query i sees the first i + 1 keys.
     """
@@ -102,7 +102,7 @@ class AttentionInput(NamedTuple):
 
 
 def guarded(action: Callable[..., Any], *args: Any) -> Any:
-    """What the action returns; whatever it raises by mistake becomes a `TapFailed`."""
+    """The result of the action; whatever it raises by mistake becomes a `TapFailed`."""
     try:
         with torch._C.DisableTorchFunction():
             return action(*args)
@@ -114,7 +114,7 @@ def guarded(action: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def tapped(models: Sequence[Watched], listener: Listener) -> Iterator[None]:
-    """Let a listener hear what the models do; at the end models and library are as they were."""
+    """Have a listener hear the models; at the end models and library are as they were."""
     tap = _Tap(models, listener)
     with ExitStack() as stack:
         stack.callback(tap.undo)
@@ -141,45 +141,46 @@ class _Tap:
     def install(self) -> None:
         self.cache(Cache)
         self._put(AttentionInterface._global_mapping, "sdpa", causal=True)
-        for home in {type(one.base).__module__: sys.modules[type(one.base).__module__] for one in self.models}.values():
+        names = [type(watched.base).__module__ for watched in self.models]
+        for home in {name: sys.modules[name] for name in names}.values():
             if "eager_attention_forward" in vars(home):
                 self._put(vars(home), "eager_attention_forward", causal=False)
             local = getattr(vars(home).get("ALL_ATTENTION_FUNCTIONS"), "_local_mapping", {})
             if "sdpa" in local:
                 self._put(local, "sdpa", causal=True)
-        for one in self.models:
-            self._hooks(one)
+        for watched in self.models:
+            self._hooks(watched)
 
-    def _hooks(self, one: Watched) -> None:
+    def _hooks(self, watched: Watched) -> None:
         listener, handles = self.listener, self._handles
 
         def fed(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             tokens = options.get("input_ids", args[0] if args else None)
             if (cache := options.get("past_key_values")) is not None:
                 self.cache(type(cache))
-            guarded(listener.fed, one, tokens, options.get("inputs_embeds"), options)
+            guarded(listener.fed, watched, tokens, options.get("inputs_embeds"), options)
 
         def embedded(_: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
-            guarded(listener.fed, one, args[0], None, {"loose": True})
+            guarded(listener.fed, watched, args[0], None, {"loose": True})
 
         def left(_: Any, __: Any, ___: Any, result: Any) -> None:
             states = result[0] if isinstance(result, tuple) else result.last_hidden_state
-            guarded(listener.left, one, states, getattr(result, "cache_params", None))
+            guarded(listener.left, watched, states, getattr(result, "cache_params", None))
 
         def asked(_: Any, args: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
-            answer: torch.Tensor = guarded(listener.asked, one, args[0], logits)
+            answer: torch.Tensor = guarded(listener.asked, watched, args[0], logits)
             return answer
 
-        handles.append(one.base.register_forward_pre_hook(fed, with_kwargs=True))
-        handles.append(one.embeddings.register_forward_hook(embedded))
-        handles.append(one.base.register_forward_hook(left, with_kwargs=True))
-        handles.append(one.head.register_forward_hook(asked))
-        for module in one.model.modules():
-            if id(module) in one.modules and not hasattr(sys.modules[type(module).__module__], _INTERFACE):
+        handles.append(watched.base.register_forward_pre_hook(fed, with_kwargs=True))
+        handles.append(watched.embeddings.register_forward_hook(embedded))
+        handles.append(watched.base.register_forward_hook(left, with_kwargs=True))
+        handles.append(watched.head.register_forward_hook(asked))
+        for module in watched.model.modules():
+            if id(module) in watched.modules and not hasattr(sys.modules[type(module).__module__], _INTERFACE):
                 handles.append(module.register_forward_pre_hook(self._mask_of, with_kwargs=True))
 
     def _mask_of(self, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Attention of a model that asks no interface: what its module is handed, beside what the cache hands out."""
+        """Note the mask for attention that asks no interface; its keys and values come from the cache."""
         self.own = (self.modules[id(module)], options.get("attention_mask"))
 
     own: tuple[tuple[Watched, int], torch.Tensor | None] | None = None

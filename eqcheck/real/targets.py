@@ -64,7 +64,7 @@ def own_family(spec: str, dtype: str) -> str:
 
 
 def families_of(text: str) -> tuple[str, ...]:
-    """The families of a list of targets, as ``--target`` takes it; what is the user's is built, to see what it is like.
+    """The families of a list of targets, as ``--target`` takes it; a target of the user's is built, to measure it.
 
     >>> families_of("llama,gpt2@float32")
     ('rotary@llama', 'learned@gpt2@float32')

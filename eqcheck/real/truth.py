@@ -1,4 +1,4 @@
-"""What a real target emits for a row alone: in float64, with its own mask and positions, apart from any decoder."""
+"""The tokens that a real target emits for a row alone: in float64, with its own mask and positions, and no decoder."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _mask(model: Any, queries: torch.Tensor, keys: torch.Tensor, window: int | N
 
 
 def _recomputed(model: Any, prompts: Sequence[tuple[int, ...]], count: int) -> Ints:
-    """Without a cache, for models that read positions off a mask, and for states: rows are padded behind their end."""
+    """The new tokens without a cache, for states and for models that read positions off a mask; rows end in padding."""
     rows = [list(prompt) for prompt in prompts]
     new = np.zeros((len(rows), count), np.int64)
     for number in range(count):
@@ -103,7 +103,7 @@ def noise(architecture: str, dtype: str, seed: int) -> float:
     """The largest difference of a score in a dtype from the one in float64, over a few rows alone."""
     if dtype == "float64":
         return 0.0
-    exact, rounded = (model_of(architecture, one, seed) for one in ("float64", dtype))
+    exact, rounded = (model_of(architecture, name, seed) for name in ("float64", dtype))
     ids = torch.randint(0, VOCAB_SIZE, (16, 24), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the target emits and hashes for a row alone, by the definition of the hash: no model, no cache, no padding."""
+"""The tokens and digests of a row alone, by the definition of the hash: no model, no cache, no padding."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def continue_rows(
     alike: dict[int, list[tuple[int, ...]]] = {}
     for *_, prompt, _ in missing:
         alike.setdefault(len(prompt) // _WIDTH_STEP, []).append(prompt)
-    for some in alike.values():
-        new, digests = continued(family, vocab_size, seed, some, count)
-        for row, prompt in enumerate(some):
-            found = tuple(new[row].tolist()), digests[:, row, : len(prompt) + count].copy()
-            _CONTINUED[family, vocab_size, seed, prompt, count] = found
+    for group in alike.values():
+        new, digests = continued(family, vocab_size, seed, group, count)
+        for row, prompt in enumerate(group):
+            result = tuple(new[row].tolist()), digests[:, row, : len(prompt) + count].copy()
+            _CONTINUED[family, vocab_size, seed, prompt, count] = result
     for key in keys:
         _CONTINUED.move_to_end(key)
     results = [_CONTINUED[key] for key in keys]
@@ -54,7 +54,7 @@ def continue_rows(
 class _Rows:
     """Rows that are read by the definition of the hash alone. Each begins in slot 0.
 
-    What stands behind a row's end is in no query's sight until it is overwritten.
+    No query sees the slots behind a row's end until they are overwritten.
     """
 
     def __init__(self, family: str, rows: int, slots: int) -> None:

@@ -18,7 +18,7 @@ from eqcheck.contract.options import ORDER, RowOptions
 class Law(NamedTuple):
     """Probabilities ``[n, vocabulary]``, and ``margin`` ``[n]``: the change of the scores, in nats, that moves a cut.
 
-    A margin is infinite where nothing is cut. What an engine's rounding changes by less is cut alike.
+    A margin is infinite where nothing is cut. Scores that an engine's rounding changes by less are cut alike.
     """
 
     probabilities: torch.Tensor
@@ -48,11 +48,12 @@ def penalised(
 
 
 class Asked:
-    """What rows ask for, as numbers for scores like these; made once where laws are needed again and again.
+    """The options of rows, as numbers for scores like these; made once where laws are needed again and again.
 
-    All are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows: ``warm`` is what scores are
-    divided by, ``values`` where a sorted row is cut by top-k, what top-p leaves out, the logarithm of min-p. ``off``
-    says where an option is off; where it is off for all rows it is not ``used``, where for some, it is ``partly`` so.
+    All are ``[n, 1]``, or ``[n, 1, 1]`` for scores ``[n, columns, vocabulary]`` of n rows: ``warm`` divides the scores,
+    ``values`` are the place where top-k cuts a sorted row, the share that top-p leaves out, the logarithm of min-p.
+    ``off`` says where an option is off; where it is off for all rows it is not ``used``, where for some, it is
+    ``partly`` so.
     """
 
     def __init__(self, rows: Sequence[RowOptions], like: torch.Tensor) -> None:
@@ -123,7 +124,7 @@ class _Cuts:
             self.ordered, self.least = self.ordered / self.asked.warm, self.least / self.asked.warm
 
     def cut(self, step: str) -> None:
-        """Leave out what one option leaves out."""
+        """Leave out the tokens that one option leaves out."""
         asked, ordered = self.asked, self.ordered
         if ordered is None or self.least is None:
             ordered = _ascending(self.scores)
@@ -139,7 +140,7 @@ class _Cuts:
         self.ordered, self.least = ordered, least if self.least is None else torch.maximum(self.least, least)
 
     def left(self) -> torch.Tensor:
-        """The scores, those that were cut as low as can be."""
+        """The scores, with each one that was cut as low as can be."""
         return self.scores if self.least is None else self.scores.masked_fill(self.scores < self.least, -math.inf)
 
 

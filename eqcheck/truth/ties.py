@@ -4,7 +4,7 @@ Engines compute in float32, so where two tokens score almost the same the engine
 **tie** when the float64 target prefers its own token by no more than ``FACTOR`` times the noise: the largest
 difference, over all scores that are compared, between the target in the engine's dtype and the one in float64. Engines
 add in another order than the target does, which changes scores by less than twice that; the factor leaves room and
-still is a thousandth of what usually lies between two tokens. What follows a tie is judged after the engine's own
+still is a thousandth of what usually lies between two tokens. Tokens behind a tie are judged after the engine's own
 tokens. Anything else is a violation.
 
 Of a target that somebody else built, in less than float32, a copy in float32 stands for the exact one: beside bfloat16

@@ -1,7 +1,7 @@
-"""Targets that a user names himself: a folder with a checkpoint, or a model class of his own.
+"""The loading of targets that a user names: a folder with a checkpoint, or a model class of his own.
 
 A checkpoint keeps its weights, and is cut to the first ids of its vocabulary. A class is built from its configuration
-class and a seed, with the sizes of `eqcheck.real.models`. What a model is like is measured: whether a shift of all
+class and a seed, with the sizes of `eqcheck.real.models`. The family of a model is measured: whether a shift of all
 position ids changes its answers, and whether it takes position ids at all.
 """
 
@@ -22,16 +22,17 @@ def class_of(spec: str) -> Any:
     """The model class that ``package.module:Class`` names; `UsageError` where there is none."""
     module, _, name = spec.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        model_class = getattr(importlib.import_module(module), name)
     except Exception as error:
         raise UsageError(
             f"--target {spec}: it cannot be imported: {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    if getattr(found, "config_class", None) is None:
+    if getattr(model_class, "config_class", None) is None:
         raise UsageError(
-            f"--target {spec}: expected a causal LM of transformers with a `config_class`, got {one_line(repr(found))}"
+            f"--target {spec}: expected a causal LM of transformers with a `config_class`, "
+            f"got {one_line(repr(model_class))}"
         )
-    return found
+    return model_class
 
 
 @lru_cache(maxsize=2)
