@@ -22,7 +22,7 @@ from eqcheck.contract.decoder import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
+from eqcheck.lanes.checkpoint.reduction import minimise, needs, without
 from eqcheck.result.findings import Options
 from eqcheck.workers.interpreter import environment
 

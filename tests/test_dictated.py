@@ -27,8 +27,8 @@ from eqcheck.lanes.checkpoint import drawing
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
+from eqcheck.lanes.checkpoint.reduction import minimise, needs, without
 from eqcheck.lanes.checkpoint.script import script
-from eqcheck.lanes.checkpoint.shrink import minimise, needs, without
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import to_markdown
 from eqcheck.result.findings import Audit, Finding, Options

@@ -1,4 +1,7 @@
-"""The labels of columns that belong to one request: the first rule that applies says what a column is."""
+"""The labels of columns that belong to one request: the first rule that applies says what a column is.
+
+`eqcheck.attribution.context` turns the labels of the slots that a query sees into kinds of faults.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The pair of models that engines load: a tiny Llama with random weights, and a draft that is a noisy copy of it.
 
-Nothing is trained or fetched. The weights are spread widely (untied, standard deviation 0.3), so that greedy output is
-varied and depends on the whole context; on the customary 0.02 most faults of positions and masks change no token.
-`tests/test_blackbox.py` holds figures.
+`eqcheck.checkpoints.builder` builds them. Nothing is trained or fetched. The weights are spread widely (untied,
+standard deviation 0.3), so that greedy output is varied and depends on the whole context; on the customary 0.02 most
+faults of positions and masks change no token. `tests/test_blackbox.py` holds figures.
 """
 
 from __future__ import annotations

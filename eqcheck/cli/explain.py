@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
-from eqcheck.explanation.terminal import columns, filled
+from eqcheck.explanation.layout import columns, filled
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT, UsageError
 from eqcheck.contract.escaping import printable
-from eqcheck.explanation.terminal import WHOLE, columns, table, wrapped
+from eqcheck.explanation.layout import WHOLE, columns, table, wrapped
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

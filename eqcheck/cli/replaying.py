@@ -19,7 +19,7 @@ from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
-from eqcheck.explanation.terminal import WHOLE, columns
+from eqcheck.explanation.layout import WHOLE, columns
 from eqcheck.explanation.text import headline, render
 from eqcheck.lanes.lane import lane_named
 from eqcheck.report.page import trace_page

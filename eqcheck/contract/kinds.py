@@ -3,7 +3,7 @@
     >>> KINDS["window"].fingerprint, KINDS["window"].meaning
     ('mask/window', 'the attention window is wrong')
 
-A new kind is a record here and the code that detects it.
+A new kind is a record here, a page in `eqcheck/explanation/handbook/`, and the code that detects it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The options of a row, the promises of a decoder that samples, and the checks of both."""
+"""The options of a row, the promises of a decoder that samples, and the checks of both.
+
+A decoder declares the options that it takes by `eqcheck.contract.decoder.CAPABILITIES`.
+"""
 
 from __future__ import annotations
 

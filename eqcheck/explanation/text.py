@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.layout import WHOLE, filled, table, wrapped
 from eqcheck.explanation.records import BY_TOKENS, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import about_condition, nothing_expected, said, say, searched, sentence
-from eqcheck.explanation.terminal import WHOLE, filled, table, wrapped
 
 
 def render(e: Explanation, width: int = WHOLE) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eqcheck.contract.decoder import FAMILIES
+from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.explanation.terminal import WHOLE, table
 from eqcheck.lanes.about import About, about
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary

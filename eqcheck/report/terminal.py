@@ -14,8 +14,8 @@ from typing import Any
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
 from eqcheck.contract.escaping import printable
+from eqcheck.explanation.layout import columns, table, wrapped
 from eqcheck.explanation.records import many
-from eqcheck.explanation.terminal import columns, table, wrapped
 from eqcheck.explanation.text import explained, kinds_known
 from eqcheck.report.content import Content, cases, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation

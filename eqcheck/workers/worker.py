@@ -1,7 +1,7 @@
 """Workers decode and judge cases, wherever the decoder runs: in this process, or in others that are replaced when lost.
 
 A decoder that crashes, hangs or answers nonsense in a process of its own is ended with all its children; the case is
-the decoder's failure, and the next case finds a new process.
+the decoder's failure, and the next case finds a new process. `fork` and `interpreter` hold the limit on time.
 """
 
 from __future__ import annotations

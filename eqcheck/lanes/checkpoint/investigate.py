@@ -14,7 +14,7 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
-from eqcheck.lanes.checkpoint.shrink import minimise, needs
+from eqcheck.lanes.checkpoint.reduction import minimise, needs
 from eqcheck.result.findings import Finding
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 

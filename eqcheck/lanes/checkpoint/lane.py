@@ -27,8 +27,8 @@ from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
+from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
-from eqcheck.lanes.checkpoint.shrink import needs, without
 from eqcheck.lanes.lane import Lane
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding, Options

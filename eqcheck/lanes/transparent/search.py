@@ -28,7 +28,7 @@ from eqcheck.drawing.cases import Claims, draw_case
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.ids import permuted
-from eqcheck.lanes.transparent.shrink import smallest
+from eqcheck.lanes.transparent.reduction import smallest
 
 CHUNK = 50
 _DRAWN, _KEPT = 20, 10

@@ -19,7 +19,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract.limits import MOST_BEFORE
 from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.judge import try_case
-from eqcheck.lanes.transparent.shrink import smallest
+from eqcheck.lanes.transparent.reduction import smallest
 from eqcheck.result.outcome import Outcome
 from eqcheck.workers.fork import ForkWorker
 from eqcheck.workers.worker import Limits, Workers
