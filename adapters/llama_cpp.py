@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 
 _SLOTS, _MANY_ROWS, _MANY_SLOTS = 4, 32, 16
 _SLOT_TOKENS = 1024

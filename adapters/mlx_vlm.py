@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 
 
 def prepare() -> None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 
 _TIMEOUT_S = 300
 

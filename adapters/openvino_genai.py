@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 
 _PIPELINES = 4  # kept at a time
 

@@ -14,7 +14,7 @@ import transformers
 from transformers.utils import logging
 
 import eqcheck
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Seen on 4.57.6, gone in 5.23: when no draft token fits the limit and the prompt ends with an EOS id, the stopping

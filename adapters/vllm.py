@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 
 _ENGINES = 2  # kept at a time
 

@@ -12,7 +12,7 @@ from benchmarks import lawreport, pair, report, run, why
 from benchmarks.run import Results
 from eqcheck.cli.common import say, stdout_to_stderr, writable
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, UsageError
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.workload import Job, Workload
-from eqcheck.contract.decoder import Decoder, Generate, Request
+from eqcheck.contract.decoders import Decoder, Generate, Request
 
 Rows = list[list[int]]
 

@@ -22,7 +22,7 @@ from benchmarks.pair.train import corpus
 from benchmarks.sampled import WAYS, cost
 from benchmarks.workload import LENGTHS, Workload, greedy
 from eqcheck import __version__
-from eqcheck.contract.decoder import Decoder, Generate
+from eqcheck.contract.decoders import Decoder, Generate
 
 FORMAT = "eqcheck-bench/1"
 GREEDY = Decoder("greedy", greedy, origin="transformers' own generate() of a padded batch, without a draft")

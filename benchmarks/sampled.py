@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.measure import Failure, Timed, judged
 from benchmarks.workload import Job, Workload
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 LOWEST = 1e-6
 WAYS = {

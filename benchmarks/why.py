@@ -25,7 +25,7 @@ from benchmarks.run import GREEDY, Listen, machine
 from benchmarks.sizes import saved
 from benchmarks.traces import GENERATORS, MEASURED, accepted, described, rounds_for
 from benchmarks.workload import Workload
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 FORMAT = "eqcheck-law/1"
 JOINING = ("ragged", "exspec")  # in which rows join while others go on

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.dictated import dictated
 from benchmarks.pair import Pair
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import OutputError
 from eqcheck.oracle.check import Oracle
 from eqcheck.result.verdict import Verdict

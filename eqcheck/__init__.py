@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eqcheck import strategies as strategies
     from eqcheck.case.record import Case as Case
-    from eqcheck.contract.decoder import Decoder as Decoder
-    from eqcheck.contract.decoder import Request as Request
-    from eqcheck.contract.decoder import decoder as decoder
+    from eqcheck.contract.decoders import Decoder as Decoder
+    from eqcheck.contract.decoders import Request as Request
+    from eqcheck.contract.decoders import decoder as decoder
     from eqcheck.contract.errors import EqcheckError as EqcheckError
     from eqcheck.contract.errors import Unsupported as Unsupported
     from eqcheck.contract.errors import Violation as Violation
@@ -32,15 +32,15 @@ __version__ = "0.2.0"
 
 _LAZY = {
     "Case": "eqcheck.case.record",
-    "Decoder": "eqcheck.contract.decoder",
+    "Decoder": "eqcheck.contract.decoders",
     "EqcheckError": "eqcheck.contract.errors",
     "Oracle": "eqcheck.oracle.check",
-    "Request": "eqcheck.contract.decoder",
+    "Request": "eqcheck.contract.decoders",
     "Unsupported": "eqcheck.contract.errors",
     "Verdict": "eqcheck.result.verdict",
     "Violation": "eqcheck.contract.errors",
     "assert_equivalent": "eqcheck.oracle.check",
-    "decoder": "eqcheck.contract.decoder",
+    "decoder": "eqcheck.contract.decoders",
     "load": "eqcheck.contract.registry",
     "names": "eqcheck.contract.registry",
 }

@@ -17,7 +17,7 @@ from eqcheck import __version__
 if TYPE_CHECKING:
     from datetime import date
 
-    from eqcheck.contract.decoder import Decoder
+    from eqcheck.contract.decoders import Decoder
     from eqcheck.contract.known_violations import Known
 
 PASSED_OVER = "eqcheck: cases passed over"
@@ -207,7 +207,7 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     """A decoder that claims a real model instead of families; what no real model can be told to do it is not asked."""
     from dataclasses import replace
 
-    from eqcheck.contract.decoder import POISONED
+    from eqcheck.contract.decoders import POISONED
     from eqcheck.real.targets import families_of
 
     states = tuple(state for state in decoder.cache_states if state not in POISONED)

@@ -12,7 +12,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, TAKEN
+from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, TAKEN
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.requirements import checked
 from eqcheck.contract.sizes import WIDE, Bounds

@@ -16,7 +16,7 @@ from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge
 

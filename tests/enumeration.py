@@ -16,7 +16,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, engine_of, law_of
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 
 Outputs = tuple[tuple[int, ...], ...]
 NOTHING = 1e-13  # a branch less likely than this is rounding

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from eqcheck.catalogue import BUILDS, PLANTED, Fault
 from eqcheck.catalogue.faults.fault import patched
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 
 @dataclass(frozen=True)

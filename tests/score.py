@@ -22,7 +22,7 @@ from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.faults import DEVELOPED
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
-from eqcheck.contract.decoder import Decoder, RowOptions
+from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.family import LLAMA
 from eqcheck.selfcheck.faults import in_processes
 

@@ -19,7 +19,7 @@ from eqcheck.abduction.hypotheses import Hypothesis
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.kinds import KINDS
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))

@@ -15,7 +15,7 @@ from eqcheck import cli
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import Violation
 from eqcheck.store.casefile import StoredViolation, read_case
 

@@ -22,7 +22,7 @@ from eqcheck.campaign.events import CaseDone, Event, Finished, Started
 from eqcheck.campaign.loop import audit
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.contract.decoders import Decoder, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent import search

@@ -25,7 +25,7 @@ from benchmarks.sampled import WAYS, cost
 from benchmarks.workload import Workload
 from eqcheck import cli
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 TEXT = torch.randint(0, 67, (4000,), generator=torch.Generator().manual_seed(0))
 ENGINES = ("eqspec", "exspec", "ragged")

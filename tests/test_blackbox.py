@@ -18,7 +18,7 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import CAPABILITIES, Decoder, RowOptions, decoder
+from eqcheck.contract.decoders import CAPABILITIES, Decoder, RowOptions, decoder
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
@@ -110,7 +110,7 @@ def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path
     program = (
         "import sys\nfrom eqcheck.contract import registry\n"
         "from eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
-        "from eqcheck.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoder import RowOptions\n"
+        "from eqcheck.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoders import RowOptions\n"
         "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
         "worker.try_case(EngineCase((EngineRow((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"

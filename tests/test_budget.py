@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import pair
 from eqcheck import Oracle
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source

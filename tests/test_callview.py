@@ -17,7 +17,7 @@ from eqcheck import cli
 from eqcheck.attribution import story
 from eqcheck.attribution.story import decode_of
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.hashlm.trace import DRAFT, TARGET

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import CLAIMED, FAMILIES
+from eqcheck.contract.decoders import CLAIMED, FAMILIES
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.decoding.harness import models, run, truth_of
 from eqcheck.drafting.draft import ScriptedDraft

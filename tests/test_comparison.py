@@ -20,7 +20,7 @@ from comparison.methods import (
 )
 
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from transformers.generation import candidate_generator
 
 from eqcheck.case.record import Case
 from eqcheck.compat import IdTokenizer, legacy_cache, no_cuda
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run

@@ -14,7 +14,7 @@ from as_data import shown, to_dict, write
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract.decoder import Request, decoder
+from eqcheck.contract.decoders import Request, decoder
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conclusions import Places, lying, table
 from eqcheck.result.findings import Options

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from eqcheck.contract.decoder import FAMILIES
+from eqcheck.contract.decoders import FAMILIES
 from eqcheck.truth import continuation as alone
 from eqcheck.truth.continuation import continue_row, continue_rows
 

@@ -18,7 +18,7 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract.decoder import Decoder, Request, RowOptions, decoder
+from eqcheck.contract.decoders import Decoder, Request, RowOptions, decoder
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.casefile import StoredViolation, read_case
 from eqcheck.store.corpus import Corpus

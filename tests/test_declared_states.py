@@ -17,7 +17,7 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import TAKEN, Decoder, Request, decoder
+from eqcheck.contract.decoders import TAKEN, Decoder, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge

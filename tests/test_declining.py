@@ -19,7 +19,7 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import REQUIREMENTS, Decoder, Request, decoder
+from eqcheck.contract.decoders import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import run

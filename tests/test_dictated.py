@@ -19,7 +19,7 @@ from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import CHECKPOINT

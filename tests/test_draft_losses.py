@@ -34,7 +34,7 @@ from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import Expanded, PerRow, Uncached
-from eqcheck.contract.decoder import CLAIMED, Decoder
+from eqcheck.contract.decoders import CLAIMED, Decoder
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.schedule import Schedule

@@ -18,7 +18,7 @@ from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.catalogue.engines.batch import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.ids import variants

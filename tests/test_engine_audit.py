@@ -15,7 +15,7 @@ from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import RowJudgement
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome

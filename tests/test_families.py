@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import FAMILIES, FAMILY, WINDOW, named
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM

@@ -10,7 +10,7 @@ import torch
 from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck.catalogue import BUILDS, PLANTED, Fault
-from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.decoders import Decoder, Request
 
 NEW = 12
 SHOWN_BY = (

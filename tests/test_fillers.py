@@ -15,7 +15,7 @@ from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.losses import draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import PLANTED
-from eqcheck.contract.decoder import CACHE_STATES, Request, decoder
+from eqcheck.contract.decoders import CACHE_STATES, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source

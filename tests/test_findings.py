@@ -20,7 +20,7 @@ from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import CACHE_STATES, Decoder, Request, decoder
+from eqcheck.contract.decoders import CACHE_STATES, Decoder, Request, decoder
 from eqcheck.lanes.transparent.sequences import RERUNS
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
@@ -298,7 +298,7 @@ def test_a_case_timeout_may_be_an_int(tmp_path: Path, timeout: float) -> None:
     assert read_case(path).case_timeout == 5.0
     for wrong in (True, "5", None):
         path.write_text(json.dumps({**stored, "case_timeout": wrong, "case": Case(prompts=((1,),)).to_dict()}))
-        with pytest.raises(ValueError, match="case_timeout: expected int or float"):
+        with pytest.raises(ValueError, match="case_timeout: expected 1 to 86400 seconds, got "):
             read_case(path)
 
 

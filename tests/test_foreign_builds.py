@@ -15,7 +15,7 @@ from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.explanation.text import render

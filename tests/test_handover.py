@@ -9,7 +9,7 @@ import torch
 
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render

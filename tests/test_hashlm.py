@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache, GPT2Config, GPT2LMHeadModel, Llama
 
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.contract.decoder import CLAIMED, FAMILIES
+from eqcheck.contract.decoders import CLAIMED, FAMILIES
 from eqcheck.contract.errors import Unsupported
 from eqcheck.decoding.harness import run
 from eqcheck.drafting.draft import ScriptedDraft

@@ -236,7 +236,7 @@ def test_what_the_engine_refuses_before_it_decodes() -> None:
         heads.Heads(target, draft.head, shape="tree")
     engine = heads.Heads(target, draft.head, shape="column")
     sampled = serving.Prompt(
-        [3], sampling=importlib.import_module("eqcheck.contract.decoder").RowOptions(4, temperature=1.0)
+        [3], sampling=importlib.import_module("eqcheck.contract.decoders").RowOptions(4, temperature=1.0)
     )
     with pytest.raises(serving.PromptError, match="rows with heads are greedy"):
         engine.generate([sampled])

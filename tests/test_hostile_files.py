@@ -16,7 +16,7 @@ from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.result.findings import Options
 from eqcheck.selfcheck.faults import SelfCheck
 from eqcheck.store.casefile import read_case

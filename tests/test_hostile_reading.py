@@ -22,7 +22,7 @@ from eqcheck.campaign.shardfile import Shard, part_of, read, to_builtins
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.contract import known_violations
-from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.report import load
 from eqcheck.report.compare import compare

@@ -20,7 +20,7 @@ from eqcheck import cli
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import cleaned, code, fenced, inline, one_line, printable
 from eqcheck.lanes.checkpoint.lane import worker as worker_of

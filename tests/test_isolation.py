@@ -17,7 +17,7 @@ from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import decoder
+from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.result.findings import Options

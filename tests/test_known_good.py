@@ -7,7 +7,7 @@ import torch
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.catalogue import known_good
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge

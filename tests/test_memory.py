@@ -16,7 +16,7 @@ from eqcheck import cli
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Request, decoder
+from eqcheck.contract.decoders import Request, decoder
 from eqcheck.hashlm.hashing import WIDTH, write_of, writes
 from eqcheck.hashlm.hashing import entries as entries_of
 from eqcheck.hashlm.model import HashConfig, HashLM

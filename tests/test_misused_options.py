@@ -13,7 +13,7 @@ from eqcheck.abduction import Evidence, abduce, abduce_options
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import alike
 
 

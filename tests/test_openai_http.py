@@ -15,7 +15,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import Unsupported
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import eqcheck
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 
 ADAPTER = Path(__file__).parents[1] / "adapters" / "openvino_genai.py"
 

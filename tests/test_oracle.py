@@ -22,7 +22,7 @@ import eqcheck
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.decoders import Decoder, Request
 from eqcheck.contract.errors import OutputError, UsageError, Violation
 from eqcheck.decoding.harness import models, run, truth_of
 from eqcheck.explanation.text import render

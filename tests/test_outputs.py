@@ -17,7 +17,7 @@ from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled
 from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.report import load

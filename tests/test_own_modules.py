@@ -13,7 +13,7 @@ import pytest
 
 from eqcheck import cli
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.decoders import Decoder, Request
 from eqcheck.contract.errors import UsageError
 
 NOTHING = Request([[1]], 1, 1, (), 0, "left")

@@ -15,7 +15,7 @@ from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.faults import trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
 from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
-from eqcheck.contract.decoder import Decoder, decoder
+from eqcheck.contract.decoders import Decoder, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eqcheck.compat import Paged, page_tables
-from eqcheck.contract.decoder import decoder
+from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.judge import try_case

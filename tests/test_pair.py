@@ -14,7 +14,7 @@ from benchmarks.pair import train
 from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Request
+from eqcheck.contract.decoders import Decoder, Request
 
 FOLDER = Path(pair.__file__).parent
 

@@ -18,7 +18,7 @@ from eqcheck.attribution.losses import draft_warnings
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract.architectures import ARCHITECTURES, family_of
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import CaseError, Unsupported, UsageError
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run
@@ -175,7 +175,7 @@ def test_a_planted_fault_of_each_component_is_named(component: str, target: str)
         if one.component == component and base in one.families and "empty" in one.cache_states and not one.hashlm_only
     ]
     for fault in usable[:: max(1, len(usable) // 2)][:2]:
-        found = [one.explanation for one in outcomes(fault.decoder(), family, 4) if one.explanation]
+        found = [one.explanation for one in outcomes(fault.decoder(), family, 12) if one.explanation]
         assert found, fault.id
         assert {one.component for one in found} == {fault.component}, fault.id
 

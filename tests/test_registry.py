@@ -11,7 +11,7 @@ import pytest
 
 import eqcheck
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.contract.decoders import Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 
 # These need an environment or a server of their own.

@@ -12,7 +12,7 @@ from eqcheck.attribution.repair import Repairer, repair
 from eqcheck.attribution.witnesses import bearing, second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, PLANTED, Fault
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation

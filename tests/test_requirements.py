@@ -22,7 +22,7 @@ from eqcheck.case.record import Case
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, RowOptions, decoder
+from eqcheck.contract.decoders import Decoder, RowOptions, decoder
 from eqcheck.contract.errors import NOTHING, Unsupported, UsageError
 from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, unmet
 from eqcheck.decoding.harness import run

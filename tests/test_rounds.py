@@ -11,7 +11,7 @@ import torch
 
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.rounds import Round
 from eqcheck.decoding.run import Run

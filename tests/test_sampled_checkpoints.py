@@ -26,7 +26,7 @@ from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Request, RowOptions
+from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.text import render
 from eqcheck.lanes.checkpoint.sampling.drawing import BLOCK, SampledEngineCases

@@ -15,7 +15,7 @@ import torch
 from tiny import noisy, tiny
 
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Request, RowOptions, decoder
+from eqcheck.contract.decoders import Request, RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.options import ORDER
 from eqcheck.hashlm.model import HashConfig, HashLM

@@ -9,7 +9,7 @@ import pytest
 
 from eqcheck.case.sampling import SampledCase
 from eqcheck.cli.replaying import replay
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION
 from eqcheck.store.casefile import StoredViolation
 

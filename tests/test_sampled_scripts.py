@@ -14,7 +14,7 @@ from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.sampling.exhibit import CROSSES, earned, evidence, names
 from eqcheck.lanes.checkpoint.sampling.script import checked_script, evidence_files, script

@@ -14,7 +14,7 @@ from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, SampledFault, samplers
 from eqcheck.catalogue.samplers.engine import Race, Sampler, engine_of
 from eqcheck.catalogue.samplers.fault import SHOWS
-from eqcheck.contract.decoder import Request, RowOptions
+from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM
 

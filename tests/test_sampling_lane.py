@@ -16,7 +16,7 @@ import eqcheck
 from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoder import Decoder, Request, RowOptions
+from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render

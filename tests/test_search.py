@@ -12,7 +12,7 @@ import pytest
 
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, REQUIREMENTS
+from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, REQUIREMENTS
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import truth_of
@@ -29,7 +29,7 @@ import sys
 from hashlib import sha256
 from random import Random
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import CACHE_STATES, FAMILIES
+from eqcheck.contract.decoders import CACHE_STATES, FAMILIES
 from eqcheck.lanes.transparent import search
 
 for name in sys.argv[1:]:

@@ -21,7 +21,7 @@ from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import decoder
+from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import CaseError, Violation
 from eqcheck.contract.limits import MOST_BEFORE
 from eqcheck.decoding.harness import run

@@ -15,7 +15,7 @@ from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.losses import draft_warnings
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM

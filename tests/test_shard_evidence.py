@@ -15,7 +15,7 @@ from test_wealth import OUTCOMES, as_row, chance
 
 from eqcheck.campaign.loop import concluded
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoder import decoder
+from eqcheck.contract.decoders import decoder
 from eqcheck.contract.options import RowOptions
 from eqcheck.lanes.sampling.conclusions import law_finding
 from eqcheck.lanes.sampling.evidence import explained

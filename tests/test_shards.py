@@ -20,7 +20,7 @@ from eqcheck.campaign.shards import merged
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli import main
-from eqcheck.contract.decoder import Decoder, Request, decoder
+from eqcheck.contract.decoders import Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.registry import load
 from eqcheck.lanes.transparent.coverage import ESSENTIAL

@@ -16,7 +16,7 @@ import eqcheck
 from eqcheck.attribution.story import decode_of, drawn, story_of
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
-from eqcheck.contract.decoder import FAMILIES, Decoder, Request
+from eqcheck.contract.decoders import FAMILIES, Decoder, Request
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Run
 from eqcheck.decoding.schedule import Schedule

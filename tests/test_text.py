@@ -14,7 +14,7 @@ import torch
 from eqcheck import Oracle
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
-from eqcheck.contract.decoder import FAMILIES, Request, decoder
+from eqcheck.contract.decoders import FAMILIES, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.decoding.harness import run

@@ -15,7 +15,7 @@ from test_sampling_lane import audited
 import eqcheck
 from eqcheck.case.sampling import SampledCase
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.trees import Nodes
 from eqcheck.lanes.sampling.judge import try_case
 

@@ -13,7 +13,7 @@ from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract.decoder import CLAIMED, Decoder, Request, decoder
+from eqcheck.contract.decoders import CLAIMED, Decoder, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Deviation, Explanation, Opinion, Query
 from eqcheck.explanation.text import render

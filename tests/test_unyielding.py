@@ -15,7 +15,7 @@ import pytest
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.result.outcome import HANG

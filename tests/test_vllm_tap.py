@@ -14,7 +14,7 @@ import torch
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.contract.decoder import RowOptions, decoder
+from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import CheckpointLane

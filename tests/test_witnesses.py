@@ -14,7 +14,7 @@ from eqcheck.attribution import witnesses
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from benchmarks import pair
-from eqcheck.contract.decoder import Decoder, Generate, Request
+from eqcheck.contract.decoders import Decoder, Generate, Request
 from eqcheck.contract.requirements import barred, without_ids
 from eqcheck.decoding.harness import answered
 from eqcheck.decoding.run import Truth

@@ -14,7 +14,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import at_place, with_options
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 _PADDED = -1  # no token
 LEAST_CHANCE = 1e-300  # of what is not forbidden

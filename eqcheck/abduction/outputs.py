@@ -12,7 +12,7 @@ from eqcheck.abduction.program import Turn, answers, plain_row
 from eqcheck.case.engine import PAD, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import row_with
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import many
 
 _TABLE = {

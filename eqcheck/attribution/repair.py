@@ -15,7 +15,7 @@ import numpy as np
 
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import NO_WRITE, Label, Write
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run

@@ -7,7 +7,7 @@ requests, in order, and the outcome of the last one with and without the others.
 from __future__ import annotations
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import CACHE_STATES
+from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.explanation.records import Explanation, many
 
 

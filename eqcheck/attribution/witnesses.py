@@ -25,7 +25,7 @@ from dataclasses import replace
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import repair
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run

@@ -25,7 +25,7 @@ from eqcheck.campaign import processes, shards
 from eqcheck.campaign.events import CaseDone, Finished, Listener, Settled, Started
 from eqcheck.campaign.shardfile import Shard, finding_of, from_builtins, read, write
 from eqcheck.campaign.shards import merged
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.result.findings import Audit, Options

@@ -14,7 +14,7 @@ from typing import Any
 
 from eqcheck.attribution.state import leaked
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.text import render

@@ -17,7 +17,7 @@ from typing import Any
 
 from eqcheck.campaign.events import Finished, Listener
 from eqcheck.contract import registry, repository
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Audit, Options, RealPair
 from eqcheck.workers.fork import context, launched

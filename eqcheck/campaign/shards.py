@@ -40,7 +40,7 @@ from eqcheck.campaign.shardfile import (
     to_builtins,
 )
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.explanation.notice import with_kinds
 from eqcheck.explanation.records import many

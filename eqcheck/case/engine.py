@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from msgspec import Meta
 
 from eqcheck.case.record import AnyCase
-from eqcheck.contract.decoder import DRAFTING, RowOptions
+from eqcheck.contract.decoders import DRAFTING, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.fields import Rule, among, check, complaint, plain, read, within
@@ -44,7 +44,7 @@ def _asked(row: EngineRow) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.decoder.RowOptions`.
+    """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.decoders.RowOptions`.
 
     Where drafts are dictated, ``accepts[round]`` says how many of a round's draft tokens agree with the target; in a
     round it does not name, none does. The first new token comes from the prompt's own forward, so rounds count from the

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from msgspec import Meta
 
 from eqcheck.contract.architectures import parsed
-from eqcheck.contract.decoder import CACHE_STATES, FAMILIES, PaddingSide, Request, RowOptions
+from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, PaddingSide, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.fields import Reader, Rule, among, check, plain, read, shown, within
 from eqcheck.contract.limits import (
@@ -207,8 +207,8 @@ class Case(AnyCase):
     rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
     target; ``pad_token_id`` may be ``vocab_size``: a pad that the target never emits.
 
-    ``cache_state`` is one of `eqcheck.contract.decoder.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
-    ``arrivals`` are its parameters, and so are ``tree`` (see `eqcheck.contract.decoder.Request`) and ``paths``:
+    ``cache_state`` is one of `eqcheck.contract.decoders.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
+    ``arrivals`` are its parameters, and so are ``tree`` (see `eqcheck.contract.decoders.Request`) and ``paths``:
     ``paths[row][round]`` are the ranks among the draft's choices that lead along the target's own tokens, behind which
     no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
     decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import AnyCase, Case, Prompts, Vocabulary
-from eqcheck.contract.decoder import CLAIMED, FAMILIES, PaddingSide, RowOptions
+from eqcheck.contract.decoders import CLAIMED, FAMILIES, PaddingSide, RowOptions
 from eqcheck.contract.fields import among, read, within
 from eqcheck.contract.limits import MOST_DRAFT_TOKENS, MOST_TOKENS_OF_ROW
 from eqcheck.contract.options import ORDER, SEEDS, asked_of

@@ -20,7 +20,7 @@ ASKED, PLAYED, OTHERS, FEWER = "asked", "played", "others", "fewer"  # counts of
 _EOS_EVERY = 3  # of the wrong tokens of a row with EOS ids, every so many is one
 
 Drafts = tuple[tuple[int, ...], ...]
-Seen = Sequence[Sequence[Any]]  # the rounds of a row, as `eqcheck.contract.decoder.Hooks` has them
+Seen = Sequence[Sequence[Any]]  # the rounds of a row, as `eqcheck.contract.decoders.Hooks` has them
 
 
 @lru_cache(maxsize=16)
@@ -47,7 +47,7 @@ def _of_row(row: EngineRow, k: int, best_two: Sequence[tuple[int, int]]) -> tupl
 def wrong_at(row: EngineRow, k: int, count: int) -> list[bool]:
     """Whether the draft is wrong, at each of so many places of the output.
 
-    >>> from eqcheck.contract.decoder import RowOptions
+    >>> from eqcheck.contract.decoders import RowOptions
     >>> "".join("-x"[wrong] for wrong in wrong_at(EngineRow((1,), RowOptions(9), (2, 0, 3)), 3, 12))
     '---xx----xxx'
     """

@@ -34,7 +34,7 @@ class RowJudgement:
 class Judge:
     """Judges the rows of an engine that computes in ``dtype`` (a name of torch's).
 
-    >>> from eqcheck.contract.decoder import RowOptions
+    >>> from eqcheck.contract.decoders import RowOptions
     >>> case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=4)),))
     >>> judge = Judge("float32")
     >>> truth = judge.truth.row(case.rows[0])

@@ -17,7 +17,7 @@ class ModelTruth:
     """The tokens that a model emits for one row.
 
     >>> from eqcheck.checkpoints.models import checkpoint
-    >>> from eqcheck.contract.decoder import RowOptions
+    >>> from eqcheck.contract.decoders import RowOptions
     >>> truth = ModelTruth(checkpoint().models()[0])
     >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
     >>> truth.choices(row, truth.row(row))[:5].tolist() == truth.row(row)
@@ -64,7 +64,7 @@ class ModelTruth:
         """The two best choices for so many tokens after each prompt, with options; the first one goes on, past an EOS.
 
         >>> from eqcheck.checkpoints.judge import truth
-        >>> from eqcheck.contract.decoder import RowOptions
+        >>> from eqcheck.contract.decoders import RowOptions
         >>> row = EngineRow((1, 2, 3), RowOptions(max_new_tokens=5))
         >>> [best for best, _ in truth().best_two([row], 5)[0]] == truth().row(row)
         True

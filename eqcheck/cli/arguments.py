@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from eqcheck.contract.decoder import FAMILIES
+from eqcheck.contract.decoders import FAMILIES
 from eqcheck.contract.errors import did_you_mean
 from eqcheck.contract.limits import MEMORY, MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, TIMEOUTS
 from eqcheck.contract.sizes import WIDE, Bounds

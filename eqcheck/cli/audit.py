@@ -16,7 +16,7 @@ from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, p
 from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import known_violations, registry, repository
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.family import LLAMA

@@ -17,7 +17,7 @@ from pathlib import Path
 from eqcheck.cli.arguments import bounds_of
 from eqcheck.cli.common import writable
 from eqcheck.contract import known_violations, registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.sizes import WIDE
 from eqcheck.result.findings import Options

@@ -18,7 +18,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import FINGERPRINTS

@@ -1,6 +1,6 @@
 """The options of a row, the promises of a decoder that samples, and the checks of both.
 
-A decoder declares the options that it takes by `eqcheck.contract.decoder.CAPABILITIES`.
+A decoder declares the options that it takes by `eqcheck.contract.decoders.CAPABILITIES`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eqcheck.contract.decoder import CLAIMED, Decoder
+from eqcheck.contract.decoders import CLAIMED, Decoder
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.modules import OwnModules

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.contract.errors import OutputError, Unsupported
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.family import FAMILY

@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILY
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Generate, Request
+from eqcheck.contract.decoders import Generate, Request
 from eqcheck.contract.requirements import barred, without_ids
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Run

@@ -17,7 +17,7 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import PADDING_SIDES, Decoder
+from eqcheck.contract.decoders import PADDING_SIDES, Decoder
 from eqcheck.contract.errors import OutputError, Unsupported, UsageError, Violation
 from eqcheck.contract.escaping import describe, listed
 from eqcheck.contract.requirements import refused

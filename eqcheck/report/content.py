@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eqcheck.contract.decoder import FAMILIES
+from eqcheck.contract.decoders import FAMILIES
 from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.explanation.records import many

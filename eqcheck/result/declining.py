@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from eqcheck.contract.decoder import REQUIREMENTS, Decoder
+from eqcheck.contract.decoders import REQUIREMENTS, Decoder
 from eqcheck.contract.requirements import told
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.result.tally import Alike, Tally

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.known_violations import Known
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.sizes import WIDE, Bounds

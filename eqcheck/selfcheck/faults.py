@@ -27,7 +27,7 @@ from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS, PLANTED
 from eqcheck.catalogue.faults.conjunctions import RARE, Answered, recording
 from eqcheck.catalogue.faults.fault import SEED
-from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Request
+from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run

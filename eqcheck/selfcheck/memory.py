@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.notice import kind_of
 from eqcheck.memory.probe import probe_case, try_memory
 

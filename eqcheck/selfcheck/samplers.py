@@ -17,7 +17,7 @@ from tabulate import tabulate
 from eqcheck.campaign.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.lanes.sampling.lane import SamplingLane
 from eqcheck.result.findings import Options

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, Generate, Request, hook
+from eqcheck.contract.decoders import Decoder, Generate, Request, hook
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.workers.worker import (

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.explanation.records import crash
@@ -61,7 +61,7 @@ class InterpreterWorker(ProcessWorker):
     >>> from eqcheck.contract import registry
     >>> from eqcheck.case.engine import EngineCase, EngineRow
     >>> from eqcheck.lanes.checkpoint.lane import worker
-    >>> from eqcheck.contract.decoder import RowOptions
+    >>> from eqcheck.contract.decoders import RowOptions
     >>> with worker(registry.load("eqspec"), sys.executable) as spawned:
     ...     spawned.try_case(EngineCase((EngineRow((1, 2), RowOptions(4)),))).status
     'equivalent'

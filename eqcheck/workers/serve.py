@@ -37,7 +37,7 @@ def serve(spec: str, target: str, draft: str) -> None:
 
     _import_eqcheck()
     from eqcheck.contract import registry
-    from eqcheck.contract.decoder import Request, RowOptions, hook
+    from eqcheck.contract.decoders import Request, RowOptions, hook
     from eqcheck.contract.errors import Unsupported
     from eqcheck.contract.requirements import Guarded
 

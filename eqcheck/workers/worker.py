@@ -20,7 +20,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from eqcheck.contract.decoder import Decoder, Generate, Request, hook
+from eqcheck.contract.decoders import Decoder, Generate, Request, hook
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
 from eqcheck.explanation.records import Explanation, crash

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from eqcheck import Unsupported
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 from .requests import Prompt, PromptError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 from .engine import Engine
 from .requests import Prompt

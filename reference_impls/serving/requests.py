@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 GREEDY = RowOptions(1)
 

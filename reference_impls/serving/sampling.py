@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.truth.law import Asked, law
 
 from .requests import Row

@@ -26,7 +26,7 @@ from eqcheck.campaign.events import CaseDone, Event
 from eqcheck.campaign.shardfile import read
 from eqcheck.campaign.shards import merged
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Audit, Options
 

@@ -19,7 +19,7 @@ from random import Random
 import eqcheck
 from eqcheck.attribution.reading import Reader
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import TAKEN, Decoder, Generate
+from eqcheck.contract.decoders import TAKEN, Decoder, Generate
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import refused

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import VOCAB_SIZE
 from eqcheck.drawing.choices import Choices

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from eqcheck.campaign.loop import Campaign
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.explanation.text import render

@@ -11,7 +11,7 @@ import pytest
 
 from eqcheck.checkpoints.dictation import ASKED, FEWER, OTHERS, PLAYED
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.result.tally import DICTATED

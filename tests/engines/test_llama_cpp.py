@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder, RowOptions
+from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker

@@ -12,7 +12,7 @@ import pytest
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.workers.interpreter import environment
@@ -32,7 +32,7 @@ sys.modules["eqcheck"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["eqcheck"])
 from eqcheck.adapters import vllm as adapter
 from eqcheck.adapters.taps.vllm_tap import tapped
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 adapter.prepare()
 rng = random.Random(1)

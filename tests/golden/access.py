@@ -27,7 +27,7 @@ from eqcheck.catalogue.faults.leaks import LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report import load

@@ -14,7 +14,7 @@ import torch
 from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck import Unsupported
-from eqcheck.contract.decoder import Generate, Request
+from eqcheck.contract.decoders import Generate, Request
 from eqcheck.decoding.run import cut
 
 KINDS = ("llama", "gpt2")

@@ -22,7 +22,7 @@ import torch
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source

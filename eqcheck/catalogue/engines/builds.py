@@ -15,7 +15,7 @@ from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.engines.rows import Expanded, OneRow, PerRow, Restored, Staged, Uncached
 from eqcheck.catalogue.engines.trees import Forked, ForkedRows
-from eqcheck.contract.decoder import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
+from eqcheck.contract.decoders import CLAIMED, FAMILIES, TAKEN, Decoder, Request, decoder
 from eqcheck.contract.family import named
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows, additive
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.contract.trees import Nodes, chain, cut, depths, of_round
 
 PAD = -1  # what a slot holds instead of the token of a logical position

@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.rows import Expanded
 from eqcheck.catalogue.faults.fault import fault, planted, step
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 
 
 class OtherAnswers(RoundEngine):

@@ -13,7 +13,7 @@ from typing import Any
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.contract.decoder import CLAIMED, PADDING_SIDES, Decoder, Request, decoder
+from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, Decoder, Request, decoder
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.faults.fault import NO_TOKENS, amount, fault, planted, step
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 
 KEPT = amount("tokens kept", 10, 8, 12)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from eqcheck.catalogue.engines.builds import BUILDS, HEAD_BUILDS, Build
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILIES, named
 
 EQSPEC = "https://arxiv.org/abs/2510.22876"

@@ -16,7 +16,7 @@ from eqcheck.catalogue.engines.blocks import PagedEngine
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.faults.fault import address, patched
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 NOBODY = -1  # the row of an entry that nobody sees
 

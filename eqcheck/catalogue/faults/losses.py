@@ -19,7 +19,7 @@ from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
 from eqcheck.catalogue.faults.rollback import NEVER_CROPPED, ONE_TOO_MANY
 from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
-from eqcheck.contract.decoder import CLAIMED, Request
+from eqcheck.contract.decoders import CLAIMED, Request
 
 
 @planted("realigned holes", "continuous", no_edit=OUTPUT_RIGHT)

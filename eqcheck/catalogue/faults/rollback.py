@@ -19,7 +19,7 @@ from eqcheck.catalogue.engines.lines import OffsetCache
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow, Restored
 from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, patched, planted, step
-from eqcheck.contract.decoder import Request
+from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import named
 
 SHOWN = -3  # what a slot holds that is seen although it should not be

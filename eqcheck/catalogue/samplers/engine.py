@@ -17,7 +17,7 @@ import torch
 
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
-from eqcheck.contract.decoder import Decoder, Request, RowOptions, decoder
+from eqcheck.contract.decoders import Decoder, Request, RowOptions, decoder
 from eqcheck.contract.options import ORDER
 from eqcheck.truth.law import law
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from eqcheck.catalogue.faults.fault import address
 from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Sampler, sampler
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 
 HELD_BACK_EVERY = 3
 C = TypeVar("C", bound=type[Sampler])

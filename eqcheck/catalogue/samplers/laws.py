@@ -16,7 +16,7 @@ from eqcheck.catalogue.faults.fault import amount, step
 from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, changed, law_of
 from eqcheck.catalogue.samplers.fault import fault
 from eqcheck.catalogue.samplers.schemes import PositionKeyed
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 
 ALMOST_GREEDY = amount("top-k temperature", 1e-5, 1e-6, 1e-4)
 

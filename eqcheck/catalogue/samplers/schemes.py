@@ -10,7 +10,7 @@ import torch
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount
 from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Race, Sampler, sampler, shared_out
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.hashlm.hashing import mix
 
 LENIENCE = amount("lenience", 0.7, 0.5, 0.85)

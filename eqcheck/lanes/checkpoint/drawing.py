@@ -18,7 +18,7 @@ from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import row_with, with_options
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.requirements import prompts_meeting
 
 BLOCK = 50  # cases under one setting of the engine

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from eqcheck.abduction import Abduced
 from eqcheck.case.engine import EngineCase
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read

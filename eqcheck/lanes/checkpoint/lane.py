@@ -18,7 +18,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoder import CAPABILITIES, Decoder
+from eqcheck.contract.decoders import CAPABILITIES, Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many

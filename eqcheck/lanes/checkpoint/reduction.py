@@ -13,7 +13,7 @@ from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.reduction import put, reduced
-from eqcheck.contract.decoder import CAPABILITIES, RowOptions
+from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.lanes.checkpoint.drawing import ending_like
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number

@@ -24,7 +24,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import builder
 from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
-from eqcheck.contract.decoder import Decoder, hook
+from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.statements import reason

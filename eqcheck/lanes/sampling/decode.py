@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoder import Generate, RowOptions
+from eqcheck.contract.decoders import Generate, RowOptions
 from eqcheck.decoding.harness import answered
 from eqcheck.decoding.run import Run, Truth, cut
 from eqcheck.drafting.draft import ScriptedDraft

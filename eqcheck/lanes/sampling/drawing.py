@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoder import PaddingSide, RowOptions
+from eqcheck.contract.decoders import PaddingSide, RowOptions
 from eqcheck.contract.options import ORDER
 from eqcheck.contract.requirements import options_meeting, prompts_meeting
 

@@ -10,7 +10,7 @@ from typing import Any
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import ends_early

@@ -11,7 +11,7 @@ from random import SystemRandom
 from typing import Any
 
 from eqcheck.case.sampling import REGIMES, SampledCase
-from eqcheck.contract.decoder import Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import many
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from eqcheck.attribution.sampling import Mark
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.hashlm.hashing import Words
 from eqcheck.lanes.sampling.decode import DRAFT, TARGET, law_behind, laws
 from eqcheck.lanes.sampling.judge import SampledOutcome

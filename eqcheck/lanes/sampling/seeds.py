@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eqcheck.case.sampling import PROMISES
-from eqcheck.contract.decoder import Generate, RowOptions
+from eqcheck.contract.decoders import Generate, RowOptions
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import SampledRun, decode
 

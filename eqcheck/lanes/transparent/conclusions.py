@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import exp, lgamma
 
 from eqcheck.attribution.losses import all_warnings, settled
-from eqcheck.contract.decoder import CACHE_STATES
+from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT

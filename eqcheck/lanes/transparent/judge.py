@@ -9,7 +9,7 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.story import decode_of, story_of
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import Generate
+from eqcheck.contract.decoders import Generate
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import POISONED, Decoder
+from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.lanes.lane import Lane

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from random import Random
 
 from eqcheck.case.record import Case
-from eqcheck.contract.decoder import TAKEN
+from eqcheck.contract.decoders import TAKEN
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.contract.requirements import checked, unmet
 from eqcheck.contract.sizes import BLOCKS, WIDE, Bounds

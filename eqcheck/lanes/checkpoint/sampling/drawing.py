@@ -17,7 +17,7 @@ from eqcheck.case.engine import VOCAB_SIZE, EngineRow
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.options import ORDER
 from eqcheck.lanes.sampling.drawing import all_seeded, cut
 

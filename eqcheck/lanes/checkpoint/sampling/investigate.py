@@ -10,7 +10,7 @@ from typing import Any
 
 from eqcheck.case.reduction import reduced
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.result.outcome import Outcome
 

@@ -13,7 +13,7 @@ from typing import Any
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoder import hook
+from eqcheck.contract.decoders import hook
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker

@@ -20,7 +20,7 @@ from eqcheck.case.sampling import SampledEngineCase, twins
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.sampling.row import RARE, Floats, SampledRow
 from eqcheck.truth.law import law, penalised
 from eqcheck.truth.ties import FACTOR

@@ -10,7 +10,7 @@ import torch
 
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
-from eqcheck.contract.decoder import RowOptions
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.sampling.judge import SampledEngineOutcome
 from eqcheck.lanes.sampling.evidence import rows_of
 from eqcheck.lanes.sampling.explain import cause

@@ -11,7 +11,7 @@ import textwrap
 
 from eqcheck import __version__
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.contract.decoder import Decoder, hook
+from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import reason
