@@ -175,7 +175,8 @@ def test_a_planted_fault_of_each_component_is_named(component: str, target: str)
         if one.component == component and base in one.families and "empty" in one.cache_states and not one.hashlm_only
     ]
     for fault in usable[:: max(1, len(usable) // 2)][:2]:
-        found = [one.explanation for one in outcomes(fault.decoder(), family, 12) if one.explanation]
+        many = 12 if fault.id.startswith("T1-") else 4  # an EOS inside a block is rare
+        found = [one.explanation for one in outcomes(fault.decoder(), family, many) if one.explanation]
         assert found, fault.id
         assert {one.component for one in found} == {fault.component}, fault.id
 
