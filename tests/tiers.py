@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 REST = Path(__file__).with_name("tiers.json")
-SHARE = 3.0
+SHARE = 2.0
 _LINE = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$")
 
 
