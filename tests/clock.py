@@ -50,12 +50,12 @@ class Clock:
 TRANSPARENT = (
     "campaign.loop",
     "lanes.lane",
-    *(f"lanes.transparent.{name}" for name in ("judge", "settle", "sequences", "shrink")),
+    *(f"lanes.transparent.{name}" for name in ("judge", "settle", "sequences", "reduction")),
 )
 CHECKPOINT = (
     "campaign.loop",
     "lanes.lane",
-    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "shrink")),
+    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "reduction")),
     *(f"lanes.checkpoint.sampling.{name}" for name in ("investigate", "lane")),
     "lanes.sampling.evidence",
     "case.reduction",
