@@ -32,7 +32,7 @@ class Label:
     agreed: bool = False
 
     def kind(self, request: int) -> str:
-        """The kind of what a slot holds, as `eqcheck.result.verdict.Slot` has it, from the view of a request."""
+        """The kind of what a slot holds, as `eqcheck.explanation.records.Slot` has it, from the view of a request."""
         if self.what not in ("token", "draft"):
             return self.what
         kind = "cut-draft" if self.what == "draft" and self.agreed else self.what

@@ -18,7 +18,7 @@ class DrawnSlot:
     written``, ``what no model wrote``, ``an entry of the draft``. Where the copies in K and V, layers and heads
     disagree, what disagrees follows after ``; ``. ``id`` is its token, ``position`` the one that it carries, ``origin``
     says which call and column wrote it; None and empty for what no model wrote. ``position_right`` is None where no
-    position is right, or none is known to be. ``kind`` is as of `eqcheck.result.verdict.Slot`, or ``no-model``;
+    position is right, or none is known to be. ``kind`` is as of `eqcheck.explanation.records.Slot`, or ``no-model``;
     ``of_row`` and ``of_position`` are the row and logical position that it holds, None where its copies disagree.
     """
 
