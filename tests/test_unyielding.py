@@ -140,8 +140,11 @@ BUSY = (
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
 
+WAYS_TO_RUN = {"here": [], "isolated": ["--isolate"], "another Python": ["--python", sys.executable]}
+
+
 @LINUX
-@pytest.mark.parametrize("options", [[], ["--isolate"], ["--python", sys.executable]], ids=" ".join)
+@pytest.mark.parametrize("options", WAYS_TO_RUN.values(), ids=WAYS_TO_RUN)
 def test_nothing_lives_on_when_the_audit_is_killed(tmp_path: Path, options: list[str]) -> None:
     spec = decoder_file(tmp_path, BUSY)
     killed(tmp_path, ["-m", "eqcheck.cli", "audit", spec, "--cases", "2", "--no-corpus", *options])

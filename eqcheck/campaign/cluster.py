@@ -72,7 +72,7 @@ def check_answers(address: str) -> None:
 def _no_answer(address: str, why: str) -> UsageError:
     return UsageError(
         f"--ray {one_line(address, 100)}: expected a Ray cluster that answers, as `ray.init` takes its address, or "
-        f"'{HERE}'; {one_line(why, 300)}. What is stored stays; the same command goes on from it"
+        f"'{HERE}'; {one_line(why, 300)}. Everything stored stays; the same command goes on from it"
     )
 
 

@@ -136,7 +136,7 @@ def answered(where: str, known: Mapping[str, str], work: bytes) -> dict[str, Any
     if known["eqcheck"] != (mine := code_of_eqcheck()):
         return {
             "refused": f"{where}: expected eqcheck {known['eqcheck']} as here, got {mine}; install the same there. "
-            "What is stored stays; the same command goes on from it"
+            "Everything stored stays; the same command goes on from it"
         }
     if known["code"] != (code := code_of(known["spec"])):
         got = f"one with other content ({code})" if code else "no such file"

@@ -39,8 +39,8 @@ _ABOUT = (
     "answer has the right one behind it; a query is right if it saw exactly its row, - where that is not known. "
     "`position 3` in a slot is the token of the row there; the column `position` is what it carries; a cut draft in a "
     "slot lies behind the end of its row. A draft is cut where the target agreed with it and the row does not have it, "
-    "as behind an EOS or the limit; over-accepted where the row has it and the target answered another id. What a row "
-    "has after a call is read from what it is fed later; the first wrong id is in brackets."
+    "as behind an EOS or the limit; over-accepted where the row has it and the target answered another id. The tokens "
+    "that a row has after a call are read from its later input; the first wrong id is in brackets."
 )
 _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 

@@ -18,7 +18,7 @@ def to_markdown(report: Report) -> str:
     content = Content(report)
     blocks = [*_head(content), *_warnings(report), *_families(content)]
     blocks += [block for standing, finding in content.findings for block in _finding(content, finding, standing)]
-    blocks += [*_exercised(content), "## What a clean audit does not show", content.lane.clean_shows]
+    blocks += [*_exercised(content), "## Not shown by a clean audit", content.lane.clean_shows]
     return "\n".join(f"{block}\n" for block in blocks)
 
 
@@ -102,7 +102,7 @@ def _exercised(content: Content) -> list[str]:
     rows = [(name, coverage.get(name, 0), what) for name, what in counters.items() if content.asked(name)]
     largest = ", ".join(f"{count} {what}" for count, what in content.reached)
     table = _table(rows, ("exercised", "cases", "what"))
-    return ["## What was exercised", *([f"At most {largest}."] if largest else []), table, *_rounds(content.r)]
+    return ["## Situations exercised", *([f"At most {largest}."] if largest else []), table, *_rounds(content.r)]
 
 
 def _rounds(report: Report) -> list[str]:
