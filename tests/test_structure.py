@@ -17,6 +17,7 @@ HOOKS = {"campaign/processes.py", "cli/audit.py", "cli/bench.py"}  # they say so
 # From the bottom to the top, a room each: its modules import each other, and those of rooms before it.
 ROOMS = (
     "contract",
+    "construction",
     "explanation",
     "case",
     "sampling",

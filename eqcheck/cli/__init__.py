@@ -11,12 +11,25 @@ import traceback
 from collections.abc import Sequence
 
 from eqcheck import __version__
-from eqcheck.cli import audit, bench, completion, explain, history, kinds, listing, new, replay, report, selfcheck
+from eqcheck.cli import (
+    audit,
+    bench,
+    checkpoint,
+    completion,
+    explain,
+    history,
+    kinds,
+    listing,
+    new,
+    replay,
+    report,
+    selfcheck,
+)
 from eqcheck.cli.common import EPILOG
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.contract.escaping import printable
 
-COMMANDS = (new, audit, replay, report, kinds, explain, listing, selfcheck, bench, history)
+COMMANDS = (new, audit, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench, history)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,80 @@
+"""Find the amplitudes of rotary pointers, and write `eqcheck/construction/pointers.json`: needs numpy and scipy.
+
+    python benchmarks/pointers.py
+
+A pointer is a list of reads ``(distance, sign)``: it reads the first slot that is there and whose key bit has the sign
+(0: any). Its score over distances is a sum of cosines and sines at the rotary frequencies. Each read must score higher
+than the next by `MARGIN`, and the last, the query's own slot, higher than each other slot. The shortest such vector of
+amplitudes has the least noise: least distance programming, by non-negative least squares (Lawson and Hanson, 1974,
+chapter 23). `tests/test_built.py` checks the margins of the file, whoever made it.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
+
+from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, READS, Reads
+
+Array = Any  # numbers of numpy
+FILE = Path(__file__).parents[1] / "eqcheck" / "construction" / "pointers.json"
+
+
+def features(distances: Any, sign: int) -> Array:
+    """Cosines and sines of each frequency at each distance, for a key whose bit has this sign (0: it is not read)."""
+    frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angles = np.outer(np.atleast_1d(distances), frequencies)
+    weight = np.where(np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS), sign, 1)
+    return np.hstack([np.cos(angles) * weight, np.sin(angles) * weight])
+
+
+def least(constraints: Array) -> Array:
+    """The shortest x with ``constraints @ x >= 1``."""
+    columns = np.vstack([constraints.T, np.ones(len(constraints))])
+    aim = np.zeros(len(columns))
+    aim[-1] = 1
+    weights, _ = nnls(columns, aim, maxiter=50 * columns.shape[1])
+    rest = columns @ weights - aim
+    shortest: Array = -rest[:-1] / rest[-1]
+    return shortest
+
+
+def amplitudes(reads: Reads) -> Array:
+    """Amplitudes for a margin of 1; constraints are added until no distance violates its own."""
+    signs = (1, -1) if any(sign for _, sign in reads) else (0,)
+
+    def ways(distance: int, sign: int) -> list[Array]:
+        return [features(distance, s)[0] for s in ((sign,) if sign else signs)]
+
+    last = ways(*reads[-1])
+    fixed = [a - b for one, two in pairwise(reads) for a in ways(*one) for b in ways(*two)]
+    fixed += [a - features(distance, -sign)[0] for distance, sign in reads if sign for a in last]
+    others = [distance for distance in range(1, POSITIONS) if distance not in [d for d, _ in reads]]
+    rest = np.vstack([a - features(others, sign) for a in last for sign in signs])
+    held = [i for i in range(len(rest)) if i % len(others) < 150]
+    while True:
+        x = least(np.vstack([fixed, rest[held]]))
+        short = rest @ x
+        missing = sorted(set(np.where(short < 0.999)[0]) - set(held), key=lambda i: short[i])
+        if not missing:
+            return x
+        held += missing[:80]
+
+
+def rounded(values: Array) -> list[float]:
+    """Multiples of a quarter of eight significant bits, so that bfloat16 holds them exactly."""
+    step = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(np.abs(values), 1e-9))) - 7), 0.25)
+    numbers: list[float] = (np.round(values / step) * step).tolist()
+    return numbers
+
+
+if __name__ == "__main__":
+    lines = []
+    for reads in READS:
+        values = rounded(amplitudes(reads) * MARGIN)
+        half = len(values) // 2
+        lines.append(json.dumps({"reads": reads, "cosines": values[:half], "sines": values[half:]}))
+    FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n")

@@ -1,0 +1,144 @@
+"""Built checkpoints by name, and as ordinary folders of Hugging Face: the same bytes on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from eqcheck.construction.function import VOCABULARY, Function
+from eqcheck.contract.errors import UsageError
+
+DTYPES = ("float32", "bfloat16", "float16")
+END = VOCABULARY - 1  # the special token of the tokenizer, which some engines ask for
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built checkpoint. ``agreement`` is the share of contexts in which it answers as its target: 1 for a target.
+
+    >>> checkpoint = built("full")
+    >>> checkpoint.next([1, 2, 3]) == checkpoint.draft(agreement=1.0).next([1, 2, 3])
+    True
+    """
+
+    name: str
+    agreement: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.agreement <= 1:
+            raise UsageError(f"agreement: expected a share from 0 to 1, got {self.agreement}")
+
+    @cached_property
+    def function(self) -> Function:
+        """The function that it computes."""
+        from eqcheck.construction.layouts import LAYOUTS, flagged
+
+        return Function(LAYOUTS[self.name].layers(), flagged(self.agreement))
+
+    def next(self, ids: Sequence[int]) -> int:
+        """The token that follows these ids: greedy, and exact in every dtype that the documentation names."""
+        return self.function.next(ids)
+
+    def draft(self, agreement: float = 0.6) -> Built:
+        """A draft of the same architecture that errs after some ids, in ``1 - agreement`` of contexts.
+
+        Raises `UsageError` for an agreement outside of 0 to 1.
+        """
+        return Built(self.name, agreement)
+
+    def save(self, folder: str | os.PathLike[str], dtype: str = "float32") -> None:
+        """Write ``config.json``, ``model.safetensors`` and a tokenizer whose texts are ids: ``[17]``.
+
+        Raises `UsageError` for a dtype that is not among `DTYPES`, or a folder that holds something else.
+        """
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        from eqcheck.construction.layouts import LAYOUTS
+
+        config, tensors = LAYOUTS[self.name].write(self.function)
+        files = {
+            "config.json": _json({**config, "dtype": dtype, "torch_dtype": dtype}),
+            "model.safetensors": _tensors(tensors, dtype),
+            "generation_config.json": _json({"do_sample": False, "eos_token_id": None}),
+            "tokenizer.json": _json(_tokenizer()),
+            "tokenizer_config.json": _json({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": f"[{END}]"}),
+        }
+        path = Path(folder)
+        strange = [file.name for file in path.iterdir() if file.name not in files] if path.is_dir() else []
+        if strange or path.is_file():
+            held = f"the folder holds {strange[0]}" if strange else "it is a file"
+            raise UsageError(f"{path}: expected a new or empty folder, or one with a checkpoint; {held}")
+        path.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (path / name).write_bytes(data)
+
+
+@lru_cache(maxsize=16)
+def built(name: str) -> Built:
+    """The built checkpoint of this name, one of `NAMES`. Raises `UsageError` for another.
+
+    >>> built("full").name
+    'full'
+    """
+    from eqcheck.construction.layouts import LAYOUTS
+
+    if name not in LAYOUTS:
+        raise UsageError(f"checkpoint {name!r}: expected one of {', '.join(LAYOUTS)}")
+    return Built(name)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _tensors(tensors: dict[str, Any], dtype: str) -> bytes:
+    """A safetensors file: its header's length, the header, the data. Each version of the library orders it otherwise.
+
+    Rounding to bfloat16 is to the nearest, ties to even.
+    """
+    import numpy as np
+
+    kind = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts, end = [], 0
+    for name, weight in sorted(tensors.items()):
+        exact = np.ascontiguousarray(weight, "<f4")
+        if dtype == "bfloat16":
+            bits = exact.view("<u4")
+            parts.append((bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2").tobytes())
+        else:
+            parts.append(exact.astype("<f2" if dtype == "float16" else "<f4").tobytes())
+        header[name] = {"dtype": kind, "shape": list(exact.shape), "data_offsets": [end, end + len(parts[-1])]}
+        end += len(parts[-1])
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def _tokenizer() -> dict[str, Any]:
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": END, "content": f"[{END}]", **special}],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": r"\[\d+\]"},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {f"[{token}]": token for token in range(VOCABULARY)},
+            "unk_token": f"[{END}]",
+        },
+    }

@@ -1,0 +1,116 @@
+"""The function that a built checkpoint computes, in integers: the next token is made from codes that pointers read.
+
+Each token has a code of `BITS` bits. Layer by layer the code of a place is joined, by exclusive or, with codes of
+earlier places that its heads read, each shuffled by a table of the head. So every code that a layer reads changes the
+layer's own code, and the order of the places matters. The code of the last layer names the next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from eqcheck.construction.pointers import Reads
+
+BITS = 8
+CODES = 2**BITS
+VOCABULARY = CODES + 64  # ids behind the codes are never emitted: room for special tokens
+
+
+def shuffled(count: int, *key: object) -> tuple[int, ...]:
+    """The numbers below ``count`` in an order that the key alone decides, on every machine.
+
+    >>> shuffled(5, "an example")
+    (3, 1, 4, 2, 0)
+    """
+    return tuple(sorted(range(count), key=lambda i: sha256(repr((*key, i)).encode()).digest()))
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head: it reads one earlier code, or none, and joins it in, shuffled.
+
+    ``reads`` are tried in turn; a read with the sign 1 asks that bit ``bit`` of the code there is set. A slot
+    ``window`` or more tokens away is not seen. Bit ``b`` of the shuffled code is bit ``order[b]`` of the code, flipped
+    if ``flips[b]``.
+    """
+
+    reads: Reads
+    bit: int
+    order: tuple[int, ...]
+    flips: tuple[bool, ...]
+    window: int | None = None
+
+    @property
+    def table(self) -> tuple[int, ...]:
+        """By code, the shuffled code."""
+        return tuple(
+            sum(((code >> self.order[b] & 1) ^ self.flips[b]) << b for b in range(BITS)) for code in range(CODES)
+        )
+
+
+class Function:
+    """The exact function of a checkpoint, from the token ids before a place to the id there.
+
+    ``flagged`` ids make a draft err: after one of them the lowest bit of the last code is flipped.
+
+    >>> from eqcheck.checkpoints import built
+    >>> function = built("full").function
+    >>> function.emitted([1, 2, 3], 2) == [function.next([1, 2, 3]), function.next([1, 2, 3, function.next([1, 2, 3])])]
+    True
+    """
+
+    def __init__(self, layers: Sequence[Sequence[Head]], flagged: Iterable[int] = ()) -> None:
+        self.layers = tuple(map(tuple, layers))
+        self.flagged = frozenset(flagged)
+        self.codes_in = (
+            *shuffled(CODES, "codes in"),
+            *(i % CODES for i in shuffled(VOCABULARY - CODES, "special ids")),
+        )
+        self.tokens_out = shuffled(CODES, "tokens out")  # by code, the token that it names
+        self._heads = [[(head.reads, head.bit, head.table, head.window) for head in layer] for layer in self.layers]
+
+    @property
+    def field(self) -> int:
+        """The function looks at no more than so many tokens, the last one counted."""
+        return 1 + sum(max(d for head in layer for d, _ in head.reads) for layer in self.layers)
+
+    def next(self, ids: Sequence[int]) -> int:
+        """The token after these ids, at least one."""
+        return self.choices(ids[-self.field :])[-1]
+
+    def choices(self, ids: Sequence[int]) -> list[int]:
+        """The token after each beginning of the ids."""
+        codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
+        return [self._append(codes, token) for token in ids]
+
+    def emitted(self, ids: Sequence[int], count: int) -> list[int]:
+        """So many tokens as they follow the ids, each chosen after those before it."""
+        codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
+        for token in ids:
+            token = self._append(codes, token)
+        tokens = [token]
+        while len(tokens) < count:
+            tokens.append(self._append(codes, tokens[-1]))
+        return tokens
+
+    def _append(self, codes: list[list[int]], token: int) -> int:
+        """Add a token's codes, layer by layer; returns the next token."""
+        code = self.codes_in[token]
+        for heads, before in zip(self._heads, codes, strict=False):
+            before.append(code)
+            last = len(before) - 1
+            for reads, bit, table, window in heads:
+                for distance, sign in reads:
+                    if (
+                        distance > last
+                        or (window and distance >= window)
+                        or (sign and not before[last - distance] >> bit & 1)
+                    ):
+                        continue
+                    code ^= table[before[last - distance]]
+                    break
+        codes[-1].append(code)
+        named: int = self.tokens_out[code ^ int(token in self.flagged)]
+        return named

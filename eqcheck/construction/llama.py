@@ -1,0 +1,61 @@
+"""A function as a Llama, or as a Qwen 3, which also norms queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eqcheck.construction import weights
+from eqcheck.construction.function import VOCABULARY, Function
+from eqcheck.construction.pointers import BASE, HEAD_DIM, POSITIONS
+
+GROUPS = 4  # key heads
+
+
+def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
+    """The configuration, and the weights by name."""
+    at = weights.Residual(len(function.layers))
+    tensors = {
+        "model.embed_tokens.weight": weights.embeddings(function, at),
+        "model.norm.weight": at.norm(function, at.layers + 1, at.layers),
+        "lm_head.weight": weights.head(function, at),
+    }
+    for number, heads in enumerate(function.layers):
+        layer = f"model.layers.{number}"
+        q, k, v, o = weights.attention(heads, at, number, GROUPS)
+        gate, up, down = weights.mlp(function, at, number)
+        tensors |= {
+            f"{layer}.input_layernorm.weight": at.norm(function, number + 1, number),
+            f"{layer}.post_attention_layernorm.weight": at.norm(function, number + 1, number + 1),
+            **{f"{layer}.self_attn.{name}_proj.weight": w for name, w in zip("qkvo", (q, k, v, o), strict=True)},
+            f"{layer}.mlp.gate_proj.weight": gate,
+            f"{layer}.mlp.up_proj.weight": up,
+            f"{layer}.mlp.down_proj.weight": down,
+        }
+    return config(function), tensors
+
+
+def config(function: Function) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": weights.HIDDEN,
+        "intermediate_size": weights.UNITS,
+        "num_hidden_layers": len(function.layers),
+        "num_attention_heads": len(function.layers[0]),
+        "num_key_value_heads": GROUPS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
+        "rope_theta": BASE,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }

@@ -1,0 +1,179 @@
+"""Weights that compute a function: parts that the writers of all architectures share.
+
+The residual stream holds a large constant, which fixes the scale of each norm, and features of +1 and -1: the code of
+each layer, and the sums that its heads add up. Every weight but those of norms is a number that bfloat16 and float8
+(e4m3) hold exactly: a number of more bits is a sum of two, which stand at two constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head
+from eqcheck.construction.pointers import HEAD_DIM, KEYED_PAIRS, amplitudes
+
+HIDDEN = 64
+BIG = 256.0  # the constant that outweighs all else in a norm
+KEY = 8.0  # the size of each coordinate of a key
+STEEP = 16.0  # the slope of a step: silu(8) is 8 within 0.003
+UNITS = 288  # of an MLP
+LOGITS = tuple(4 + bit / 2 for bit in range(BITS))  # a wrong bit costs twice this, so each code costs another sum
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Residual:
+    """Where things are in the residual stream, and its size at each norm.
+
+    ``big`` and ``one`` are constants; ``flag`` is 1 after an id that makes a draft err; ``code(l)`` and ``sums(l)`` are
+    the code before layer l, and the sums of what its heads read.
+    """
+
+    big, one, flag = 0, 1, 2
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        assert 3 + BITS * (2 * layers + 1) <= HIDDEN
+
+    def code(self, layer: int) -> range:
+        """The place of the code before a layer; the head of the model reads that of the layer behind the last."""
+        return range(3 + BITS * layer, 3 + BITS * (layer + 1))
+
+    def sums(self, layer: int) -> range:
+        """The place of a layer's sums."""
+        start = 3 + BITS * (self.layers + 1 + layer)
+        return range(start, start + BITS)
+
+    def norm(self, function: Function, codes: int, sums: int) -> Array:
+        """The weight of a norm after so many codes and layers of sums: a feature is as it was, and `BIG` is 1."""
+        heads = [len(layer) for layer in function.layers]
+        square = BIG**2 + 1 + BITS * (codes + sum(heads[:sums]))  # the mean square of a sum of n signs is n
+        weight = np.full(HIDDEN, math.sqrt(square / HIDDEN))
+        weight[self.big] /= BIG
+        return weight
+
+
+def signs(codes: Sequence[int]) -> Array:
+    """Codes as rows of +1 and -1, the lowest bit first: -1 for a bit that is set."""
+    return np.array([[1 - 2 * (code >> bit & 1) for bit in range(BITS)] for code in codes], float)
+
+
+def embeddings(function: Function, at: Residual) -> Array:
+    """``[vocabulary, hidden]``: constants, the flag, and the code."""
+    table = np.zeros((VOCABULARY, HIDDEN))
+    table[:, at.big], table[:, at.one] = BIG, 1
+    table[list(function.flagged), at.flag] = 1
+    table[:, at.code(0)] = signs(function.codes_in)
+    return table
+
+
+def head(function: Function, at: Residual) -> Array:
+    """``[vocabulary, hidden]``: how far the last code agrees with that which names the token; 0 for other ids."""
+    table = np.zeros((VOCABULARY, HIDDEN))
+    table[list(function.tokens_out), at.code(at.layers).start : at.code(at.layers).stop] = signs(range(CODES)) * LOGITS
+    return table
+
+
+def turns(layer: int, group: int) -> Array:
+    """By rotary pair, the quarter turns of a key head's keys: so no key head can stand in for another."""
+    from eqcheck.construction.function import shuffled
+
+    return np.array(shuffled(HEAD_DIM // 2, "turns", layer, group)) % 4
+
+
+def query(reads: Any, turn: Array) -> Array:
+    """A pointer's query ``[head_dim]``, the first of each pair in the first half."""
+    cosines, sines = map(np.array, amplitudes()[reads])
+    rotated = (cosines - 1j * sines) * 1j**turn  # score = Re(conj(query) key e^{-iwd}), the key is KEY i^turn
+    return np.concatenate([rotated.real, rotated.imag]).round(4) * math.sqrt(HEAD_DIM) / KEY
+
+
+def key(turn: Array, keyed: bool) -> Array:
+    """The keys of a key head ``[head_dim]``: the part that its bit turns, or the part that is always there."""
+    pairs = np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS) == keyed
+    turned = KEY * 1j**turn * pairs
+    return np.concatenate([turned.real, turned.imag]).round(4)
+
+
+def split(values: Array) -> tuple[Array, Array]:
+    """Numbers of eight significant bits as sums of two of four."""
+    mantissa, exponent = np.frexp(values)
+    high = np.ldexp(np.trunc(mantissa * 16) / 16, exponent)
+    return high, values - high
+
+
+def staircase(heads: int, flag: bool) -> list[tuple[int, float, float]]:
+    """Steps that make the product of ``heads + 1`` signs from their sum, as ``(direction, place, weight)``.
+
+    A step to the right adds its weight where the sum is above its place, one to the left where it is below. Steps start
+    at 0, so that few of them act on a sum, which is small most of the time; the steps begin at -1, a constant.
+    """
+    ends = heads + (2 if flag else 0)
+    rising = 1 if heads % 4 == 0 else -1
+    steps = [(1, 0.0, 2.0 * rising)]
+    for number, place in enumerate(range(2, ends + 1, 2)):
+        weight = (-2.0 if number % 2 == 0 else 2.0) * rising
+        steps += [(1, float(place), weight), (-1, float(-place), -weight)]
+    return steps
+
+
+def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Array]:
+    """Gate, up ``[units, hidden]`` and down ``[hidden, units]`` of a gated MLP: the parity of each bit.
+
+    A step is the difference of two gates half a unit apart on each side of its place.
+    """
+    heads = len(function.layers[layer])
+    assert heads % 2 == 0
+    gates, downs = [], []
+    for bit in range(BITS):
+        flag = bit == 0 and layer == at.layers - 1
+        for direction, place, weight in staircase(heads, flag):
+            for side in (0.5, -0.5):
+                gate, down = np.zeros(HIDDEN), np.zeros(HIDDEN)
+                gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = STEEP * direction
+                gate[at.flag] = 2 * STEEP * direction * flag
+                gate[at.big], gate[at.one] = split(np.array(STEEP * (side - direction * place)))
+                down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / STEEP
+                gates.append(gate)
+                downs.append(down)
+    gate, down = np.zeros(HIDDEN), np.zeros(HIDDEN)
+    gate[at.big] = STEEP
+    down[at.code(layer + 1)] = -(1 if heads % 4 == 0 else -1) / STEEP
+    spare = [np.zeros(HIDDEN)] * (UNITS - len(gates) - 1)
+    gates += [gate, *spare]
+    downs += [down, *spare]
+    up = np.zeros((len(gates), HIDDEN))
+    up[:, at.big] = 1
+    return np.array(gates), up, np.array(downs).T
+
+
+def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> tuple[Array, Array, Array, Array]:
+    """Query, key, value and output weights of a layer of pointers; ``groups`` key heads, each for as many query heads.
+
+    The value of a key head is the code, turned by as many bits as its number, beside zeros.
+    """
+    count, code = len(heads), at.code(layer)
+    q, o = np.zeros((count, HEAD_DIM, HIDDEN)), np.zeros((HIDDEN, count, HEAD_DIM))
+    k, v = np.zeros((groups, HEAD_DIM, HIDDEN)), np.zeros((groups, HEAD_DIM, HIDDEN))
+    for group in range(groups):
+        turn, bit = turns(layer, group), heads[group * count // groups].bit
+        k[group, :, at.big] = key(turn, keyed=False)
+        k[group, :, code[bit]] = -key(turn, keyed=True)  # a set bit is -1, and its key is turned as the reads ask
+        for place in range(BITS):
+            v[group, (place + group) % BITS, code[place]] = 1
+    for number, pointer in enumerate(heads):
+        group = number * groups // count
+        assert pointer.bit == heads[group * count // groups].bit
+        keyless = not any(sign for _, sign in pointer.reads)
+        asked = query(pointer.reads, turns(layer, group))
+        if keyless:
+            asked[np.isin(np.arange(HEAD_DIM) % (HEAD_DIM // 2), KEYED_PAIRS)] = 0
+        q[number, :, at.big], q[number, :, at.one] = split(asked)
+        for place, (source, flip) in enumerate(zip(pointer.order, pointer.flips, strict=True)):
+            o[at.sums(layer)[place], number, (source + group) % BITS] = -1 if flip else 1
+    flat = HEAD_DIM * count
+    return q.reshape(flat, HIDDEN), k.reshape(-1, HIDDEN), v.reshape(-1, HIDDEN), o.reshape(HIDDEN, flat)
