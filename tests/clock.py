@@ -56,7 +56,6 @@ CHECKPOINT = (
     "campaign.loop",
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "reduction")),
-    *(f"lanes.checkpoint.sampling.{name}" for name in ("investigate", "lane")),
-    "lanes.sampling.evidence",
+    *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "investigate", "lane")),
     "case.reduction",
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eqcheck.contract.kinds import KINDS
-from eqcheck.lanes.sampling import explain
+from eqcheck.lanes.sampling import naming as lane_naming
 from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import ALTERNATIVES
@@ -367,10 +367,10 @@ def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_
 def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     law, no = np.array([[0.0, 1.0]]), np.zeros(1, bool)
     for kind, within in (("under-acceptance", True), ("residual", False)):
-        monkeypatch.setattr(explain, "named", lambda evidence, kind=kind: Named(kind, "", 20.0))
+        monkeypatch.setattr(lane_naming, "named", lambda evidence, kind=kind: Named(kind, "", 20.0))
         for token in (0, 1):
             row = SampledRow(np.array([token]), law, law, law, no)
-            found = explain.cause([[row]], [(ALTERNATIVES[0], 0.0)], KnownRounds([]))
+            found = lane_naming.cause([[row]], [(ALTERNATIVES[0], 0.0)], KnownRounds([]))
             assert (found is None) == (within and token == 0)
 
 

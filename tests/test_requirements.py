@@ -26,9 +26,9 @@ from eqcheck.contract.decoders import Decoder, RowOptions, decoder
 from eqcheck.contract.errors import NOTHING, Unsupported, UsageError
 from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, unmet
 from eqcheck.decoding.harness import run
+from eqcheck.lanes.checkpoint.conclusions import _warnings
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.lane import _warnings
-from eqcheck.lanes.lane import lane_named
+from eqcheck.lanes.lane import new_lane
 from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.memory.probe import probe_case
@@ -91,7 +91,7 @@ def strict(folder: Path, needs: tuple[str, ...], name: str = "strict") -> Decode
 
 
 def lane_of(name: str, found: Decoder, **options: Any) -> Any:
-    return lane_named("transparent" if name == "real" else name)(found, replace(LANES[name], **options))
+    return new_lane("transparent" if name == "real" else name, found, replace(LANES[name], **options))
 
 
 def audited(lane: Any) -> Audit:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +30,13 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.sampling.drawing import BLOCK, SampledEngineCases
-from eqcheck.lanes.checkpoint.sampling.judge import judged
-from eqcheck.lanes.checkpoint.sampling.lane import CheckpointSamplingLane, _judged
-from eqcheck.lanes.checkpoint.sampling.laws import laws_of
 from eqcheck.lanes.lane import lanes_of
-from eqcheck.lanes.sampling.lane import SINGLE, SamplingLane
+from eqcheck.lanes.sampling.checkpoint import CheckpointTarget, _judged
+from eqcheck.lanes.sampling.drawing import BLOCK, SampledEngineCases
+from eqcheck.lanes.sampling.judge import judged
+from eqcheck.lanes.sampling.lane import SampledLane
+from eqcheck.lanes.sampling.laws import laws_of
+from eqcheck.lanes.sampling.transparent import SINGLE, TransparentTarget
 from eqcheck.report.build import write
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
@@ -70,16 +72,15 @@ class Local:
         return False
 
 
-class LocalLane(CheckpointSamplingLane):
+class LocalTarget(CheckpointTarget):
     @contextmanager
-    def drawing(self) -> Iterator[None]:
+    def drawing(self, lane: SampledLane) -> Iterator[Any]:
         dtype = self.decoder.dtype
-        self.running = cast(Any, Local(self.decoder, partial(_judged, Judge(dtype), dtype)))
-        yield
+        yield Local(self.decoder, partial(_judged, Judge(dtype), dtype))
 
 
-def audited(decoder: Decoder, cases: int, **options: Any) -> tuple[LocalLane, Audit]:
-    lane = LocalLane(decoder, Options(cases=cases, seed=1, **options))
+def audited(decoder: Decoder, cases: int, **options: Any) -> tuple[SampledLane, Audit]:
+    lane = SampledLane(decoder, Options(cases=cases, seed=1, **options), LocalTarget)
     Campaign(lane, lambda event: None).run()
     return lane, lane.result
 
@@ -220,8 +221,8 @@ def test_rounding_to_float32_is_no_violation() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampling.lane.NAMING_LEAST", 900)
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.sampling.lane.INVESTIGATING_S", 6.0)
+    monkeypatch.setattr(CheckpointTarget, "naming", (4, 900))
+    monkeypatch.setattr("eqcheck.lanes.sampling.checkpoint.INVESTIGATING_S", 6.0)
     Clock().put(monkeypatch, CHECKPOINT).charge(monkeypatch, Local, "try_case", 0.02)
 
 
@@ -247,10 +248,10 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert fingerprint in [violation.fingerprint for violation in report.violations]
     stored = read_case(next((tmp_path / "cases").glob(f"sampling-{fingerprint.partition('/')[2]}*.json")))
     assert stored.case == case
-    again, _ = LocalLane(planted(name), Options()).again(case, False)
+    again, _ = SampledLane(planted(name), Options(), LocalTarget).again(case, False)
     assert again.failed
     assert again.fingerprint in ("sampling/stray-law", "sampling/impossible-token")  # too few tokens for a name
-    fixed, _ = LocalLane(right("rejection"), Options()).again(replace(case, crosses_after=60), False)
+    fixed, _ = SampledLane(right("rejection"), Options(), LocalTarget).again(replace(case, crosses_after=60), False)
     assert not fixed.failed
     assert fixed.observed["tokens"] >= 600
     assert lane.gathered.wealth.crossed
@@ -282,7 +283,7 @@ def test_a_seed_that_is_ignored_is_named_where_two_cases_show_it() -> None:
 def test_who_samples_on_checkpoints_is_audited_in_both_lanes() -> None:
     decoder = replace(right("rejection"), checkpoints=True)
     options = Options(budget=100.0, python="python3")
-    assert [type(lane).__name__ for lane in lanes_of(decoder, options)] == ["CheckpointLane", "CheckpointSamplingLane"]
+    assert [lane.result.lane for lane in lanes_of(decoder, options)] == ["checkpoint", "checkpoint-sampling"]
     assert [lane.result.options.budget for lane in lanes_of(decoder, options)] == [50.0, 50.0]
     assert len(lanes_of(replace(decoder, capabilities=(), seeds="none"), options)) == 1
 
@@ -299,10 +300,9 @@ def test_one_change_of_float32_for_all_tokens_is_not_needed() -> None:
 
 def test_the_released_library_draws_from_the_law_and_its_entropy_repeats_it() -> None:
     decoder = registry.load("transformers")
-    lane = CheckpointSamplingLane(decoder, Options(cases=6, python="python3"))
-    lane.python = __import__("sys").executable
+    lane = SampledLane(decoder, Options(cases=6, python=sys.executable), CheckpointTarget)
     with lane.drawing():
-        case = lane.source.case(0)
+        case = lane.target.source.case(0)
         first, again, other = (
             lane.running.try_case(one).outputs for one in (case, case, case.renewed(random.Random(1)))
         )
@@ -325,4 +325,7 @@ def test_a_wrong_greedy_row_is_said_to_be_expected_as_the_target_emits_it() -> N
 
 def test_decoders_are_allowed_to_round_to_float32_on_transparent_models_too() -> None:
     single = replace(right("rejection"), dtype="float32")
-    assert [SamplingLane(one, Options()).gathered.eps for one in (right("rejection"), single)] == [SINGLE, SINGLE]
+    assert [SampledLane(one, Options(), TransparentTarget).gathered.eps for one in (right("rejection"), single)] == [
+        SINGLE,
+        SINGLE,
+    ]

@@ -16,9 +16,9 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.sampling.exhibit import CROSSES, earned, evidence, names
-from eqcheck.lanes.checkpoint.sampling.script import checked_script, evidence_files, script
 from eqcheck.lanes.checkpoint.script import shared
+from eqcheck.lanes.sampling.exhibit import CROSSES, earned, evidence, names
+from eqcheck.lanes.sampling.script import checked_script, evidence_files, script
 from eqcheck.result.findings import Finding
 from eqcheck.result.outcome import Outcome
 from eqcheck.truth.law import law

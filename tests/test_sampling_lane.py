@@ -24,8 +24,9 @@ from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
 from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import try_case
-from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SamplingLane
+from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SampledLane
 from eqcheck.lanes.sampling.seeds import trials
+from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.report.build import report_of
 from eqcheck.report.content import Content
 from eqcheck.report.markdown import to_markdown
@@ -112,7 +113,7 @@ def registered(name: str, kind: type[Sampler] = Sampler, **methods: Any) -> Deco
 
 
 def audited(decoder: Decoder, cases: int = 60, seed: int = 0) -> Audit:
-    campaign = Campaign(SamplingLane(decoder, Options(cases=cases, seed=seed)), lambda event: None)
+    campaign = Campaign(SampledLane(decoder, Options(cases=cases, seed=seed), TransparentTarget), lambda event: None)
     campaign.run()
     return campaign.result
 
@@ -129,7 +130,7 @@ def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
 
 def test_nothing_says_how_many_cases_are_to_come_because_tokens_decide() -> None:
     totals: list[int | None] = []
-    lane = SamplingLane(registered("right", Sampler), Options(cases=2))
+    lane = SampledLane(registered("right", Sampler), Options(cases=2), TransparentTarget)
     Campaign(lane, lambda event: totals.append(event.total) if isinstance(event, CaseDone) else None).run()
     assert totals == [None, None]
 
@@ -294,7 +295,7 @@ def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
 
     options = [RowOptions(5, temperature=1.0, top_k=8, seed=90 + n) for n in range(4)]
     case = SampledCase(((3, 1), (5,), (7, 7), (2,)), tuple(options), promise="mates")
-    lane = SamplingLane(registered("placed", seeds="mates"), Options(cases=1))
+    lane = SampledLane(registered("placed", seeds="mates"), Options(cases=1), TransparentTarget)
     lane.running = cast(Any, SimpleNamespace(try_case=lambda case: try_case(placed, case, None)))
     outcome = lane.running.try_case(case)
     assert outcome.fingerprint == "sampling/batch-dependent:mates"
@@ -310,7 +311,7 @@ def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
 
 def test_a_wrong_law_takes_the_place_of_what_it_explains_and_says_so() -> None:
     """A promise is exact: no law that is wrong explains that it is broken."""
-    lane = SamplingLane(registered("both", seeds="mates"), Options(cases=1))
+    lane = SampledLane(registered("both", seeds="mates"), Options(cases=1), TransparentTarget)
     outcome = try_case(Sampler(), SampledCase(((3, 1),), (RowOptions(4, temperature=1.0),)), None)
     lane.result.outcomes.append(outcome)
     lane.gathered.wealth.log_supremum = 20.0
@@ -345,7 +346,7 @@ def test_seeds_are_repeated_where_no_row_is_without_one() -> None:
 
 @pytest.mark.parametrize(("budget", "on"), [(None, False), (600.0, True)])
 def test_what_is_in_doubt_goes_on_as_long_as_was_asked_for(budget: float | None, on: bool) -> None:
-    lane = SamplingLane(registered("doubtful"), Options(budget=budget))
+    lane = SampledLane(registered("doubtful"), Options(budget=budget), TransparentTarget)
     lane.gathered.wealth.tokens = 2 * TOKENS
     assert lane.enough()
     lane.gathered.wealth.log_supremum = 10.0
@@ -355,7 +356,7 @@ def test_what_is_in_doubt_goes_on_as_long_as_was_asked_for(budget: float | None,
 
 
 def test_few_tokens_have_no_name() -> None:
-    lane = SamplingLane(registered("hasty", accepts=lambda self, p, q, token: True), Options(cases=1))
+    lane = SampledLane(registered("hasty", accepts=lambda self, p, q, token: True), Options(cases=1), TransparentTarget)
     Campaign(lane, lambda event: None).run()
     assert 0 < lane.gathered.wealth.tokens < TO_NAME
     assert lane.cause(lane.gathered) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
@@ -21,7 +21,7 @@ REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
 """How close the draft's laws are to the target's; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
-"""The purposes for which cases of engines are drawn; `eqcheck.lanes.checkpoint.sampling.drawing` has the figures."""
+"""The purposes for which cases of engines are drawn; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 PROMISES = tuple(SEEDS)
 Crossing = Annotated[int, Meta(ge=0, le=10**9)]
@@ -65,13 +65,32 @@ class Sampled(AnyCase):
         """The numbers of the rows that are sampled."""
         return [number for number, options in enumerate(self.options) if options.temperature]
 
+    @property
+    def seeded(self) -> list[int]:
+        """The numbers of the sampled rows that have seeds."""
+        return [number for number in self.sampled if self.options[number].seed is not None]
+
+    def twin(self, number: int) -> int | None:
+        """The first row before this one that asks for the same, but for its seed, and is to be drawn apart."""
+        prompts, options = self.prompts, self.options
+        own = options[number]
+        for other in range(number if own.temperature else 0):
+            same = prompts[other] == prompts[number] and replace(options[other], seed=own.seed) == own
+            if same and (own.seed is None or own.seed != options[other].seed):
+                return other
+        return None
+
     def renewed(self: Self, rng: Random) -> Self:
         """The same request with other chance: another entropy, and another seed wherever there is one."""
-        renewed = [
-            replace(options, seed=rng.getrandbits(self.seed_bits)) if options.seed is not None else options
-            for options in self.options
-        ]
-        return replace(self.with_options(renewed), entropy=rng.getrandbits(48))  # type: ignore[type-var]
+        with_seeds = [number for number, options in enumerate(self.options) if options.seed is not None]
+        return replace(self.reseeded(rng, with_seeds), entropy=rng.getrandbits(48))  # type: ignore[type-var]
+
+    def reseeded(self: Self, rng: Random, numbers: Collection[int]) -> Self:
+        """The same request with new seeds of the rows with these numbers."""
+        return self.with_options(
+            replace(options, seed=rng.getrandbits(self.seed_bits)) if number in numbers else options
+            for number, options in enumerate(self.options)
+        )
 
     def given(self, number: int) -> Given:
         """A row as it was asked, and the rows beside it."""
@@ -203,11 +222,3 @@ class SampledEngineCase(EngineCase, Sampled):
         plain = (RowOptions(options.max_new_tokens, options.eos_token_ids) for options in self.options)
         settings = {field.name: getattr(self, field.name) for field in fields(EngineCase)}
         return EngineCase(**settings).with_options(plain)
-
-
-def twins(case: SampledEngineCase, first: int, second: int) -> bool:
-    """Whether two rows ask for the same, but for their seeds, and are to be drawn apart."""
-    one, other = case.rows[first], case.rows[second]
-    same = (one.prompt, replace(one.options, seed=None)) == (other.prompt, replace(other.options, seed=None))
-    seed = one.options.seed
-    return same and bool(one.options.temperature) and (seed is None or seed != other.options.seed)

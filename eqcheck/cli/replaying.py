@@ -21,7 +21,7 @@ from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
 from eqcheck.explanation.layout import WHOLE, columns
 from eqcheck.explanation.text import headline, render
-from eqcheck.lanes.lane import lane_named
+from eqcheck.lanes.lane import new_lane
 from eqcheck.report.page import trace_page
 from eqcheck.result.findings import Options
 from eqcheck.result.outcome import HANG, Outcome
@@ -57,7 +57,7 @@ def replay(
     timeout, memory = _limits(stored)
     isolate = isolate or stored.isolated
     asked = Options(case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
-    lane = lane_named(stored.case.lane)(decoder, asked)
+    lane = new_lane(stored.case.lane, decoder, asked)
     declined = refused(stored.case, decoder.requires)
     if not declined:
         outcome, shown = lane.again(stored.case, calls or html is not None)

@@ -24,11 +24,12 @@ from eqcheck.result.story import DrawnDecode
 if TYPE_CHECKING:
     from eqcheck.workers.worker import Limits, TryCase, Workers
 
+_SAMPLED = "eqcheck.lanes.sampling.lane:SampledLane"
 LANES = {
     "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
     "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
-    "sampling": "eqcheck.lanes.sampling.lane:SamplingLane",
-    "checkpoint-sampling": "eqcheck.lanes.checkpoint.sampling.lane:CheckpointSamplingLane",
+    "sampling": f"{_SAMPLED} eqcheck.lanes.sampling.transparent:TransparentTarget",
+    "checkpoint-sampling": f"{_SAMPLED} eqcheck.lanes.sampling.checkpoint:CheckpointTarget",
 }
 REPEATS = 3
 
@@ -42,8 +43,8 @@ class Lane(ABC):
     ``conditional``: what a finding needs beside its symptom is known only when its case was looked into.
     """
 
-    share: ClassVar[float] = 1.0
-    seconds: ClassVar[float] = float("inf")
+    share: float = 1.0
+    seconds: float = float("inf")
     sampled: ClassVar[bool] = False
     conditional: ClassVar[bool] = False
     result: Audit
@@ -82,9 +83,15 @@ class Lane(ABC):
     def cases(self) -> Iterator[Any]:
         """The cases to decode, drawn as they are asked for; the same for the same options."""
 
-    @abstractmethod
     def asks(self, case: Any) -> bool:
-        """Whether a stored case is one of this lane that the options allow."""
+        """Whether a stored case is one of this lane that the options allow; cases of other checkpoints are not."""
+        if case.lane != self.result.lane or case.family not in self.result.families:
+            return False
+        if not case.checkpoint:
+            return True
+        from eqcheck.checkpoints.models import checkpoint
+
+        return bool(case.checkpoint == checkpoint().name)
 
     @abstractmethod
     def explain(
@@ -185,13 +192,23 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     if not (decoder.checkpoints or options.python):
         names = ("transparent", "sampling")
     if "temperature" not in decoder.capabilities or any(FAMILY[family].target for family in options.families):
-        return [lane_named(names[0])(decoder, options)]
+        return [new_lane(names[0], decoder, options)]
     halved = replace(options, budget=options.budget / 2) if options.budget else options
-    return [lane_named(name)(decoder, halved) for name in names]
+    return [new_lane(name, decoder, halved) for name in names]
+
+
+def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:
+    """A lane, for one audit of a decoder."""
+    _, *target = LANES[name].split()
+    return lane_named(name)(decoder, options, *map(_imported, target))
 
 
 def lane_named(name: str) -> type[Lane]:
     """The class of a lane."""
-    module, _, attribute = LANES[name].partition(":")
-    lane: type[Lane] = getattr(import_module(module), attribute)
+    lane: type[Lane] = _imported(LANES[name].split()[0])
     return lane
+
+
+def _imported(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)

@@ -19,7 +19,8 @@ from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract.decoders import Decoder
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.lanes.sampling.lane import SamplingLane
+from eqcheck.lanes.sampling.lane import SampledLane
+from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.result.findings import Options
 
 CASES = 40  # of one audit, about 3,000 tokens; no time limit, or a slow machine would name less
@@ -107,7 +108,7 @@ def check_sampler(decoder: Decoder, cases: int) -> SampledResult:
     """Audit a sampler on so many cases, or until it is seen to be wrong."""
     torch.set_num_threads(1)
     start = time.perf_counter()
-    lane = SamplingLane(decoder, Options(seed=1, cases=cases))
+    lane = SampledLane(decoder, Options(seed=1, cases=cases), TransparentTarget)
     Campaign(lane, lambda event: None).run()
     found = [finding for finding in lane.result.findings if finding.standing == "violation"]
     found.sort(key=lambda finding: finding.explanation.component != "sampling")
@@ -116,7 +117,7 @@ def check_sampler(decoder: Decoder, cases: int) -> SampledResult:
     return SampledResult(decoder.name, "", False, True, "", None, _tokens(lane), named, seconds)
 
 
-def _tokens(lane: SamplingLane) -> int:
+def _tokens(lane: SampledLane) -> int:
     """The sampled tokens up to the first violation of a case, or of the evidence; all of them where there is none."""
     count, wealth = 0, lane.gathered.wealth
     for outcome in lane.result.outcomes:

@@ -16,7 +16,8 @@ from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.lane import SamplingLane
+from eqcheck.lanes.sampling.lane import SampledLane
+from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.pytest_plugin import KNOWN, SEED
 from eqcheck.result.findings import Audit, Options
 
@@ -36,7 +37,7 @@ def sampled(decoder: Decoder) -> Audit:
 
 def _audited(decoder: Decoder, bounds: Bounds, seconds: float = SECONDS) -> Audit:
     options = Options(cases=None, budget=seconds, seed=SEED, bounds=bounds)
-    campaign = Campaign(SamplingLane(decoder, options), lambda event: None)
+    campaign = Campaign(SampledLane(decoder, options, TransparentTarget), lambda event: None)
     campaign.run()
     return campaign.result
 

@@ -21,8 +21,9 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.checkpoint.sampling.lane import CheckpointSamplingLane
+from eqcheck.lanes.sampling.checkpoint import CheckpointTarget
 from eqcheck.lanes.sampling.evidence import Gathered
+from eqcheck.lanes.sampling.lane import SampledLane
 from eqcheck.result.findings import Options
 from eqcheck.workers.interpreter import environment
 
@@ -59,9 +60,9 @@ def test_the_default_settings_speculate_and_are_right_where_no_minimum_is_asked(
     ("name", "drafting"), [("openvino_genai", "none"), ("openvino_genai", "ngram"), ("vllm", "none")]
 )
 def test_sampled_rows_follow_the_law_without_a_draft_model(name: str, drafting: str) -> None:
-    lane = CheckpointSamplingLane(registry.load(name), Options(cases=30, seed=21))
+    lane = SampledLane(registry.load(name), Options(cases=30, seed=21), CheckpointTarget)
     gathered = Gathered()
-    drawn = (case for case in lane.source.cases() if drafting == "none" or case.drafting == drafting)
+    drawn = (case for case in lane.target.source.cases() if drafting == "none" or case.drafting == drafting)
     with lane.drawing():
         for case in islice(drawn, 30):
             gathered.add(lane.running.try_case(replace(case, drafting=drafting)))
@@ -73,10 +74,10 @@ def test_sampled_rows_follow_the_law_without_a_draft_model(name: str, drafting: 
 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_sampling_with_a_draft_model_is_seen_to_leave_the_law(name: str) -> None:
-    lane = CheckpointSamplingLane(registry.load(name), Options(cases=12, seed=3))
+    lane = SampledLane(registry.load(name), Options(cases=12, seed=3), CheckpointTarget)
     gathered = Gathered()
     with lane.drawing():
-        for case in islice(lane.source.cases(), 12):
+        for case in islice(lane.target.source.cases(), 12):
             gathered.add(lane.running.try_case(case))
     assert gathered.violated
 

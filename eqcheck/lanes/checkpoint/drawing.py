@@ -7,7 +7,7 @@ each case. `eqcheck.lanes.about` names what a case exercises; where the engine c
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -209,23 +209,16 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
         "row_limits": len({o.max_new_tokens for o in options}) > 1,
         "row_eos": len({o.eos_token_ids for o in options}) > 1,
-        "ended_by_eos": any(
-            output and output[-1] in o.eos_token_ids and len(output) < o.max_new_tokens
-            for output, o in zip(outputs, options, strict=True)
-        ),
         "token_budget": case.token_budget is not None,
         "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
         "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
         "prefix_caching": bool(case.prefix_caching),
         "kv_blocks": case.kv_blocks is not None and case.kv_blocks < needed,
-        "drafted": observed.get("drafted", 0) > 0,
-        "accepted": observed.get("accepted", 0) > 0,
-        "rejected": observed.get("drafted", 0) > observed.get("accepted", 0),
         "prefix_hits": observed.get("prefix_hits", 0) > 0,
         "preemptions": observed.get("preemptions", 0) > 0,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
-    counters = {name for name, holds in checks.items() if holds}
+    counters = {name for name, holds in checks.items() if holds} | answered(case, outputs, observed)
     chosen = [number for number, row in enumerate(rows) if _scoring(row)]
     scores = truth().together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
     for number, plain in zip(chosen, scores, strict=True):
@@ -237,6 +230,17 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         ):
             counters.add("penalty")
     return counters
+
+
+def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]) -> set[str]:
+    """The counters that an answer raises, of greedy rows and of sampled ones."""
+    drafted, accepted = observed.get("drafted", 0), observed.get("accepted", 0)
+    ended = any(
+        output and output[-1] in row.options.eos_token_ids and len(output) < row.options.max_new_tokens
+        for output, row in zip(outputs, case.rows, strict=True)
+    )
+    checks = {"ended_by_eos": ended, "drafted": drafted > 0, "accepted": accepted > 0, "rejected": drafted > accepted}
+    return {name for name, holds in checks.items() if holds}
 
 
 def _scoring(row: EngineRow) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,11 +17,9 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoders import CAPABILITIES, Decoder
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
-from eqcheck.explanation.records import many
-from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
@@ -30,10 +27,8 @@ from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import Lane
-from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import UNTRIED, Outcome
-from eqcheck.result.tally import DICTATED, SPEAKS
 from eqcheck.workers.interpreter import InterpreterWorker, environment
 from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
@@ -88,11 +83,10 @@ class CheckpointLane(Lane):
     def cases(self) -> Iterator[EngineCase]:
         return EngineCases(self.options.seed, self.decoder.capabilities, self.decoder.requires).cases()
 
-    def asks(self, case: object) -> bool:
-        """Cases of other checkpoints cannot be decoded; with a budget, stored cases may take half of it."""
-        if self.options.budget and time.monotonic() > self.begun + self.options.budget * DRAWING_AT_MOST:
-            return False
-        return isinstance(case, EngineCase) and case.checkpoint in ("", checkpoint().name)
+    def asks(self, case: Any) -> bool:
+        """With a budget, stored cases may take half of it."""
+        late = self.options.budget and time.monotonic() > self.begun + self.options.budget * DRAWING_AT_MOST
+        return not late and super().asks(case)
 
     @property
     def end(self) -> float:
@@ -213,29 +207,7 @@ class CheckpointLane(Lane):
         if any(finding.script for finding in result.findings):
             result.files |= shared(self.decoder)
 
-    @staticmethod
-    def conclusions(result: Audit) -> None:
-        if result.unsettled:
-            result.warnings.append(
-                f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
-            )
-        observed = result.tally.observed
-        drafted, accepted = observed["drafted"], observed["accepted"]
-        rounds = _dictated_rounds(result)
-        result.facts |= {
-            "capabilities": list(result.decoder.capabilities),
-            "acceptance": round(accepted / drafted, 3) if drafted else None,
-            "ties": result.tally.ties,
-            "dictated_rounds": {
-                name.removesuffix(f" {dictation.ASKED}"): (
-                    count,
-                    rounds[name.replace(dictation.ASKED, dictation.PLAYED)],
-                )
-                for name, count in sorted(rounds.items())
-                if name.endswith(f" {dictation.ASKED}")
-            },
-        }
-        result.warnings += _warnings(result)
+    conclusions = staticmethod(of_counts)
 
     def _with_script(self, finding: Finding) -> Finding:
         """The finding with its script, if it was seen to show it."""
@@ -249,71 +221,6 @@ class CheckpointLane(Lane):
         if text is None and not self.result.interrupted:
             self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
         return replace(finding, script=text)
-
-
-def _warnings(result: Audit) -> list[str]:
-    """The warnings about things that the audit cannot say."""
-    warnings, tally = list[str](), result.tally
-    claimed = {*result.decoder.capabilities, _ONLY}
-    lacking = [name for name in CAPABILITIES if name not in claimed]
-    if _ONLY in result.decoder.capabilities:
-        lacking.remove("dictated-drafts")
-    if lacking:
-        warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
-    essential = ["several_rows", "ragged_prompts"]
-    if tally.observed[SPEAKS]:
-        essential += ["accepted", "rejected"]
-    elif tally.run:
-        warnings.append("the decoder does not say how many draft tokens it proposed: nothing shows that it speculated")
-    missing = declining.unseen(essential, result.coverage, result.decoder.requires)
-    if missing and tally.run:
-        said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
-        warnings.append(Notice(said, VACUOUS))
-    warnings += [*_about_rounds(result), *_about_contexts(result)]
-    warnings += declining.of_requirements(result.decoder)
-    warnings += declining.too_many(tally.declined, tally.drawn)
-    if result.doubtful:
-        count = sum(finding.count for finding in result.doubtful)
-        ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
-        said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
-        warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
-    return warnings
-
-
-def _dictated_rounds(result: Audit) -> Counter[str]:
-    observed = result.tally.observed.items()
-    return Counter({name.removeprefix(DICTATED): n for name, n in observed if name.startswith(DICTATED)})
-
-
-def _about_rounds(result: Audit) -> list[str]:
-    """The warnings about rounds of dictated drafts that are wrong, whatever the tokens are."""
-    if not result.coverage.get("dictated"):
-        return []
-    rounds = _dictated_rounds(result)
-    asked, warnings = rounds[dictation.ASKED], list[str]()
-    if not rounds[dictation.PLAYED]:
-        warnings.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
-    if rounds[dictation.OTHERS]:
-        warnings.append(
-            f"in {many(rounds[dictation.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
-            "dictated ones: what hands them over is wrong, and those rounds show nothing of what was asked"
-        )
-    if rounds[dictation.FEWER]:
-        warnings.append(
-            f"in {many(rounds[dictation.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
-            "engine was given allow: right ones were lost. This costs speed, not output"
-        )
-    return warnings
-
-
-def _about_contexts(result: Audit) -> list[str]:
-    harmless = result.coverage.get("harmless_context", 0)
-    if not harmless:
-        return []
-    return [
-        f"in {many(harmless, 'case')} a query was read to see something wrong, and yet every row is right: "
-        "position, mask or cache is wrong, and the tokens are right by luck"
-    ]
 
 
 def _size(outcome: Outcome) -> tuple[int, int]:

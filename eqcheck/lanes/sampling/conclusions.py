@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
+from eqcheck.lanes.checkpoint.conclusions import silent
 from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
+from eqcheck.result import declining
 from eqcheck.result.findings import Audit, Finding, LawEvidence
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
@@ -38,6 +40,9 @@ def conclusions(result: Audit) -> None:
     if result.decoder.lossless is not True:
         result.warnings.append(f"the decoder does not claim the target's law: {result.decoder.lossless}")
     result.warnings += _vacuous(result, wealth)
+    if result.lane == "checkpoint-sampling":
+        result.warnings += silent(result.tally)
+        result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)
 
 
 def of_law(finding: Finding) -> bool:

@@ -7,26 +7,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from eqcheck.case.sampling import SampledCase
-from eqcheck.contract.decoders import Generate, RowOptions
+from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import answered
 from eqcheck.decoding.run import Run, Truth, cut
 from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.hashing import Ints, Words, table_row
+from eqcheck.hashlm.hashing import Words, table_row
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.hashlm.scores import Spread, score_table
 from eqcheck.hashlm.trace import Trace
+from eqcheck.lanes.sampling.laws import law_of, sampled_row
 from eqcheck.sampling.row import Floats, SampledRow
 from eqcheck.truth.continuation import continue_rows, digests_of
-from eqcheck.truth.law import law, penalised
+from eqcheck.truth.law import penalised
 
 TARGET, DRAFT = 0, 1
-UNCUT: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def decode(generate: Generate, case: SampledCase, timeout: float | None = None) 
     if done.outputs is None:
         return SampledRun(case, done, {})
     truth = _truth(case, done.outputs)
-    sampled = [number for number, options in enumerate(case.rows) if options.temperature]
-    rows = {number: _row(case, number, done.outputs, truth.digests[number]) for number in sampled}
+    rows = {number: _row(case, number, done.outputs, truth.digests[number]) for number in case.sampled}
     return SampledRun(case, replace(done, truth=truth), rows)
 
 
@@ -86,53 +85,29 @@ def _truth(case: SampledCase, outputs: tuple[tuple[int, ...], ...]) -> Truth:
 
 def _row(case: SampledCase, number: int, outputs: tuple[tuple[int, ...], ...], digests: Words) -> SampledRow:
     options = case.rows[number]
-    tokens = np.array(cut(outputs[number][: options.max_new_tokens], options.eos_token_ids), np.int64)
-    p, q = (laws(case, which, number, tokens, digests, options) for which in (TARGET, DRAFT))
-    raw = laws(case, TARGET, number, tokens, digests, replace(options, **UNCUT))
-    first = next(row for row in case.rows if row.temperature)
-    as_first = replace(options, **{name: getattr(first, name) for name in UNCUT})
-    first_row = p if as_first == options else laws(case, TARGET, number, tokens, digests, as_first)
-    earlier = [i for i in range(number) if twins(case, i, number)]
-    skip = np.zeros(len(tokens), np.bool_)  # in float64 and on a grid, no rounding moves a cut
-    return SampledRow(tokens, p, q, raw, skip, options.seed, earlier[0] if earlier else None, first_row=first_row)
-
-
-def twins(case: SampledCase, first: int, second: int) -> bool:
-    """Whether two rows ask for the same, but for their seeds, and are to be drawn apart."""
-    one, other = case.rows[first], case.rows[second]
-    same = case.prompts[first] == case.prompts[second] and replace(one, seed=None) == replace(other, seed=None)
-    return same and (one.seed is None or one.seed != other.seed)
+    tokens = cut(outputs[number][: options.max_new_tokens], options.eos_token_ids)
+    target, draft = (scores(case, which, number, tokens, digests) for which in (TARGET, DRAFT))
+    return sampled_row(case, number, tokens, target, law_of(draft, options, case.order))
 
 
 def law_behind(case: SampledCase, which: int, number: int, tokens: list[int], digest: int) -> Floats:
     """The law ``[vocabulary]`` of target or draft after these new tokens of a row, where a query had this digest."""
-    scores = torch.from_numpy(_scores(case, which, np.array([digest], np.uint64)))
+    plain = _scores(case, which, np.array([digest], np.uint64))
     options = case.rows[number]
-    scores = penalised(scores, options, case.prompts[number], tokens, len(tokens))
-    found: Floats = law(scores, options, case.order, measured=False).probabilities[0].numpy()
-    return found
+    behind = penalised(plain, options, case.prompts[number], tokens, len(tokens))
+    return np.asarray(law_of(behind, options, case.order)[0])
 
 
-def _scores(case: SampledCase, which: int, digests: Words) -> Floats:
-    return np.asarray(score_table(case.vocab_size, case.seed, spreads(case)[which])[table_row(digests)])
-
-
-def laws(
-    case: SampledCase,
-    which: int,
-    number: int,
-    tokens: Ints,
-    digests: Words,
-    options: RowOptions,
-    order: Sequence[str] = (),
-) -> Floats:
-    """The laws ``[n, vocabulary]`` of target or draft at each token of a row, as these options make them."""
+def scores(case: SampledCase, which: int, number: int, tokens: Sequence[int], digests: Words) -> torch.Tensor:
+    """The scores ``[n, vocabulary]`` of target or draft at each token of a row, after its penalties."""
     prompt = case.prompts[number]
     at = digests[-1, len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
-    scores = torch.from_numpy(_scores(case, which, at))
-    scores = penalised(scores, options, prompt, tokens.tolist())
-    found: Floats = law(scores, options, order or case.order, measured=False).probabilities.numpy()
-    return found
+    return penalised(_scores(case, which, at), case.rows[number], prompt, tokens)
+
+
+def _scores(case: SampledCase, which: int, digests: Words) -> torch.Tensor:
+    table = score_table(case.vocab_size, case.seed, spreads(case)[which])
+    return torch.from_numpy(np.asarray(table[table_row(digests)]))
 
 
 @contextmanager

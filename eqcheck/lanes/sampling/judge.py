@@ -1,4 +1,4 @@
-"""One sampled case, decoded and judged as far as one case can be: what is certain without any statistics."""
+"""One sampled case judged as far as one case can be: the faults that are certain without any statistics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import Any
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
-from eqcheck.case.sampling import SampledCase
+from eqcheck.case.engine import VOCAB_SIZE
+from eqcheck.case.sampling import SampledCase, SampledEngineCase
+from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.decoders import Generate
+from eqcheck.contract.errors import OutputError
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.statements import ends_early
-from eqcheck.lanes.sampling.decode import SampledRun, decode, twins
-from eqcheck.lanes.sampling.seeds import broken, options_of, repeated
+from eqcheck.explanation.statements import ends_early, state
+from eqcheck.lanes.checkpoint.drawing import answered
+from eqcheck.lanes.sampling.decode import SampledRun, decode
+from eqcheck.lanes.sampling.laws import laws_of
+from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
 from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.row import SampledRow
+from eqcheck.result.verdict import check_rows
+from eqcheck.sampling.row import Floats, SampledRow
 
 IMPOSSIBLE = "impossible-token"
 BY_LAW = (IMPOSSIBLE, "shared-noise")  # a law that is wrong may be the cause of what single cases show
@@ -29,11 +36,13 @@ OF_CHANCE = (*BY_LAW, *PROMISES)  # in every other case that fails, no token is 
 class SampledOutcome(Outcome):
     """``sampled`` has each sampled row with its laws, by number: what the evidence of an audit is made of.
 
-    ``marks`` say where the tokens of each of its rounds came from.
+    ``marks`` say where the tokens of each of its rounds came from; of an engine that is not known, and there are
+    ``raw_drafts``, the draft's laws without the row's options.
     """
 
     sampled: Mapping[int, SampledRow] = field(default_factory=dict, compare=False, repr=False)
     marks: Mapping[int, list[list[Mark]]] = field(default_factory=dict, compare=False, repr=False)
+    raw_drafts: Mapping[int, Floats] = field(default_factory=dict, compare=False, repr=False)
 
 
 def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -42,10 +51,14 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
     done = decode(generate, case, timeout)
     run, explanation = done.run, done.run.failure
     if run.outputs is not None:
+
+        def outputs_of(other: SampledCase) -> Outputs | None:
+            return decode(generate, other, timeout).run.outputs
+
         explanation = certain(done)
         if explanation is None and case.promise != "none":
-            explanation = broken(generate, done, timeout)
-        explanation = explanation or repeated(generate, done, timeout)
+            explanation = broken(case, run.outputs, outputs_of)
+        explanation = explanation or repeated(done, outputs_of)
     status = "skipped" if run.declined else "violation" if explanation else "equivalent"
     return SampledOutcome(
         case,
@@ -82,12 +95,8 @@ def certain(done: SampledRun) -> Explanation | None:
     """The fault that shows whatever chance did: in ends of rows, greedy rows, contexts, tokens without probability."""
     run, case = done.run, done.case
     assert run.outputs is not None
-    for row, (output, options) in enumerate(zip(run.outputs, case.rows, strict=True)):
-        kind, index = options.wrong_end(output) or ("", 0)
-        if options.temperature and kind == "premature-stop":
-            statement = ends_early(len(output), options.max_new_tokens)
-            found = explained(case, "bookkeeping", kind, row, index, output, statement.detail)
-            return replace(found, facts=statement.facts)
+    if early := wrong_end(case, run.outputs, ("premature-stop",)):
+        return early
     reader = Reader(run)
     explanation = reader.explain() or reader.unseen()
     if explanation is not None:
@@ -97,11 +106,29 @@ def certain(done: SampledRun) -> Explanation | None:
     return impossible(case, done.rows, run.outputs)
 
 
+def wrong_end(
+    case: Any, outputs: Sequence[tuple[int, ...]], kinds: Sequence[str] = ("premature-stop", "past-eos", "over-length")
+) -> Explanation | None:
+    """The first sampled row that ends in one of these wrong ways: too early, behind its EOS, or beyond its limit."""
+    for number in case.sampled:
+        output, options = outputs[number], case.options[number]
+        kind, index = options.wrong_end(output) or ("", 0)
+        if kind in kinds:
+            statement = {
+                "premature-stop": ends_early(len(output), options.max_new_tokens),
+                "past-eos": state("goes-on", tokens=len(output) - index),
+                "over-length": state("too-long", tokens=len(output), limit=options.max_new_tokens),
+            }[kind]
+            read = explained(case, "bookkeeping", kind, number, index, output, statement.detail)
+            return replace(read, facts=statement.facts)
+    return None
+
+
 def impossible(case: Any, sampled: Mapping[int, SampledRow], outputs: Sequence[tuple[int, ...]]) -> Explanation | None:
     """A token without probability. Rows that one token alone may follow come first: they say what was to come."""
     places = [(number, index) for number, row in sampled.items() for index in row.impossible[:1]]
     for number, index in sorted(places, key=lambda place: sampled[place[0]].p[place[1]].max() < 1)[:1]:
-        law, asked = sampled[number].p[index], sampling_of(options_of(case)[number])
+        law, asked = sampled[number].p[index], sampling_of(case.options[number])
         detail = f"new token {index} has the probability 0 under the options of row {number} ({asked})"
         only = int(law.argmax()) if law.max() == 1 else None
         if only is not None:
@@ -129,16 +156,15 @@ def explained(
     )
 
 
-def exercised(case: Any, twins: bool) -> list[str]:
+def exercised(case: Any) -> list[str]:
     """The features of a sampled case, by `eqcheck.lanes.about.SAMPLING`, that do not depend on its answer."""
-    options = options_of(case)
-    sampled = [row for row in options if row.temperature]
+    sampled = [options for options in case.options if options.temperature]
     seen = {
         "sampled_rows": bool(sampled),
-        "greedy_among_sampled": 0 < len(sampled) < len(options),
+        "greedy_among_sampled": 0 < len(sampled) < len(case.options),
         "unequal_options": len({(row.temperature, row.top_k, row.top_p, row.min_p) for row in sampled}) > 1,
-        "twins": twins,
-        "seeded_rows": any(row.seed is not None for row in sampled),
+        "twins": any(case.twin(number) is not None for number in case.sampled),
+        "seeded_rows": bool(case.seeded),
         "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
         f"regime_{case.regime}": True,
     }
@@ -149,12 +175,69 @@ def _exercised(done: SampledRun) -> list[str]:
     case, outputs = done.case, done.run.outputs
     if outputs is None:
         return []
-    rows = range(len(case.rows))
+    ends = zip(outputs, case.options, strict=True)
     seen = {
         "pinned_rows": any((row.p.max(-1) == 1).all() for row in done.rows.values() if len(row.p)),
-        "ended_by_eos": any(
-            output and output[-1] in options.eos_token_ids for output, options in zip(outputs, case.rows, strict=True)
-        ),
+        "ended_by_eos": any(output and output[-1] in options.eos_token_ids for output, options in ends),
     }
-    pairs = any(twins(case, i, j) for j in rows for i in range(j))
-    return [*exercised(case, pairs), *(name for name, is_so in seen.items() if is_so)]
+    return [*exercised(case), *(name for name, is_so in seen.items() if is_so)]
+
+
+GREEDY = "greedy-row"
+"""The subject of a wrong greedy row of an engine, as long as nobody has looked into it."""
+
+
+def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[str, Any]) -> Outcome:
+    """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
+    try:
+        outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
+    except OutputError as error:
+        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+        return SampledOutcome(case, "violation", explanation=failure)
+    observed = answer.get("observed") or {}
+    laws = laws_of(case, outputs, dtype)
+    sampled = {number: own.row for number, own in laws.items()}
+    ends = wrong_end(case, outputs)
+    explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs)
+    status = "violation" if explanation else "equivalent"
+    return SampledOutcome(
+        case,
+        status,
+        exact_match=float(not explanation),
+        prefix_match=float(not explanation),
+        coverage=frozenset([*exercised(case), *answered(case, outputs, observed)]),
+        outputs=outputs,
+        explanation=explanation,
+        observed=observed,
+        sampled={} if ends else sampled,
+        raw_drafts={number: own.raw_draft for number, own in laws.items()},
+    )
+
+
+def _greedy(judge: Judge, case: SampledEngineCase, outputs: Sequence[tuple[int, ...]]) -> Explanation | None:
+    """A greedy row among sampled ones that is not what the target emits."""
+    numbers = [number for number in range(len(case.rows)) if number not in case.sampled]
+    if not numbers:
+        return None
+    wrong = [
+        replace(one, row=number)
+        for number, one in zip(numbers, judge.rows(case.of(numbers), [outputs[n] for n in numbers]), strict=True)
+        if one.first is not None
+    ]
+    return _wrong(case, wrong[0]) if wrong else None
+
+
+def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
+    assert seen.first is not None
+    explanation = explained(
+        case,
+        "unattributed",
+        "unattributed",
+        seen.row,
+        seen.first,
+        seen.observed,
+        f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
+    )
+    row = tuple(truth().row(case.rows[seen.row], seen.observed[: seen.first])) if seen.expected is not None else ()
+    row = row or seen.observed[: seen.first]  # it should have ended there
+    return replace(explanation, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)

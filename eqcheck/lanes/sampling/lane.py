@@ -4,83 +4,107 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from random import SystemRandom
-from typing import Any
+from typing import Any, ClassVar
 
-from eqcheck.case.sampling import REGIMES, SampledCase
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import many
 from eqcheck.lanes.lane import Lane
-from eqcheck.lanes.sampling.conclusions import REGIMES as DRAWN_REGIMES
+from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
-from eqcheck.lanes.sampling.conclusions import law_finding
-from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.lanes.sampling.explain import cause
-from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES, try_case
-from eqcheck.lanes.sampling.reads import reads
-from eqcheck.lanes.sampling.reduction import greedy_drawn, smallest
-from eqcheck.lanes.transparent.judge import try_case as try_greedy
+from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.bets import HIGHEST
-from eqcheck.sampling.naming import KnownRounds, Named, argmax
-from eqcheck.sampling.rounds import Read
+from eqcheck.sampling.naming import Named
+from eqcheck.workers.worker import Workers
 
-TOKENS, SECONDS = 20_000, 60.0  # of an audit, if its options say nothing else
+TOKENS = 20_000  # of an audit, if its options say nothing else
 TO_NAME, SOONER = 250, 1.4  # tokens at least that a name rests on; it is looked for again after so many times as many
 SURE = 2000  # tokens after which a kind without words is kept, and a first name
 MOST_TO_NAME = 4500  # a name is looked for so long, or six times as long as it took to see that the law is wrong
-# The greatest error of samplers in float32: of 64 tokens each bound of an interval by one step of a uniform number,
-# 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
-SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
 AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
-ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
 
 
-class SamplingLane(Lane):
-    """One audit of sampled rows."""
+class SampledTarget(ABC):
+    """A target that rows are drawn from, for one audit of one decoder.
 
-    seconds, sampled = SECONDS, True
+    ``source`` has the cases, of ``regimes``; ``families`` are theirs, and ``claimed`` those that the decoder claims.
+    ``eps`` bounds what rounding changes where rows do not say it. Cases are drawn in this ``share`` of a budget, or for
+    so many ``seconds``. A finding of one case is ``minimised``. ``naming`` says after how many times the tokens of a
+    violation, and how many tokens at least, a name is looked for; None: again and again.
+    """
+
+    lane: ClassVar[str]
+    eps: ClassVar[float] = 0.0
+    share: ClassVar[float] = 1.0
+    seconds: ClassVar[float] = 60.0
+    minimised: ClassVar[bool] = True
+    naming: ClassVar[tuple[int, int] | None] = None
     source: Any
-    regimes: tuple[str, ...] = REGIMES
+    regimes: tuple[str, ...]
+    families: tuple[str, ...]
+    claimed: tuple[str, ...]
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
+        self.decoder, self.options = decoder, options
+
+    @abstractmethod
+    def drawing(self, lane: SampledLane) -> AbstractContextManager[Workers]:
+        """Workers that decode one case after the other: in the order in which they are drawn they count as evidence."""
+
+    @abstractmethod
+    def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+        """A failing case made smaller, or with the cause that can be asserted of it."""
+
+    @abstractmethod
+    def named(self, gathered: Gathered, outcomes: Sequence[Any]) -> Named | None:
+        """The cause that these outcomes with sampled tokens show; None where nothing leads clearly."""
+
+    def by_law(self, finding: Finding) -> bool:
+        """Whether a law that is wrong may explain a finding of single cases."""
+        return True
+
+    def look(self, lane: SampledLane) -> None:  # noqa: B027 - there may be nothing to look into
+        """Decode what takes all evidence to choose it."""
+
+    def finding(self, finding: Finding, lane: SampledLane, impossible: list[Finding]) -> Finding:
+        """The finding of a wrong law, as it is shown best; ``impossible`` tokens are findings that it explains."""
+        return finding
+
+    def scripted(self, finding: Finding, lane: SampledLane) -> Finding:
+        """The finding with a script that shows it without eqcheck, where there is one."""
+        return finding
+
+
+class SampledLane(Lane):
+    """One audit of sampled rows, on a target."""
+
+    sampled = True
+
+    def __init__(self, decoder: Decoder, options: Options, target: type[SampledTarget]) -> None:
         super().__init__(decoder, options)
         self.total = None  # tokens decide
-        self.gathered = self.new_gathered()
+        self.target = target(decoder, options)
+        self.share, self.seconds = target.share, target.seconds
+        self.result = Audit(decoder, options, target.lane, self.target.families, self.target.claimed)
+        self.gathered = Gathered(target.eps)
         self.to_name = self.at_most = 0  # tokens after which to look for a name, where the law is seen to be wrong
         self.last_name: Named | None = None
         self._named: tuple[Gathered, int, Named | None] | None = None
-        self._read: tuple[Gathered | None, int, list[Read]] = (None, 0, [])  # what so many outcomes say
-        self.begin()
-
-    def new_gathered(self) -> Gathered:
-        """Evidence to be gathered. The target's scores are exact, what a decoder makes of them need not be."""
-        return Gathered(SINGLE)
-
-    def begin(self) -> None:
-        """Say what is audited, and where cases come from."""
-        decoder, options = self.decoder, self.options
-        families = tuple(dict.fromkeys(options.families)) or decoder.families
-        self.result = Audit(decoder, options, "sampling", families, decoder.families)
-        rows = min(8, options.bounds.rows)
-        claimed = tuple(family for family in families if family in decoder.families) or families
-        takes = decoder.padding_sides, decoder.capabilities, rows, decoder.seeds, decoder.option_order
-        self.source = SampledCases(options.seed, claimed, *takes, decoder.requires)
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Decode one case after the other: in the order in which they are drawn they count as evidence."""
-        with self.decoding(try_case) as self.running:
+        with self.target.drawing(self) as self.running:
             yield
 
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
-        for case in self.source.cases():
+        for case in self.target.source.cases():
             self._count()
             if self.enough():
                 return
@@ -92,15 +116,17 @@ class SamplingLane(Lane):
         A name is looked for again and again, and is kept where the next look gives the same. That makes no name
         likelier: how much likelier than the truth a wrong sampler ever looks is bounded like wealth (`naming`).
         """
-        tokens = self.gathered.wealth.tokens
+        wealth = self.gathered.wealth
+        tokens, crossed, verdict = wealth.tokens, wealth.crossed, wealth.verdict()
+        if verdict != "violation":  # where it is in doubt, a budget is used up
+            return tokens >= TOKENS and not (verdict == "inconclusive" and self.options.budget)
+        if self.target.naming:
+            times, least = self.target.naming
+            return tokens >= (TOKENS if crossed is None else max(least, times * crossed))
         if not self.to_name:
-            verdict = self.gathered.wealth.verdict()
-            if verdict != "violation":  # where it is in doubt, a budget is used up
-                return tokens >= TOKENS and not (verdict == "inconclusive" and self.options.budget)
             self.to_name = max(TO_NAME, tokens)
             # Where only a token without probability shows it, it is rare.
-            most = max(MOST_TO_NAME, 6 * tokens)
-            self.at_most = min(TOKENS, most) if self.gathered.wealth.crossed else TOKENS
+            self.at_most = min(TOKENS, max(MOST_TO_NAME, 6 * tokens)) if crossed else TOKENS
         if self.to_name <= tokens < self.at_most:
             found, self.to_name = self.cause(self.gathered), math.ceil(SOONER * tokens)
             vague = found is None or not found.words
@@ -115,9 +141,6 @@ class SamplingLane(Lane):
         for outcome in self.result.outcomes[len(self.gathered.outcomes) :]:
             self.gathered.add(outcome)
 
-    def asks(self, case: object) -> bool:
-        return isinstance(case, SampledCase) and case.family in self.source.families
-
     def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
         """Cases first that say which token was to come, and small ones."""
 
@@ -129,32 +152,10 @@ class SamplingLane(Lane):
     def explain(
         self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
     ) -> list[Finding] | None:
-        return [replace(self.unsettled(self.shown(outcome)), seen=(outcome.symptom,))]
-
-    def shown(self, outcome: Outcome) -> Outcome:
-        """A failing case made smaller, or with the cause that can be asserted of it."""
-        if outcome.explanation and outcome.explanation.kind in (IMPOSSIBLE, *PROMISES):
-            return smallest(outcome, self.running.try_case)
-        return self._asserted(outcome)
-
-    def _asserted(self, outcome: Outcome) -> Outcome:
-        """Assert the reading where a greedy request shows it, too: only there it can be checked by repair."""
-        read = outcome.explanation
-        if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
-            return outcome
-        right = read.component in ("unattributed", "bookkeeping")  # all contexts were
-        if right and (drawn := greedy_drawn(outcome, self.running.try_case)):
-            return drawn
-        with self.decoding(try_greedy) as running:
-            greedy = running.try_case(outcome.case.greedy(), opinion=True)
-        if greedy.failed:
-            return replace(greedy, drawn=outcome.drawn)
-        detail = f"reading says {read.fingerprint} where rows are sampled; with greedy rows the request is right"
-        unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
-        return replace(outcome, explanation=unclear)
+        return [replace(self.unsettled(self.target.shown(outcome, self)), seen=(outcome.symptom,))]
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
-        return replace(super().unsettled(outcome, why), minimised=True)
+        return replace(super().unsettled(outcome, why), minimised=self.target.minimised)
 
     def again(self, case: Any, calls: bool) -> tuple[Outcome, str]:
         """A case decoded again; one whose law was wrong is drawn until that shows again, or plainly does not."""
@@ -167,7 +168,7 @@ class SamplingLane(Lane):
                 return first, ""
             most = LONGER * case.crosses_after
             end = time.monotonic() + AGAIN_S
-            found = drawn_again(case, self.running.try_case, most, end, SystemRandom(), self.new_gathered())
+            found = drawn_again(case, self.running.try_case, most, end, SystemRandom(), Gathered(self.target.eps))
         if found.violated:
             return found.explained(self.cause(found)), ""
         last, wealth = (found.outcomes or [first])[-1], found.wealth
@@ -183,30 +184,19 @@ class SamplingLane(Lane):
         """
         if self._named is None or self._named[:2] != (gathered, len(gathered.outcomes)):
             outcomes = [outcome for outcome in gathered.outcomes if getattr(outcome, "sampled", None)]
-            self._named = gathered, len(gathered.outcomes), self.named(gathered, outcomes)
+            self._named = gathered, len(gathered.outcomes), self.target.named(gathered, outcomes)
         return self._named[2]
-
-    def named(self, gathered: Gathered, outcomes: list[Any]) -> Named | None:
-        """The cause that these outcomes with sampled tokens show."""
-        rows = [outcome.sampled.values() for outcome in outcomes]
-        if gathered.wealth.tokens < TO_NAME:
-            return argmax(row for case in rows for row in case)
-        if self._read[0] is not gathered:
-            self._read = gathered, 0, []
-        _, count, known = self._read
-        known += [read for outcome in outcomes[count:] for read in reads(outcome)]
-        self._read = gathered, len(outcomes), known
-        return cause(rows, gathered.wealth.best(), KnownRounds(known))
 
     def conclude(self) -> None:
         """Sum up the tokens, and name the law where they show that it is wrong."""
         self._count()
+        self.target.look(self)
         gathered, result = self.gathered, self.result
         result.wealth, result.exclusion, result.telling = gathered.wealth, gathered.exclusion(), gathered.most_telling
-        result.facts[DRAWN_REGIMES] = list(self.regimes)
+        result.facts[REGIMES] = list(self.target.regimes)
         impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
-            caused = [finding for finding in result.findings if self.by_law(finding)]
+            caused = [finding for finding in result.findings if self._by_law(finding)]
             kept = [finding for finding in result.findings if finding not in caused]
             result.findings = [*kept, self._finding(impossible)]
             result.findings.sort(key=lambda finding: finding.explanation.kind in PROMISES)
@@ -216,10 +206,11 @@ class SamplingLane(Lane):
                 for finding in caused
                 if finding.explanation.kind != IMPOSSIBLE
             ]
+        result.findings = [self.target.scripted(finding, self) for finding in result.findings]
 
-    def by_law(self, finding: Finding) -> bool:
+    def _by_law(self, finding: Finding) -> bool:
         """Whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
-        return finding.explanation.kind in (*BY_LAW, "unattributed")
+        return finding.explanation.kind in (*BY_LAW, "unattributed") and self.target.by_law(finding)
 
     conclusions = staticmethod(of_tokens)
 
@@ -229,4 +220,5 @@ class SamplingLane(Lane):
         outcome = self.gathered.explained(self.cause(self.gathered), smallest)
         tokens = self.gathered.wealth.crossed or self.gathered.wealth.tokens
         count = sum(one.count for one in impossible) or 1
-        return law_finding(outcome, tokens, count, self.decoder.lossless is True)
+        finding = law_finding(outcome, tokens, count, self.decoder.lossless is True)
+        return self.target.finding(finding, self, impossible)

@@ -8,11 +8,11 @@ from itertools import chain
 import numpy as np
 
 from eqcheck.attribution.sampling import Mark
-from eqcheck.contract.decoders import RowOptions
 from eqcheck.hashlm.hashing import Words
-from eqcheck.lanes.sampling.decode import DRAFT, TARGET, law_behind, laws
+from eqcheck.lanes.sampling.decode import DRAFT, TARGET, law_behind, scores
 from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.sampling.laws import BESIDE, PLACES, misused
+from eqcheck.lanes.sampling.laws import variants
+from eqcheck.sampling.laws import BESIDE, PLACES
 from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.row import Floats, Ints
 from eqcheck.truth.continuation import digests_of
@@ -31,14 +31,17 @@ def reads(outcome: SampledOutcome) -> Iterator[Read]:
 
 
 def _read(outcome: SampledOutcome, number: int, digests: Words) -> Read:
-    row, rounds = outcome.sampled[number], outcome.marks[number]
+    case, row, rounds = outcome.case, outcome.sampled[number], outcome.marks[number]
+    tokens = row.tokens.tolist()
     marks = list(chain.from_iterable(rounds))
     at = np.array([mark.at for mark in marks])
     assert row.q is not None
-    p, q = (
-        {name: law[at] for name, law in _variants(outcome, which, number, digests, right).items()}
-        for which, right in ((TARGET, row.p), (DRAFT, row.q))
-    )
+
+    def misused(which: int, right: Floats) -> dict[str, Floats]:
+        laws = variants(right, scores(case, which, number, tokens, digests), case, number)
+        return {name: law[at] for name, law in laws.items()}
+
+    p, q = misused(TARGET, row.p), misused(DRAFT, row.q)
     own = row.p[at], row.q[at]
     beside = _beside(outcome, number, own[1])
     spent = _spent(marks, row.tokens[at], *own)
@@ -91,16 +94,6 @@ def _spent(marks: list[Mark], tokens: Ints, p: Floats, q: Floats) -> tuple[Float
             spent[i] = min(1.0, p[i - 1, token] / q[i - 1, token])
             lowest[i] = min(lowest[i - 1], spent[i])
     return np.maximum(spent, 1e-9), np.maximum(lowest, 1e-9)
-
-
-def _variants(outcome: SampledOutcome, which: int, number: int, digests: Words, right: Floats) -> dict[str, Floats]:
-    """The laws ``[n, V]`` of target or draft at all tokens of a row, by the option that is wrong, the right one too."""
-    case, tokens = outcome.case, outcome.sampled[number].tokens
-
-    def made(options: RowOptions, order: tuple[str, ...]) -> Floats:
-        return laws(case, which, number, tokens, digests, options, order)
-
-    return {"": right, **misused(right, case.rows, number, case.order, made)}
 
 
 def _beside(outcome: SampledOutcome, number: int, q: Floats) -> dict[str, Floats]:

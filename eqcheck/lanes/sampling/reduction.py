@@ -12,8 +12,10 @@ import numpy as np
 
 from eqcheck.case.sampling import SampledCase
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.sampling.decode import TARGET, UNCUT, laws
+from eqcheck.lanes.sampling.decode import TARGET, scores
+from eqcheck.lanes.sampling.laws import law_of
 from eqcheck.result.outcome import Outcome
+from eqcheck.sampling.laws import UNCUT
 from eqcheck.sampling.naming import NAMED
 from eqcheck.truth.continuation import digests_of
 
@@ -78,9 +80,9 @@ def _fits(case: SampledCase, number: int, answers: list[tuple[int, ...]]) -> flo
     prompt, options = case.prompts[number], replace(case.rows[number], **UNCUT)
     total = 0.0
     for answer in answers:
-        tokens = np.array(answer, np.int64)
-        p = laws(case, TARGET, number, tokens, digests_of(case.family, [(*prompt, *answer)])[0], options)
-        at, best = p[np.arange(len(tokens)), tokens], p.max(-1)
+        plain = scores(case, TARGET, number, answer, digests_of(case.family, [(*prompt, *answer)])[0])
+        p = law_of(plain, options, case.order)
+        at, best = p[np.arange(len(answer)), list(answer)], p.max(-1)
         odd = at < best
         total += float(np.log(at[odd] / (1 - best[odd]) * (p.shape[1] - 1)).sum())
     return total

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from eqcheck.case.sampling import PROMISES
-from eqcheck.contract.decoders import Generate, RowOptions
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.sampling.decode import SampledRun, decode
+from eqcheck.lanes.sampling.decode import SampledRun
 
+Outputs = Sequence[tuple[int, ...]]
+Decode = Callable[[Any], Outputs | None]
 _OTHER = 0x5EED  # added to the entropy, so that only what has a seed can be the same
 _AGAIN_IN = 16  # cases, one is decoded again
 _HARDLY = 30.0  # nats: what a right decoder repeats by chance once in 10^13 times
 
 
-def repeated(generate: Generate, done: SampledRun, timeout: float | None) -> Explanation | None:
+def repeated(done: SampledRun, decode: Decode) -> Explanation | None:
     """Whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
 
     Only some of the cases are decoded again; which, their entropy says.
@@ -28,7 +29,7 @@ def repeated(generate: Generate, done: SampledRun, timeout: float | None) -> Exp
     likely = [row.p[t, token] for row in free.values() for t, token in enumerate(row.tokens)]
     if outputs is None or case.entropy % _AGAIN_IN or 0 in likely or -np.log(likely).sum() < _HARDLY:
         return None
-    again = decode(generate, replace(case, entropy=case.entropy ^ _OTHER), timeout).run.outputs
+    again = decode(replace(case, entropy=case.entropy ^ _OTHER))
     if again is None or any(again[number] != outputs[number] for number in free):
         return None
     return Explanation(
@@ -44,27 +45,25 @@ def repeated(generate: Generate, done: SampledRun, timeout: float | None) -> Exp
     )
 
 
-def broken(generate: Generate, done: SampledRun, timeout: float | None) -> Explanation | None:
-    """The first promise of the case that a seeded row does not keep, as an explanation."""
-    case = done.case
-    outputs = done.run.outputs
-    seeded = [row for row, options in enumerate(case.rows) if options.seed is not None and options.temperature]
-    if outputs is None or not seeded:
+def broken(
+    case: Any,
+    outputs: Outputs | None,
+    decode: Decode,
+    excused: Callable[[Explanation], bool] = lambda _: False,
+) -> Explanation | None:
+    """The first promise of the case that a seeded row does not keep, unless it is ``excused``."""
+    seeded = case.seeded
+    if not outputs or not seeded:
         return None
     for level, what, first, other, rows in trials(case, seeded):
-        known = [outputs[row] for row in rows] if first is None else decode(generate, first, timeout).run.outputs
-        tried = decode(generate, other, timeout).run.outputs
+        known = [outputs[row] for row in rows] if first is None else decode(first)
+        tried = decode(other)
         if known is None or tried is None:
             continue
         for row, was, now in zip(rows, known, tried, strict=True):
-            if row in seeded and now != was:
-                return broken_promise(case, row, level, what, was, now)
+            if row in seeded and now != was and not excused(read := _broken(case, row, level, what, was, now)):
+                return read
     return None
-
-
-def options_of(case: Any) -> list[RowOptions]:
-    """The options of each row of a sampled case."""
-    return [getattr(row, "options", row) for row in case.rows]
 
 
 def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, Any, list[int]]]:
@@ -76,7 +75,7 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
     every, alone = list(range(len(case.rows))), list(seeded[:1])
     again = replace(case, entropy=case.entropy ^ _OTHER)
     # Rows without a seed come out otherwise the second time. Whether a row heeds its seed shows without them.
-    if all(row.seed is not None for row in options_of(case) if row.temperature):
+    if case.seeded == case.sampled:
         yield "repeatable", "the same request again", None, again, every
     elif level >= 2:
         yield "repeatable", "the row alone once more", case.of(alone), again.of(alone), alone
@@ -87,12 +86,10 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
         yield "speculation", "another K", None, replace(again, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
 
 
-def broken_promise(
-    case: Any, row: int, level: str, what: str, first: tuple[int, ...], other: tuple[int, ...]
-) -> Explanation:
+def _broken(case: Any, row: int, level: str, what: str, first: tuple[int, ...], other: tuple[int, ...]) -> Explanation:
     """The promise that a row does not keep: ``first`` is what it emitted, ``other`` what it did after a change."""
     same = zip(first, other, strict=False)
-    seed = options_of(case)[row].seed
+    seed = case.options[row].seed
     index = next((i for i, (a, b) in enumerate(same) if a != b), min(len(first), len(other)))
     read = Explanation(
         "sampling",

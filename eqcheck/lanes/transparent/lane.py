@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import POISONED, Decoder
@@ -49,13 +50,10 @@ class TransparentLane(Lane):
     def cases(self) -> Iterator[Case]:
         return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
 
-    def asks(self, case: object) -> bool:
+    def asks(self, case: Any) -> bool:
         source = self.source
-        if not isinstance(case, Case):
-            return False
-        sides, states = source.padding_sides, source.cache_states
-        within = case.family in source.families and case.padding_side in sides and case.cache_state in states
-        return within and all(map(self.asks, case.before))
+        within = super().asks(case) and case.padding_side in source.padding_sides
+        return within and case.cache_state in source.cache_states and all(map(self.asks, case.before))
 
     @contextmanager
     def settling(self, check: Callable[[], None]) -> Iterator[None]:

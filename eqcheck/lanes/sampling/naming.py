@@ -1,8 +1,9 @@
-"""The wrong part of an engine's sampler, from its tokens; the laws that are needed are looked up here."""
+"""Which part of a sampler is wrong, from the outcomes of an audit; of an engine from its tokens alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,24 +12,47 @@ import torch
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.sampling.judge import SampledEngineOutcome
 from eqcheck.lanes.sampling.evidence import rows_of
-from eqcheck.lanes.sampling.explain import cause
+from eqcheck.lanes.sampling.judge import SampledOutcome
+from eqcheck.lanes.sampling.laws import law_of, variants
 from eqcheck.sampling.bets import Bet, bets
-from eqcheck.sampling.laws import OPTIONS, misused
-from eqcheck.sampling.naming import Named
-from eqcheck.sampling.pairs import pair_bets
+from eqcheck.sampling.laws import OPTIONS
+from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, SamplerEvidence, argmax, named
+from eqcheck.sampling.pairs import pair_bets, shared
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 from eqcheck.sampling.tokens import Seen, Tokens
 from eqcheck.sampling.wealth import BETS
-from eqcheck.truth.law import law
 
 MOST = 3000  # tokens that are looked at
 _LIKELIEST = 24  # draft tokens behind which the target is asked
 
 
-def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
-    """The wrong part, or None where nothing leads clearly: neither a way to draw wrongly, nor random numbers shared."""
+def cause(
+    cases: Sequence[Iterable[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence
+) -> Named | None:
+    """The wrong part, or None where nothing leads clearly. ``best`` are the bets on these rows, the greatest first."""
+    rows = [list(case) for case in cases]
+    found = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
+    impossible = any(row.impossible for case in rows for row in case)
+    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
+
+
+def _cause(rows: list[list[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence) -> Named | None:
+    """The fault of a law, or of random numbers: where these are shared, every row's own law is right.
+
+    So shared random numbers are named where no law is seen to be wrong, and no bet on a row alone earned as much.
+    """
+    if seen := named(evidence):
+        return seen if seen.kind != "stray-law" else None
+    (first, gain), *others = best
+    alone = max((other for bet, other in others if not bet.cause), default=0.0)
+    if first.cause and math.log(NAMED) <= min(gain - alone, shared(rows, first.cause)):
+        return Named(first.kind, first.cause, gain)
+    return None
+
+
+def named_by_tokens(outcomes: Sequence[SampledOutcome]) -> Named | None:
+    """The wrong part of an engine's sampler; the laws that this needs are looked up here."""
     looked_at = list(_looked_at(outcomes))
     best = _earned(looked_at)
     seen = [row for outcome in looked_at for row in _seen(outcome)]
@@ -36,7 +60,7 @@ def named(outcomes: Sequence[SampledEngineOutcome]) -> Named | None:
     return cause([rows_of(outcome) for outcome in looked_at], best, evidence)
 
 
-def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngineOutcome]:
+def _looked_at(outcomes: Sequence[SampledOutcome]) -> Iterator[SampledOutcome]:
     tokens = 0
     for outcome in outcomes:
         if tokens < MOST:
@@ -44,7 +68,7 @@ def _looked_at(outcomes: Sequence[SampledEngineOutcome]) -> Iterator[SampledEngi
         tokens += sum(len(row.tokens) for row in outcome.sampled.values())
 
 
-def _earned(outcomes: Sequence[SampledEngineOutcome]) -> list[tuple[Bet, float]]:
+def _earned(outcomes: Sequence[SampledOutcome]) -> list[tuple[Bet, float]]:
     """The bets of the portfolio with the gain of each on these rows, the greatest first."""
     total = np.zeros(len(BETS))
     for outcome in outcomes:
@@ -56,7 +80,7 @@ def _earned(outcomes: Sequence[SampledEngineOutcome]) -> list[tuple[Bet, float]]
     return sorted(zip(BETS.values(), total.tolist(), strict=True), key=lambda pair: -pair[1])
 
 
-def _seen(outcome: SampledEngineOutcome) -> Iterator[Seen]:
+def _seen(outcome: SampledOutcome) -> Iterator[Seen]:
     """The sampled rows of a case, and all the laws around them."""
     case = outcome.case
     looked_up, others, names = case.drafting == "ngram", list(outcome.sampled), ("", *OPTIONS)
@@ -93,13 +117,7 @@ def _first_of(row: SampledRow, count: int) -> SampledRow:
 
 def _misused(right: Floats, raw: Floats, case: SampledEngineCase, number: int) -> dict[str, Floats]:
     """The laws of a row by the option that is wrong: ``raw`` is without options."""
-    scores = torch.from_numpy(raw).clamp(min=1e-300).log()
-
-    def made(options: RowOptions, order: tuple[str, ...]) -> Floats:
-        found: Floats = law(scores, options, order, measured=False).probabilities.numpy()
-        return right if abs(found - right).max() <= 1e-6 else found
-
-    return {"": right, **misused(right, [row.options for row in case.rows], number, case.order, made)}
+    return variants(right, torch.from_numpy(raw).clamp(min=1e-300).log(), case, number, near=1e-6)
 
 
 def _nothing(row: SampledRow) -> tuple[Floats, Ints]:
@@ -140,5 +158,4 @@ def _behind(case: SampledEngineCase, number: int, row: SampledRow) -> tuple[Floa
         position_ids=torch.cat([torch.arange(len(text)), of])[None],
         use_cache=False,
     ).logits[0, len(text) :]
-    laws = law(logits, asked.options, case.order, measured=False).probabilities.numpy()
-    return np.asarray(laws.reshape(n, size, -1)), likeliest
+    return law_of(logits, asked.options, case.order).reshape(n, size, -1), likeliest

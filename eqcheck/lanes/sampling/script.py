@@ -15,8 +15,8 @@ from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import reason
-from eqcheck.lanes.checkpoint.sampling import exhibit
 from eqcheck.lanes.checkpoint.script import CHECKPOINT, ENGINE, SETTINGS, copied, in_docstring, row_text, run, shared
+from eqcheck.lanes.sampling import exhibit
 from eqcheck.result.findings import Finding
 from eqcheck.truth import law
 

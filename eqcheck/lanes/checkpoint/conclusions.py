@@ -1,0 +1,111 @@
+"""The conclusions from all counts of an audit on checkpoints: facts, and warnings about what it cannot say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from eqcheck.checkpoints import dictation
+from eqcheck.contract.decoders import CAPABILITIES
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.records import many
+from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.result import declining
+from eqcheck.result.findings import Audit
+from eqcheck.result.tally import DICTATED, SPEAKS, Tally
+
+_ONLY = "only-dictated-drafts"
+
+
+def conclusions(result: Audit) -> None:
+    """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
+    if result.unsettled:
+        result.warnings.append(
+            f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
+        )
+    observed = result.tally.observed
+    drafted, accepted = observed["drafted"], observed["accepted"]
+    rounds = _dictated_rounds(result)
+    result.facts |= {
+        "capabilities": list(result.decoder.capabilities),
+        "acceptance": round(accepted / drafted, 3) if drafted else None,
+        "ties": result.tally.ties,
+        "dictated_rounds": {
+            name.removesuffix(f" {dictation.ASKED}"): (
+                count,
+                rounds[name.replace(dictation.ASKED, dictation.PLAYED)],
+            )
+            for name, count in sorted(rounds.items())
+            if name.endswith(f" {dictation.ASKED}")
+        },
+    }
+    result.warnings += _warnings(result)
+
+
+def _warnings(result: Audit) -> list[str]:
+    """The warnings about things that the audit cannot say."""
+    warnings, tally = list[str](), result.tally
+    claimed = {*result.decoder.capabilities, _ONLY}
+    lacking = [name for name in CAPABILITIES if name not in claimed]
+    if _ONLY in result.decoder.capabilities:
+        lacking.remove("dictated-drafts")
+    if lacking:
+        warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    essential = ["several_rows", "ragged_prompts"]
+    if tally.observed[SPEAKS]:
+        essential += ["accepted", "rejected"]
+    warnings += silent(tally)
+    missing = declining.unseen(essential, result.coverage, result.decoder.requires)
+    if missing and tally.run:
+        said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
+        warnings.append(Notice(said, VACUOUS))
+    warnings += [*_about_rounds(result), *_about_contexts(result)]
+    warnings += declining.of_requirements(result.decoder)
+    warnings += declining.too_many(tally.declined, tally.drawn)
+    if result.doubtful:
+        count = sum(finding.count for finding in result.doubtful)
+        ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
+        said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
+        warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
+    return warnings
+
+
+def silent(tally: Tally) -> list[str]:
+    """The warning about a decoder that says nothing of its draft tokens."""
+    said = "the decoder does not say how many draft tokens it proposed: nothing shows that it speculated"
+    return [said] if tally.run and not tally.observed[SPEAKS] else []
+
+
+def _dictated_rounds(result: Audit) -> Counter[str]:
+    observed = result.tally.observed.items()
+    return Counter({name.removeprefix(DICTATED): n for name, n in observed if name.startswith(DICTATED)})
+
+
+def _about_rounds(result: Audit) -> list[str]:
+    """The warnings about rounds of dictated drafts that are wrong, whatever the tokens are."""
+    if not result.coverage.get("dictated"):
+        return []
+    rounds = _dictated_rounds(result)
+    asked, warnings = rounds[dictation.ASKED], list[str]()
+    if not rounds[dictation.PLAYED]:
+        warnings.append(Notice("draft tokens were dictated, and no round was seen to be played as asked", VACUOUS))
+    if rounds[dictation.OTHERS]:
+        warnings.append(
+            f"in {many(rounds[dictation.OTHERS], 'round')} of {asked} the engine was given other draft tokens than the "
+            "dictated ones: what hands them over is wrong, and those rounds show nothing of what was asked"
+        )
+    if rounds[dictation.FEWER]:
+        warnings.append(
+            f"in {many(rounds[dictation.FEWER], 'round')} of {asked} fewer tokens came than the draft tokens that the "
+            "engine was given allow: right ones were lost. This costs speed, not output"
+        )
+    return warnings
+
+
+def _about_contexts(result: Audit) -> list[str]:
+    harmless = result.coverage.get("harmless_context", 0)
+    if not harmless:
+        return []
+    return [
+        f"in {many(harmless, 'case')} a query was read to see something wrong, and yet every row is right: "
+        "position, mask or cache is wrong, and the tokens are right by luck"
+    ]

@@ -1,0 +1,211 @@
+"""Sampled rows of engines, on the checkpoints: judged by tokens alone, and shown by a request that is drawn again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from eqcheck.case.sampling import SampledEngineCase
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.contract.decoders import Decoder, hook
+from eqcheck.explanation.records import Explanation, many
+from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
+from eqcheck.lanes.checkpoint.script import shared
+from eqcheck.lanes.sampling.drawing import SampledEngineCases
+from eqcheck.lanes.sampling.evidence import Gathered
+from eqcheck.lanes.sampling.investigate import Drawing, Smallest, needs
+from eqcheck.lanes.sampling.judge import GREEDY, SampledOutcome, judged
+from eqcheck.lanes.sampling.lane import SampledLane, SampledTarget
+from eqcheck.lanes.sampling.naming import named_by_tokens
+from eqcheck.lanes.sampling.script import checked_script, evidence_files
+from eqcheck.lanes.sampling.seeds import broken
+from eqcheck.result.findings import Finding, Options
+from eqcheck.result.outcome import Outcome
+from eqcheck.sampling.naming import Named
+from eqcheck.workers.interpreter import environment
+from eqcheck.workers.worker import Workers
+
+INVESTIGATING_S = 45.0  # at least for a finding
+LOOKING = 0.85  # of a budget; then promises are no longer looked into
+PROMISES = 10  # cases with seeds that are decoded again
+# Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
+OF_GREEDY_TOO = ("over-acceptance", "bonus-column", "correction-column")
+_SHOWN = 5  # cases that are tried, until one shows a wrong law by itself
+
+
+class CheckpointTarget(SampledTarget):
+    """The target of the checkpoints: every row has its own bound on rounding. Only a wrong law is made small."""
+
+    lane = "checkpoint-sampling"
+    share, seconds = 0.75, 120.0
+    minimised = False
+    naming = 4, 3000
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        super().__init__(decoder, options)
+        self.python = environment(decoder, options.python)
+        self.families = self.claimed = (SampledEngineCase.family,)
+        takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires)
+        self.regimes = self.source.regimes
+        self.request: Smallest | None = None  # that shows the wrong law by itself
+        self.greedy: Outcome | None = None  # a request that is wrong with greedy rows, too
+
+    @contextmanager
+    def drawing(self, lane: SampledLane) -> Iterator[Workers]:
+        judge = partial(_judged, Judge(self.decoder.dtype), self.decoder.dtype)
+        with worker(self.decoder, self.python, self.options.case_timeout, judge) as one:
+            one.open()
+            lane.result.version = one.version
+            yield Workers([one], batch=1, ahead=True)
+
+    def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+        """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
+        read = outcome.explanation
+        if read is None or read.subject != GREEDY:
+            return outcome
+        greedy = lane.running.try_case(outcome.case.greedy())
+        if greedy.failed:
+            return replace(greedy, explanation=explain(greedy, abduced(greedy)), drawn=outcome.drawn)
+        detail = f"{read.detail}; with all rows greedy the request is right"
+        return replace(outcome, explanation=replace(read, detail=detail))
+
+    def named(self, gathered: Gathered, outcomes: Sequence[Any]) -> Named | None:
+        """Few tokens refute little: a replayed case is seen again, not named again."""
+        return named_by_tokens(outcomes) if 2 * gathered.wealth.tokens >= self.naming[1] else None
+
+    def by_law(self, finding: Finding) -> bool:
+        """Whether a law that is wrong may explain a finding: a greedy row has none."""
+        return finding.explanation.subject != GREEDY
+
+    def look(self, lane: SampledLane) -> None:
+        """Look into promises, and for the smallest request that shows the wrong law."""
+        violated = lane.gathered.violated
+        if not lane.result.interrupted and (violated or self.decoder.seeds != "none"):
+            with lane.drawing():
+                self._promises(lane)
+                if violated:
+                    self._investigate(lane)
+
+    def _investigate(self, lane: SampledLane) -> None:
+        """The smallest request that shows the wrong law, and a request that is wrong with greedy rows, too."""
+        left = lane.begun + (self.options.budget or 0.0) - time.monotonic()
+        drawing = Drawing(lane.running.try_case, time.monotonic() + max(INVESTIGATING_S, left))
+        telling = lane.gathered.telling()
+        self.greedy = drawing.greedy(telling)
+        tokens = lane.gathered.wealth.crossed or lane.gathered.wealth.tokens
+        found = drawing.smallest(telling[:_SHOWN], tokens)
+        self.request = found and replace(found, plain=drawing.plain(found) if self.decoder.checkpoints else "")
+
+    def finding(self, finding: Finding, lane: SampledLane, impossible: list[Finding]) -> Finding:
+        """The wrong law with the smallest request that shows it, where there is one."""
+        request, audit = self.request, lane.gathered.wealth
+        if request is None:
+            explanation = self._weighed(finding.explanation)
+            shown, case, minimised, plain = finding.outcome, finding.case, False, ""
+        else:
+            tokens = request.gathered.wealth.crossed or request.gathered.wealth.tokens
+            case, minimised, plain = replace(request.case, crosses_after=tokens), request.minimised, request.plain
+            shown = request.gathered.explained(lane.cause(lane.gathered))
+            assert shown.explanation is not None
+            explanation = self._weighed(shown.explanation)
+            *clauses, last = explanation.said
+            clauses += [
+                f"{last}. That is of the request below, drawn again and again",
+                f"in the audit the evidence reached {audit.supremum:.2g} within {audit.tokens} tokens{_where(lane)}",
+            ]
+            if impossible:
+                cases = many(sum(one.count for one in impossible), "case")
+                clauses.append(
+                    f"in {cases} of it a token was emitted that has no probability under the options of its row"
+                )
+            explanation = explanation.saying(*clauses)
+        return replace(
+            finding,
+            outcome=replace(shown, case=case, explanation=explanation),
+            explanation=explanation,
+            seen=(explanation.fingerprint, *finding.seen),
+            needs=needs(case),
+            plain=plain,
+            minimised=minimised,
+        )
+
+    def _weighed(self, explanation: Explanation) -> Explanation:
+        """The cause, where greedy rows do not speak against it."""
+        if self.greedy is None:
+            return explanation
+        if explanation.kind in OF_GREEDY_TOO:
+            return explanation.saying(*explanation.said, "greedy rows are wrong as well")
+        alone = "greedy rows are wrong as well, so the cause is not in the sampling alone"
+        return replace(explanation.saying(*explanation.said, alone), component="unattributed", kind="unattributed")
+
+    def scripted(self, finding: Finding, lane: SampledLane) -> Finding:
+        """The finding with its script, if it was seen to show it."""
+        result = lane.result
+        if self.request is None or result.interrupted or not getattr(finding.case, "crosses_after", 0):
+            return finding
+        text = checked_script(self.decoder, result.version, self.python, finding)
+        if text is None:
+            if hook(self.decoder.function, "script"):
+                result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+            return finding
+        result.files |= shared(self.decoder) | evidence_files()
+        return replace(finding, script=text)
+
+    def _promises(self, lane: SampledLane) -> None:
+        """Whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
+
+        One difference may be rounding: it moves a draw that lies near a boundary.
+        """
+        shown: dict[str, list[Outcome]] = {}
+        promised = [one for one in lane.gathered.outcomes if one.outputs and one.case.promise != "none"]
+        end = lane.begun + self.options.budget * LOOKING if self.options.budget else float("inf")
+        for outcome in promised[:PROMISES]:
+            if time.monotonic() > end:
+                break
+            excused = partial(_rounded, outcome)
+            if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):
+                shown.setdefault(read.fingerprint, []).append(replace(outcome, status="violation", explanation=read))
+        for outcomes in shown.values():
+            if len(outcomes) > 1:
+                lane.result.findings.append(replace(lane.unsettled(outcomes[0]), count=len(outcomes)))
+
+
+def _where(lane: SampledLane) -> str:
+    """The evidence by regime, at the end."""
+    logs = lane.gathered.wealth.by_regime()
+    said = [f"{name} 1e{round(log / math.log(10))}" for name, log in logs.items()]
+    return f" (at the end, by regime: {', '.join(said)})" if len(said) > 1 else ""
+
+
+def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> Outcome:
+    """A sampled case, or a greedy one."""
+    if isinstance(case, SampledEngineCase):
+        return judged(judge, dtype, case, answer)
+    return greedily_judged(judge, case, answer)
+
+
+def _rounded(outcome: Outcome, read: Explanation) -> bool:
+    """Whether rounding may have decided between two tokens: they are equally likely up to it, or it is not known.
+
+    The laws at hand are those behind what was emitted in the case itself.
+    """
+    row, index, tokens = read.row, read.token_index, (read.expected, read.observed)
+    assert row is not None
+    assert outcome.outputs is not None
+    if read.expected_row[:index] != outcome.outputs[row][:index]:
+        return True
+    sampled = outcome.sampled.get(row) if isinstance(outcome, SampledOutcome) else None
+    if sampled is None or index is None or None in tokens or index >= len(sampled.p):
+        return False
+    one, other = (float(sampled.p[index, token]) for token in tokens)
+    return abs(one - other) <= float(np.max(sampled.eps)) * max(one, other)
