@@ -57,7 +57,7 @@ class Engine:
         while len(new) < options.max_new_tokens and not set(new) & set(options.eos_token_ids):
             start = len(new)
             drafted = self.drafts(list(drafts), start, case.num_draft_tokens) if start else []
-            best = truth().choices(row, [*new, *drafted])[start:].tolist()
+            best = truth(case.checkpoint).choices(row, [*new, *drafted])[start:].tolist()
             count = self.accepted(dictation.agreeing(drafted, best), len(drafted))
             new += [*drafted[:count], best[count]]
             end = next((i + 1 for i, token in enumerate(new) if token in options.eos_token_ids), len(new))
@@ -138,7 +138,9 @@ def test_what_is_wrong_with_right_rows_is_told_as_what_it_is(engine: Engine, sai
 
 def test_a_rejected_draft_that_is_emitted_is_named() -> None:
     found = _decoded(Trusting(), 6)
-    target = checkpoint().models()[0]
+    function = checkpoint("full").built
+    assert function is not None
+    target = function[0].function
     named = [abduce(Evidence(target, None, one.case, one.outputs or ())) for one in found.outcomes if one.failed]
     assert len(named) > 2
     assert {one.component for one in named if one} == {"bookkeeping"}
@@ -166,7 +168,7 @@ def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
         k = case.num_draft_tokens
         for row, drafts in zip(case.rows, dictation.drafts(case), strict=True):
             endless = replace(row, options=replace(row.options, eos_token_ids=()))
-            right, count = truth().row(endless), row.options.max_new_tokens
+            right, count = truth(case.checkpoint).row(endless), row.options.max_new_tokens
             assert len(drafts) == count + k
             wrong = [draft != token for draft, token in zip(drafts, right, strict=False)]
             assert wrong == dictation.wrong_at(row, k, count)[: len(right)]

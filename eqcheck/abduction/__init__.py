@@ -16,12 +16,12 @@ from functools import lru_cache, reduce
 from math import comb
 
 from eqcheck.abduction import outputs
+from eqcheck.abduction.answers import answers
 from eqcheck.abduction.commits import RULES, follow
 from eqcheck.abduction.contexts import CONTEXTS, single, systematic
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
 from eqcheck.abduction.outputs import emitted, misused, wrong_end
-from eqcheck.abduction.program import answers
 from eqcheck.abduction.simulation import EditedContext
 from eqcheck.explanation.records import Search
 

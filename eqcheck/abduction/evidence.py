@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from eqcheck.abduction.program import Answers, Round, Turn, answers, plain_row
+from eqcheck.abduction.answers import answers
+from eqcheck.abduction.program import Answers, Round, Turn, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import comb, prod
 
+from eqcheck.abduction.answers import answers
 from eqcheck.abduction.evidence import Evidence, pick
 from eqcheck.abduction.hypotheses import Edit, Explained, Hypothesis, explained, predictions
-from eqcheck.abduction.program import Turn, answers, plain_row
+from eqcheck.abduction.program import Turn, plain_row
 from eqcheck.case.engine import PAD, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import row_with

@@ -33,7 +33,7 @@ def drafts(case: EngineCase) -> Drafts:
     if case.drafting != "dictated":
         return ()
     k = case.num_draft_tokens
-    best = truth().best_two(case.rows, max(row.options.max_new_tokens for row in case.rows) + k)
+    best = truth(case.checkpoint).best_two(case.rows, max(row.options.max_new_tokens for row in case.rows) + k)
     return tuple(_of_row(row, k, two) for row, two in zip(case.rows, best, strict=True))
 
 

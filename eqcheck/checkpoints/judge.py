@@ -10,8 +10,10 @@ import torch
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth, with_options
+from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
 from eqcheck.truth import ties
+
+BUILT_NOISE = 2.0  # more than the noise of a built checkpoint's scores in any dtype (docs), less than its margins
 
 
 @dataclass(frozen=True)
@@ -34,30 +36,33 @@ class RowJudgement:
 class Judge:
     """Judges the rows of an engine that computes in ``dtype`` (a name of torch's).
 
+    A row of a built checkpoint is right if it has the function's own tokens. Only where penalties move its scores, and
+    for rows of the random checkpoint, there are near-ties.
+
     >>> from eqcheck.contract.decoders import RowOptions
-    >>> case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=4)),))
-    >>> judge = Judge("float32")
-    >>> truth = judge.truth.row(case.rows[0])
-    >>> judge.rows(case, [truth])[0].first, judge.rows(case, [truth[:2]])[0].first
+    >>> case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=4)),), checkpoint="full")
+    >>> judge = Judge("bfloat16")
+    >>> tokens = truth("full").row(case.rows[0])
+    >>> judge.rows(case, [tokens])[0].first, judge.rows(case, [tokens[:2]])[0].first
     (None, 2)
     """
 
     def __init__(self, dtype: str) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.truth = truth()
 
     def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:
         """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
         kept = [output[: row.options.max_new_tokens] for row, output in zip(case.rows, outputs, strict=True)]
-        together = self.truth.together(case.rows, kept)
+        alone = truth(case.checkpoint)
+        together = alone.together(case.rows, kept)
         judgements = []
         bound: float | None = None
         for number, scores in enumerate(together):
             row, output = case.rows[number], tuple(outputs[number])
             seen = self._row(number, row, output, with_options(scores, row, kept[number]), 0.0)
             if seen.first is not None:
-                bound = self._bound(case.rows, kept, together) if bound is None else bound
-                seen = self._row(number, row, output, self.truth.scores(row, kept[number]), bound)
+                bound = self._bound(case, kept, together) if bound is None else bound
+                seen = self._row(number, row, output, alone.scores(row, kept[number]), bound)
             judgements.append(seen)
         return judgements
 
@@ -78,16 +83,23 @@ class Judge:
         expected = None if first is None or end in ("past-eos", "over-length") else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
-    def _bound(
-        self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]
-    ) -> float:
+    def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
         """How much the target may prefer its own token at a tie on these rows."""
         if self.dtype == torch.float64:
             return 0.0
-        return ties.bound(scores, ModelTruth(checkpoint().models(self.dtype)[0]).together(rows, outputs))
+        if (pair := checkpoint(case.checkpoint)).built:
+            return BUILT_NOISE if any(row.options.changes_scores for row in case.rows) else 0.0
+        return ties.bound(scores, ModelTruth(pair.models(self.dtype)[0]).together(case.rows, outputs))
 
 
 @lru_cache(maxsize=1)
-def truth() -> ModelTruth:
-    """The truth of the checkpoint: its target in float64."""
+def random_truth() -> ModelTruth:
+    """The truth of the random checkpoint: its target in float64."""
     return ModelTruth(checkpoint().models()[0])
+
+
+@lru_cache(maxsize=32)
+def truth(name: str = "") -> Truth:
+    """The truth of a checkpoint: its function, or `random_truth`."""
+    pair = checkpoint(name)
+    return FunctionTruth(pair.built[0].function) if pair.built else random_truth()

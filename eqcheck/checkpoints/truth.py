@@ -6,11 +6,72 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 
 from eqcheck.case.engine import EngineRow
+from eqcheck.construction.function import CODES, VOCABULARY, Function
+from eqcheck.construction.weights import LOGITS, signs
 from eqcheck.truth.law import penalised
+
+
+class FunctionTruth:
+    """The tokens that a built checkpoint emits for a row: its function, and the options of the row.
+
+    >>> from eqcheck.checkpoints import built
+    >>> from eqcheck.contract.decoders import RowOptions
+    >>> checkpoint = built("full")
+    >>> FunctionTruth(checkpoint.function).row(EngineRow((1, 2, 3), RowOptions(1))) == [checkpoint.next([1, 2, 3])]
+    True
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        table = np.zeros((CODES, VOCABULARY))  # by the token that is chosen, the scores of all
+        table[np.ix_(function.tokens_out, function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
+        self.table = torch.from_numpy(table)
+
+    def row(self, row: EngineRow, begin: Sequence[int] = ()) -> list[int]:
+        """The new tokens, as they go on after ``begin``, with the EOS that ends them."""
+        read, output = self.function.reader(), list(begin)
+        *_, best = map(read, [*row.prompt, *begin])
+        while len(output) < row.options.max_new_tokens:
+            output.append(int(at_place(self.table[best], row, output).argmax()))
+            if output[-1] in row.options.eos_token_ids:
+                break
+            best = read(output[-1])
+        return output
+
+    def together(self, rows: Sequence[EngineRow], outputs: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """The scores of several rows, each ``[n + 1, vocabulary]``, without their options."""
+        chosen = [self.function.choices([*row.prompt, *output]) for row, output in zip(rows, outputs, strict=True)]
+        return [self.table[best[len(row.prompt) - 1 :]] for row, best in zip(rows, chosen, strict=True)]
+
+    def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
+        """So many tokens after each prompt, whatever the rows' options."""
+        return [self.function.emitted(row.prompt, count) for row in rows]
+
+    def best_two(self, rows: Sequence[EngineRow], count: int) -> list[list[tuple[int, int]]]:
+        """The two best choices for so many tokens after each prompt, with options; the first goes on, past an EOS."""
+        return [self._best_two(row, count) for row in rows]
+
+    def _best_two(self, row: EngineRow, count: int) -> list[tuple[int, int]]:
+        read, pairs = self.function.reader(), list[tuple[int, int]]()
+        *_, chosen = map(read, row.prompt)
+        while len(pairs) < count:
+            best, second = at_place(self.table[chosen], row, [one for one, _ in pairs]).topk(2).indices.tolist()
+            pairs.append((best, second))
+            chosen = read(best)
+        return pairs
+
+    def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
+        """The token it would emit at each place of ``output``, given those before it, and after it: [n + 1]."""
+        return self.scores(row, output).argmax(-1)
+
+    def scores(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
+        """The scores of the next token after each beginning of ``output``, with the options: [n + 1, vocabulary]."""
+        return with_options(self.together([row], [output])[0], row, output)
 
 
 class ModelTruth:
@@ -113,6 +174,9 @@ class ModelTruth:
         ids = torch.tensor([[*row.prompt, *output]])
         scores = self.model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 :]
         return with_options(scores, row, output)
+
+
+Truth = FunctionTruth | ModelTruth
 
 
 def with_options(scores: torch.Tensor, row: EngineRow, output: Sequence[int]) -> torch.Tensor:

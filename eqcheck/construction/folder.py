@@ -51,24 +51,27 @@ class Built:
         """
         return Built(self.name, agreement)
 
-    def save(self, folder: str | os.PathLike[str], dtype: str = "float32") -> None:
-        """Write ``config.json``, ``model.safetensors`` and a tokenizer whose texts are ids: ``[17]``.
-
-        Raises `UsageError` for a dtype that is not among `DTYPES`, or a folder that holds something else.
-        """
+    def files(self, dtype: str = "float32") -> dict[str, bytes]:
+        """By name, the files of its folder, with weights in ``dtype``, one of `DTYPES`; `UsageError` for another."""
         if dtype not in DTYPES:
             raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         from eqcheck.construction.layouts import LAYOUTS
 
         config, tensors = LAYOUTS[self.name].write(self.function)
-        files = {
+        return {
             "config.json": _json({**config, "dtype": dtype, "torch_dtype": dtype}),
             "model.safetensors": _tensors(tensors, dtype),
             "generation_config.json": _json({"do_sample": False, "eos_token_id": None}),
             "tokenizer.json": _json(_tokenizer()),
             "tokenizer_config.json": _json({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": f"[{END}]"}),
         }
-        path = Path(folder)
+
+    def save(self, folder: str | os.PathLike[str], dtype: str = "float32") -> None:
+        """Write ``config.json``, ``model.safetensors`` and a tokenizer whose texts are ids: ``[17]``.
+
+        Raises `UsageError` for a dtype that is not among `DTYPES`, or a folder that holds something else.
+        """
+        files, path = self.files(dtype), Path(folder)
         strange = [file.name for file in path.iterdir() if file.name not in files] if path.is_dir() else []
         if strange or path.is_file():
             held = f"the folder holds {strange[0]}" if strange else "it is a file"

@@ -7,8 +7,9 @@ layer's own code, and the order of the places matters. The code of the last laye
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 from eqcheck.construction.pointers import Reads
@@ -80,19 +81,22 @@ class Function:
         """The token after these ids, at least one."""
         return self.choices(ids[-self.field :])[-1]
 
+    def reader(self) -> Callable[[int], int]:
+        """Called with the ids of a text, one after the other, it returns the token after each."""
+        codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
+        return partial(self._append, codes)
+
     def choices(self, ids: Sequence[int]) -> list[int]:
         """The token after each beginning of the ids."""
-        codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
-        return [self._append(codes, token) for token in ids]
+        return list(map(self.reader(), ids))
 
     def emitted(self, ids: Sequence[int], count: int) -> list[int]:
         """So many tokens as they follow the ids, each chosen after those before it."""
-        codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
-        for token in ids:
-            token = self._append(codes, token)
+        read = self.reader()
+        *_, token = map(read, ids)
         tokens = [token]
         while len(tokens) < count:
-            tokens.append(self._append(codes, tokens[-1]))
+            tokens.append(read(tokens[-1]))
         return tokens
 
     def _append(self, codes: list[list[int]], token: int) -> int:

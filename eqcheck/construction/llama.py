@@ -8,8 +8,6 @@ from eqcheck.construction import weights
 from eqcheck.construction.function import VOCABULARY, Function
 from eqcheck.construction.pointers import BASE, HEAD_DIM, POSITIONS
 
-GROUPS = 4  # key heads
-
 
 def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
     """The configuration, and the weights by name."""
@@ -21,7 +19,7 @@ def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]
     }
     for number, heads in enumerate(function.layers):
         layer = f"model.layers.{number}"
-        q, k, v, o = weights.attention(heads, at, number, GROUPS)
+        q, k, v, o = weights.attention(heads, at, number, weights.GROUPS)
         gate, up, down = weights.mlp(function, at, number)
         tensors |= {
             f"{layer}.input_layernorm.weight": at.norm(function, number + 1, number),
@@ -43,7 +41,7 @@ def config(function: Function) -> dict[str, Any]:
         "intermediate_size": weights.UNITS,
         "num_hidden_layers": len(function.layers),
         "num_attention_heads": len(function.layers[0]),
-        "num_key_value_heads": GROUPS,
+        "num_key_value_heads": weights.GROUPS,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "max_position_embeddings": POSITIONS,

@@ -20,8 +20,9 @@ HIDDEN = 64
 BIG = 256.0  # the constant that outweighs all else in a norm
 KEY = 8.0  # the size of each coordinate of a key
 STEEP = 16.0  # the slope of a step: silu(8) is 8 within 0.003
+GROUPS = 4  # key heads
 UNITS = 288  # of an MLP
-LOGITS = tuple(4 + bit / 2 for bit in range(BITS))  # a wrong bit costs twice this, so each code costs another sum
+LOGITS = tuple(0.5 + bit / 16 for bit in range(BITS))  # a wrong bit costs twice this, so each code costs another sum
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

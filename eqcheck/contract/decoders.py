@@ -109,7 +109,7 @@ class Request:
     tree: tuple[tuple[Nodes, ...], ...] = ()
 
 
-DTYPES = ("float64", "float32")
+DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """What a decoder judged by its tokens may compute in."""
 
 Generate = Callable[[Any, Any, Request], Any]
@@ -167,8 +167,9 @@ class Decoder:
       called with ``(target, draft, num_draft_tokens=, batch_size=)``, it returns an object with the ``stream``,
       ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`;
     - ``checkpoints=True``: an engine that loads checkpoints; it is handed folders, and judged by its tokens alone.
-      ``dtype`` is one of `DTYPES` (by default float32 then, as the checkpoint is, and float64 otherwise),
-      ``environment`` the environment of its own in which it runs;
+      ``dtype`` is that in which it computes, one of `DTYPES` (by default float32 then, and float64 otherwise),
+      ``kinds`` are the built checkpoints that it loads (`eqcheck checkpoint list`), ``environment`` the environment of
+      its own in which it runs;
     - ``capabilities``: those of `CAPABILITIES` that it has. Of a decoder that samples, ``seeds`` is its promise for a
       row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies options
       (`ORDER` there), and ``lossless`` the reason why it does not draw from the target's law, where it means not to.
@@ -195,6 +196,7 @@ class Decoder:
     checkpoints: bool = False
     capabilities: tuple[str, ...] = ()
     dtype: str = ""
+    kinds: tuple[str, ...] = ("full",)
     environment: str = ""
     seeds: str = "none"
     lossless: bool | str = True
@@ -217,11 +219,10 @@ class Decoder:
             keep(claim, tuple(given))
         keep("dtype", self.dtype or ("float32" if self.checkpoints else "float64"))
         if self.dtype not in DTYPES:
-            raise UsageError(
-                f"dtype: expected one of {DTYPES}, got {self.dtype!r}; let the engine compute in float32 for the "
-                "audit: in less, rounding on the checkpoint is more than what lies between two tokens, and nothing "
-                "could be told"
-            )
+            raise UsageError(f"dtype: expected one of {DTYPES}, got {self.dtype!r}{did_you_mean(self.dtype, DTYPES)}")
+        if isinstance(self.kinds, str) or not self.kinds or not all(isinstance(kind, str) for kind in self.kinds):
+            raise UsageError(f"kinds: expected a tuple of names from `eqcheck checkpoint list`, got {self.kinds!r}")
+        keep("kinds", tuple(self.kinds))
         check_claims(self.capabilities, self.seeds, self.lossless, self.option_order)
         keep("option_order", tuple(self.option_order))
         keep("known", dict(self.known or {}))

@@ -75,6 +75,12 @@ class RowOptions:
     def __post_init__(self) -> None:
         check(self, (_bounds,), UsageError)
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether an option changes the scores of tokens before the best is chosen."""
+        penalised = (self.repetition_penalty, self.presence_penalty) != (1.0, 0.0)
+        return penalised or bool(self.min_new_tokens and self.eos_token_ids)
+
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
         """How new tokens end wrongly: the kind, and the index of the first token too many or missing; None if rightly.
 

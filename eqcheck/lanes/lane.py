@@ -89,9 +89,9 @@ class Lane(ABC):
             return False
         if not case.checkpoint:
             return True
-        from eqcheck.checkpoints.models import checkpoint
+        from eqcheck.checkpoints.models import known
 
-        return bool(case.checkpoint == checkpoint().name)
+        return known(case.checkpoint)
 
     @abstractmethod
     def explain(

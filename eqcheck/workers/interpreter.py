@@ -31,6 +31,7 @@ _PLACE = re.compile(r"[\w-]+\.(?:c|cc|cpp|cu|h|hpp|py|rs):\d+")  # where in its 
 
 Ask = Callable[[Any], Mapping[str, Any]]  # a case as the request that crosses
 Judge = Callable[[Any, Mapping[str, Any]], Outcome]  # a case, and the message that answers for it
+Folders = Callable[[Any], tuple[Path, Path]]  # of a case, the folders of target and draft
 
 
 def environment(decoder: Decoder, python: str | None) -> str:
@@ -56,7 +57,7 @@ def environment(decoder: Decoder, python: str | None) -> str:
 
 
 class InterpreterWorker(ProcessWorker):
-    """A decoder in a process that ``python`` runs; it is handed ``folders``, and ``judge`` judges here what it answers.
+    """A decoder in a process that ``python`` runs, with the folders of a case; ``judge`` judges here what it answers.
 
     >>> from eqcheck.contract import registry
     >>> from eqcheck.case.engine import EngineCase, EngineRow
@@ -67,9 +68,7 @@ class InterpreterWorker(ProcessWorker):
     'equivalent'
     """
 
-    def __init__(
-        self, decoder: Decoder, python: str, folders: tuple[Path, Path], ask: Ask, judge: Judge, timeout: float
-    ) -> None:
+    def __init__(self, decoder: Decoder, python: str, folders: Folders, ask: Ask, judge: Judge, timeout: float) -> None:
         super().__init__(timeout)
         self.decoder, self.python = decoder, python
         self._folders, self._ask, self._judge = folders, ask, judge
@@ -93,7 +92,7 @@ class InterpreterWorker(ProcessWorker):
             ) from None
 
     def start(self) -> None:
-        command = [self.python, str(SERVE), self.decoder.spec or self.decoder.name, *map(str, self._folders)]
+        command = [self.python, str(SERVE), self.decoder.spec or self.decoder.name]
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(
@@ -133,7 +132,8 @@ class InterpreterWorker(ProcessWorker):
 
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Mapping[str, Any]:
         process = self._process
-        sent = {"request": self._ask(case), "entropy": getattr(case, "entropy", None)}
+        folders = list(map(str, self._folders(case)))
+        sent = {"folders": folders, "request": self._ask(case), "entropy": getattr(case, "entropy", None)}
         try:
             process.stdin.write(json.dumps(sent) + "\n")
             process.stdin.flush()

@@ -1,11 +1,11 @@
 """A decoder served over JSON lines, in whatever Python runs this file; only the decoder's engine must be installed.
 
-    python serve.py SPEC TARGET DRAFT
+    python serve.py SPEC
 
-One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"request": {...}, "entropy":
-...}``, where entropy seeds the global generators if it is a number, is answered by ``{"outputs": [...], "observed":
-{...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ..., "traceback": ...}``, until standard input ends.
-The decoder's prints go to standard error.
+One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"folders": [TARGET, DRAFT],
+"request": {...}, "entropy": ...}``, where entropy seeds the global generators if it is a number, is answered by
+``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ..., "traceback":
+...}``, until standard input ends. The decoder's prints go to standard error.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import signal
 import sys
 import traceback
 from contextlib import nullcontext, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parents[1]
 
 
-def serve(spec: str, target: str, draft: str) -> None:
+def serve(spec: str) -> None:
     """Answer requests until standard input ends."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -43,7 +44,6 @@ def serve(spec: str, target: str, draft: str) -> None:
 
     try:
         decoder = registry.load(spec)
-        pair: tuple[Any, Any] = (target, draft) if decoder.checkpoints else _models(target, draft)
         running = decoder.running()
         generate = Guarded(running.__enter__(), decoder.requires)
     except Exception as error:
@@ -52,7 +52,7 @@ def serve(spec: str, target: str, draft: str) -> None:
     say(ready=str(hook(generate, "version") or decoder.version))
     for line in sys.stdin:
         message = json.loads(line)
-        sent = message["request"]
+        sent, folders = message["request"], message["folders"]
         if message.get("entropy") is not None:
             _seed(message["entropy"])
         sent["rows"] = tuple(
@@ -60,8 +60,9 @@ def serve(spec: str, target: str, draft: str) -> None:
         )
         request = Request(**{**sent, "eos_token_ids": tuple(sent["eos_token_ids"])})
         try:
+            target, draft = folders if decoder.checkpoints else map(_model, folders)
             with _no_grad(decoder.checkpoints):
-                outputs = [[int(token) for token in row] for row in generate(*pair, request)]
+                outputs = [[int(token) for token in row] for row in generate(target, draft, request)]
         except Unsupported as error:
             say(unsupported=next((line for line in str(error).splitlines() if line.strip()), "no reason given"))
         except Exception as error:
@@ -89,12 +90,13 @@ def _import_eqcheck() -> None:
     spec.loader.exec_module(module)
 
 
-def _models(*folders: str) -> tuple[Any, ...]:
+@lru_cache(maxsize=8)
+def _model(folder: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    return tuple(AutoModelForCausalLM.from_pretrained(folder).to(torch.float64).eval() for folder in folders)
+    return AutoModelForCausalLM.from_pretrained(folder).to(torch.float64).eval()
 
 
 def _seed(entropy: int) -> None:

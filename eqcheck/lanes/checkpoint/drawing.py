@@ -17,7 +17,7 @@ import torch
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import row_with, with_options
+from eqcheck.checkpoints.truth import Truth, row_with, with_options
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.requirements import prompts_meeting
 
@@ -39,6 +39,7 @@ class EngineCases:
     seed: int
     capabilities: tuple[str, ...]
     requires: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("full",)
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -55,7 +56,11 @@ class EngineCases:
 
     def _settings(self, rng: random.Random, number: int) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
-        case = EngineCase((EngineRow((0,), RowOptions(1)),), rng.randint(1, 8), checkpoint=checkpoint().name)
+        case = EngineCase(
+            (EngineRow((0,), RowOptions(1)),),
+            rng.randint(1, 8),
+            checkpoint=checkpoint(self.kinds[number % len(self.kinds)]).name,
+        )
         if "only-dictated-drafts" in self.capabilities:
             case = replace(case, drafting="dictated")
         if number == 0:
@@ -82,7 +87,7 @@ class EngineCases:
         prompts = prompts_meeting(self.requires, self._prompts(rng, settings, size, longest), PAD, VOCAB_SIZE)
         size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
-        common = _options(rng, limit, prompts)
+        common = _options(rng, limit, prompts, truth(settings.checkpoint))
         rows = [EngineRow(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5):
             rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
@@ -96,7 +101,7 @@ class EngineCases:
         least = self._has(rng, "min-new-tokens", 0.25)
         if self._has(rng, "row-eos", 0.4) or least:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
-            emitted = truth().emitted([rows[number] for number in chosen], _LOOK_AHEAD)
+            emitted = truth(settings.checkpoint).emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.2):
@@ -114,7 +119,8 @@ class EngineCases:
             prompts[rng.randrange(size)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
         if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
-            emitted = truth().emitted([EngineRow(prompts[row], RowOptions(1)) for row in chosen], rng.randint(2, 10))
+            asked = [EngineRow(prompts[row], RowOptions(1)) for row in chosen]
+            emitted = truth(settings.checkpoint).emitted(asked, rng.randint(2, 10))
             for row, tokens_after in zip(chosen, emitted, strict=True):
                 prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
         if settings.prefix_caching:
@@ -135,11 +141,11 @@ def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:
     return tuple(rounds)
 
 
-def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]]) -> RowOptions:
+def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]], alone: Truth) -> RowOptions:
     """Options that all rows share: any decoder can do that much."""
     if rng.random() < 0.7:
         return RowOptions(limit)
-    (emitted,) = truth().emitted([EngineRow(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
+    (emitted,) = alone.emitted([EngineRow(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
     return RowOptions(limit, _some(rng, emitted))
 
 
@@ -172,10 +178,10 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
         if number % 2:
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
             if options.eos_token_ids:
-                emitted = truth().row(row_with(other, eos_token_ids=(), min_new_tokens=0))
+                emitted = truth(case.checkpoint).row(row_with(other, eos_token_ids=(), min_new_tokens=0))
                 other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
         elif options.eos_token_ids:
-            other = ending_like(row, other)
+            other = ending_like(row, other, truth(case.checkpoint))
         rows.append(other)
     if len({row.options for row in case.rows}) == 1:  # they may have to share them
         rows = [replace(row, options=rows[0].options) for row in rows]
@@ -183,10 +189,10 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
     return replace(case, rows=tuple(rows), num_draft_tokens=other_k).meeting(requires)
 
 
-def ending_like(row: EngineRow, other: EngineRow) -> EngineRow:
+def ending_like(row: EngineRow, other: EngineRow, alone: Truth) -> EngineRow:
     """``other`` with those of its tokens as EOS ids that stand where the EOS ids of ``row`` would."""
-    endless = truth().row(row_with(row, eos_token_ids=()))
-    others = truth().row(row_with(other, eos_token_ids=()))
+    endless = alone.row(row_with(row, eos_token_ids=()))
+    others = alone.row(row_with(other, eos_token_ids=()))
     ends = [endless.index(token) for token in row.options.eos_token_ids if token in endless]
     found = tuple(dict.fromkeys(others[end] for end in ends if end < len(others)))
     return row_with(other, eos_token_ids=found) if found else other
@@ -219,8 +225,9 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     counters = {name for name, holds in checks.items() if holds} | answered(case, outputs, observed)
-    chosen = [number for number, row in enumerate(rows) if _scoring(row)]
-    scores = truth().together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
+    chosen = [number for number, row in enumerate(rows) if row.options.changes_scores]
+    alone = truth(case.checkpoint)
+    scores = alone.together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
     for number, plain in zip(chosen, scores, strict=True):
         row, output, o = rows[number], outputs[number], rows[number].options
         if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
@@ -241,12 +248,6 @@ def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Map
     )
     checks = {"ended_by_eos": ended, "drafted": drafted > 0, "accepted": accepted > 0, "rejected": drafted > accepted}
     return {name for name, holds in checks.items() if holds}
-
-
-def _scoring(row: EngineRow) -> bool:
-    """Whether options change the row's scores."""
-    o = row.options
-    return bool(o.min_new_tokens and o.eos_token_ids) or (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0)
 
 
 def _changed(scores: torch.Tensor, row: EngineRow, output: tuple[int, ...], **off: Any) -> bool:

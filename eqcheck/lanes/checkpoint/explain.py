@@ -45,7 +45,7 @@ def explain(outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAI
     request = outcome.case.rows[row.row]
     expected_row = row.observed[:index]
     if row.expected is not None:
-        expected_row = tuple(truth().row(request, row.observed[:index]))
+        expected_row = tuple(truth(outcome.case.checkpoint).row(request, row.observed[:index]))
     return Explanation(
         component,
         kind,
@@ -76,7 +76,7 @@ def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | No
     """Whether every wrong row is its prompt and what the target emits."""
     rows = outcome.case.rows
     wrong = [
-        RowVerdict(one.row, tuple(truth().row(rows[one.row])), tuple(one.observed))
+        RowVerdict(one.row, tuple(truth(outcome.case.checkpoint).row(rows[one.row])), tuple(one.observed))
         for one in outcome.wrong
         if one.observed[: len(rows[one.row].prompt)] == rows[one.row].prompt
     ]
@@ -87,7 +87,8 @@ def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | No
 
 @lru_cache(maxsize=48)  # more than the cases like one that are looked at together
 def _evidence(case: EngineCase, outputs: tuple[tuple[int, ...], ...]) -> Evidence:
-    target, draft = checkpoint().models()
+    pair = checkpoint(case.checkpoint)
+    target, draft = (model.function for model in pair.built) if pair.built else pair.models()
     return Evidence(target, draft if case.drafting == "model" else None, case, outputs)
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import UsageError
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
@@ -45,10 +45,14 @@ _ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-pen
 
 def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:
     """The worker that runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
-    pair = checkpoint()
     ask = partial(_request, decoder.padding_sides[0])
     judge = judge or partial(judged, Judge(decoder.dtype))
-    return InterpreterWorker(decoder, python, (pair.target, pair.draft), ask, judge, timeout)
+
+    def folders(case: Any) -> tuple[Path, Path]:
+        pair = checkpoint(case.checkpoint, decoder.dtype)
+        return pair.target, pair.draft
+
+    return InterpreterWorker(decoder, python, folders, ask, judge, timeout)
 
 
 def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
@@ -81,7 +85,9 @@ class CheckpointLane(Lane):
             yield
 
     def cases(self) -> Iterator[EngineCase]:
-        return EngineCases(self.options.seed, self.decoder.capabilities, self.decoder.requires).cases()
+        return EngineCases(
+            self.options.seed, self.decoder.capabilities, self.decoder.requires, self.decoder.kinds
+        ).cases()
 
     def asks(self, case: Any) -> bool:
         """With a budget, stored cases may take half of it."""
@@ -191,8 +197,7 @@ class CheckpointLane(Lane):
         return Finding(outcome, explanation, needs=needs(outcome.case), seen=(outcome.symptom,), minimised=False)
 
     def again(self, case: EngineCase, calls: bool) -> tuple[Outcome, str]:
-        if case.checkpoint not in ("", checkpoint().name):
-            raise UsageError(f"the case is for the checkpoint {case.checkpoint}, this torch makes {checkpoint().name}")
+        checkpoint(case.checkpoint)  # or there is none of this name
         with self.drawing():
             outcome = self._decode(case)
         if outcome.failed:

@@ -13,6 +13,7 @@ from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.reduction import put, reduced
+from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.lanes.checkpoint.drawing import ending_like
 
@@ -57,12 +58,14 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
 def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
     """Smaller cases; the most promising cases come first."""
     own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
+    alone = truth(case.checkpoint)
     for name in needs(case):
         if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
             continue
         yield without(case, (name,))
         if name.endswith("-penalty") and own:
-            yield replace(case, rows=tuple(map(ending_like, case.rows, without(case, (name,)).rows)))
+            plain = zip(case.rows, without(case, (name,)).rows, strict=True)
+            yield replace(case, rows=tuple(ending_like(row, other, alone) for row, other in plain))
     size = len(case.rows) // 2
     while size:
         for start in range(0, len(case.rows), size):
@@ -74,7 +77,7 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
     for number, row in enumerate(case.rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
         smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
-        smaller += [ending_like(row, candidate) for candidate in smaller if row.options.eos_token_ids and own]
+        smaller += [ending_like(row, candidate, alone) for candidate in smaller if row.options.eos_token_ids and own]
         if own:
             smaller += [replace(row, options=options) for options in _simpler(row.options)]
         for candidate in smaller:

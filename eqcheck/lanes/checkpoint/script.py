@@ -134,7 +134,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         shared=f"{ENGINE} and {CHECKPOINT}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
         settings={name: getattr(case, name) for name in SETTINGS} | _dictated(case),
-        expected=json.dumps([truth().row(row) for row in case.rows]),
+        expected=json.dumps([truth(case.checkpoint).row(row) for row in case.rows]),
     )
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
 from eqcheck.case.sampling import Sampled, SampledCase, SampledEngineCase
-from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.judge import random_truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import PaddingSide, RowOptions
 from eqcheck.contract.options import ORDER
@@ -239,7 +239,7 @@ class SampledEngineCases:
         prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice((1, 2, 3, 5, 9, 14))))
         if regime != "ngram":
             return prompt
-        (after,) = truth().emitted([EngineRow(prompt, RowOptions(1))], 12)
+        (after,) = random_truth().emitted([EngineRow(prompt, RowOptions(1))], 12)
         return (*prompt, *after, *prompt)
 
     def _options(self, rng: Random, regime: EngineRegime, limit: int, eos: tuple[int, ...]) -> RowOptions:

@@ -11,7 +11,7 @@ from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.case.engine import VOCAB_SIZE
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
-from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
+from eqcheck.checkpoints.judge import Judge, RowJudgement, random_truth
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
@@ -238,6 +238,7 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         seen.observed,
         f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
     )
-    row = tuple(truth().row(case.rows[seen.row], seen.observed[: seen.first])) if seen.expected is not None else ()
+    before = seen.observed[: seen.first]
+    row = tuple(random_truth().row(case.rows[seen.row], before)) if seen.expected is not None else ()
     row = row or seen.observed[: seen.first]  # it should have ended there
     return replace(explanation, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)

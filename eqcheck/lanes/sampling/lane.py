@@ -33,7 +33,7 @@ AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 class SampledTarget(ABC):
     """A target that rows are drawn from, for one audit of one decoder.
 
-    ``source`` has the cases, of ``regimes``; ``families`` are theirs, and ``claimed`` those that the decoder claims.
+    ``source`` has the cases, of ``regimes``; ``families`` are theirs, ``claimed`` the ones that the decoder claims.
     ``eps`` bounds what rounding changes where rows do not say it. Cases are drawn in this ``share`` of a budget, or for
     so many ``seconds``. A finding of one case is ``minimised``. ``naming`` says after how many times the tokens of a
     violation, and how many tokens at least, a name is looked for; None: again and again.

@@ -18,7 +18,7 @@ import torch
 
 from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.judge import random_truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract.decoders import RowOptions
@@ -86,7 +86,7 @@ class Laws(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _model(which: int, dtype: torch.dtype) -> ModelTruth:
-    return truth() if (which, dtype) == (0, torch.float64) else ModelTruth(checkpoint().models(dtype)[which])
+    return random_truth() if (which, dtype) == (0, torch.float64) else ModelTruth(checkpoint().models(dtype)[which])
 
 
 def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: str) -> dict[int, Laws]:
@@ -99,7 +99,7 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
     texts = [_ended(row.options, outputs[number]) for row, number in zip(rows, numbers, strict=True)]
     if not rows:
         return {}
-    target = truth().together(rows, texts)
+    target = random_truth().together(rows, texts)
     rounded = target
     if dtype != "float64":
         rounded = [scores.double() for scores in _model(0, getattr(torch, dtype)).together(rows, texts)]
@@ -151,7 +151,7 @@ def _looked_up(row: EngineRow, text: Sequence[int]) -> Floats:
     Engines differ in which of several places they take, so this is good for bets only.
     """
     whole = [*row.prompt, *text]
-    laws = np.zeros((len(text), int(truth().model.config.vocab_size)))
+    laws = np.zeros((len(text), int(random_truth().model.config.vocab_size)))
     for at in range(len(text)):
         end = len(row.prompt) + at
         for size in range(min(_NGRAM, end - 1), 0, -1):

@@ -1,0 +1,132 @@
+"""A built function's answers to a program: the same as its model's in float64, computed from codes and scores alone.
+
+Every head's scores are a table over distances (`eqcheck.construction.pointers`), so queries, keys and values need not
+be multiplied out. Contexts that no right engine makes have an answer, too: two slots at one position, a position behind
+the query's own, a slot of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from eqcheck.abduction.program import BLANK, Answers, Program
+from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head
+from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, POSITIONS, Reads, amplitudes
+from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, signs, staircase
+
+_CLEAR = 20.0  # by how much a score is less, where its slot has no weight that matters
+_UNSEEN = -1e9
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def logits(function: Function) -> Array:
+    """By code, the scores ``[codes, vocabulary]`` of the next token."""
+    table = np.zeros((CODES, VOCABULARY))
+    table[:, list(function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
+    return table
+
+
+def evaluated(function: Function, programs: Sequence[Program]) -> list[Answers]:
+    """The scores ``[vocabulary]`` of every asked query of each program."""
+    return [_Evaluation(function, program).answers() if program.queries else {} for program in programs]
+
+
+class _Evaluation:
+    def __init__(self, function: Function, program: Program) -> None:
+        self.function, self.program = function, program
+        entries, width = len(program.tokens), len(program.columns)
+        self.sees = np.zeros((entries, width), bool)
+        queries = [query for query, seen in enumerate(program.sees) for _ in seen]
+        self.sees[queries, [column for seen in program.sees for column in seen]] = True
+        pairs = np.array(program.columns)
+        positions = np.array(program.positions)
+        self.columns, self.empty = np.maximum(pairs, 0), pairs[:, 0] == BLANK
+        distance = positions[:, None, None] - positions[self.columns][None]  # [entries, columns, 2]
+        self.distance = np.clip(distance, -POSITIONS, POSITIONS)
+
+    def answers(self) -> Answers:
+        program, function = self.program, self.function
+        flagged = np.isin(program.tokens, list(function.flagged)).astype(float)
+        codes = signs([function.codes_in[token] for token in program.tokens])
+        square = BIG**2 + 1 + flagged + BITS  # of the residual stream; each norm expects the mean of it
+        expected = BIG**2 + 1 + BITS
+        for number, heads in enumerate(function.layers):
+            sums = self._sums(number, heads, codes, np.sqrt(expected / square))
+            square, expected = square + (sums**2).sum(-1), expected + BITS * len(heads)
+            total = codes + sums
+            if number == len(function.layers) - 1:
+                total[:, 0] += 2 * flagged
+            codes = _parity(total, len(heads), np.sqrt(expected / square))
+            square, expected = square + (codes**2).sum(-1), expected + BITS
+        asked = list(program.queries.values())
+        scores = np.zeros((len(asked), VOCABULARY))
+        scaled = codes[asked] * np.sqrt(expected / square)[asked, None]
+        scores[:, list(function.tokens_out)] = scaled * LOGITS @ signs(range(CODES)).T
+        return dict(zip(program.queries, torch.from_numpy(scores), strict=True))
+
+    def _sums(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
+        """The codes that the heads of a layer read, added up; ``scale`` is how far its norm is off."""
+        first, second = self.columns.T
+        sums, torn = np.zeros_like(codes), self.program.torn
+        for at, head in enumerate(heads):
+            other = (torn == "layers" and number > 0) or (torn == "heads" and at * GROUPS // len(heads) > 0)
+            keys = second if other else first
+            values = second if other or torn == "values" else first
+            distance = self.distance[:, :, int(other)]
+            straight, turned = _scores(head.reads)
+            scores = straight[distance + POSITIONS]
+            if turned is not None:
+                scores = scores - turned[distance + POSITIONS] * codes[keys, head.bit]
+            scores = scores * scale[:, None] * np.where(self.empty, 0.0, scale[keys])
+            seen = self.sees if head.window is None else self.sees & (distance < head.window)
+            read = codes[values] * np.where(self.empty, 0.0, scale[values])[:, None]
+            told = _read(np.where(seen, scores, _UNSEEN), read, self.program)
+            sums += told[:, list(head.order)] * np.where(head.flips, -1, 1)
+        return sums
+
+
+def _read(scores: Array, values: Array, program: Program) -> Array:
+    """The values ``[entries, bits]`` that queries read, by their scores ``[entries, columns]``."""
+    best = scores.argmax(-1)
+    top = scores[np.arange(len(scores)), best]
+    read = values[best]
+    unclear = np.flatnonzero((scores > top[:, None] - _CLEAR).sum(-1) > 1)
+    weights = np.exp(scores[unclear] - top[unclear, None])
+    read[unclear] = weights @ values / weights.sum(-1, keepdims=True)
+    for query, columns in program.blind.items():
+        read[query] = values[list(columns)].mean(0)
+    told: Array = read
+    return told
+
+
+def _parity(sums: Array, heads: int, scale: Array) -> Array:
+    """The product of ``heads + 1`` signs from their sum, as the steps of `weights.mlp` make it."""
+    scale = scale[:, None]
+
+    def unit(gate: Any) -> Any:
+        steep = np.clip(STEEP * scale * gate, -500, None)
+        return scale * steep / (1 + np.exp(-steep)) / STEEP
+
+    product: Array = unit(1.0) * (-1 if heads % 4 == 0 else 1) * np.ones_like(sums)
+    for direction, place, weight in staircase(heads, flag=True):
+        step = direction * (sums - place)
+        product += weight * (unit(step + 0.5) - unit(step - 0.5))
+    return product
+
+
+@cache
+def _scores(reads: Reads) -> tuple[Array, Array | None]:
+    """Scores by distance from ``-POSITIONS`` on: the part of all keys, and the part that a key's bit turns, if any."""
+    frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angles = np.outer(np.arange(-POSITIONS, POSITIONS + 1), frequencies)
+    cosines, sines = map(np.array, amplitudes()[reads])
+    parts = np.cos(angles) * cosines + np.sin(angles) * sines
+    turning = np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS)
+    keyed = any(sign for _, sign in reads)
+    return parts[:, ~turning].sum(-1), parts[:, turning].sum(-1) if keyed else None
