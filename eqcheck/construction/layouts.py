@@ -6,9 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eqcheck.construction import llama
+from eqcheck.construction import gemma, llama, mistral
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head, shuffled
-from eqcheck.construction.pointers import KEYED, PLAIN, Reads, keyed, plain
+from eqcheck.construction.pointers import (
+    FAR,
+    FAR_KEYED,
+    KEYED,
+    NEAR_KEYED,
+    PLAIN,
+    WINDOW,
+    WINDOWED,
+    Reads,
+    keyed,
+    plain,
+)
 from eqcheck.construction.weights import Array
 
 LAYERS, GROUPS = 3, 4
@@ -37,25 +48,45 @@ def head(reads: Reads, layer: int, bit: int, window: int | None = None) -> Head:
     return Head(reads, bit, shuffled(BITS, "order", layer, reads), tuple(bool(n % 2) for n in flips), window)
 
 
-def full() -> list[list[Head]]:
-    """Three layers of 16 pointers: most distances to 64 stand in some layer, and six beyond, to 256.
+def layer(number: int, straight: Sequence[Reads], choosing: Sequence[Reads], window: int | None = None) -> list[Head]:
+    """A layer of heads, by key head: plain pointers and a keyed one. Keys carry a bit of their own code."""
+    share, bits = len(straight) // GROUPS, shuffled(BITS, "bit", number)
+    return [
+        head(reads, number, bits[group], window)
+        for group in range(GROUPS)
+        for reads in (*straight[group * share : (group + 1) * share], choosing[group])
+    ]
 
-    By key head, three plain pointers and a keyed one. Its keys carry a bit of their own code.
+
+def full() -> list[list[Head]]:
+    """Three layers of 16 pointers: most distances to 64 stand in some layer, and six beyond, to 256."""
+    return [
+        layer(n, [plain(d) for d in PLAIN[n::LAYERS]], [keyed(*pair) for pair in KEYED[n::LAYERS]])
+        for n in range(LAYERS)
+    ]
+
+
+def window() -> list[list[Head]]:
+    """A layer with a window, one without, and one with. Each distance in the window stands in a windowed layer.
+
+    Some windowed pointers aim behind the window first: at the slots that a window too wide would show.
     """
-    layers = []
-    for layer in range(LAYERS):
-        straight, choosing = PLAIN[layer::LAYERS], KEYED[layer::LAYERS]
-        share, bits = len(straight) // GROUPS, shuffled(BITS, "bit", layer)
-        layers.append(
-            [
-                head(reads, layer, bits[group])
-                for group in range(GROUPS)
-                for reads in (*map(plain, straight[group * share : (group + 1) * share]), keyed(*choosing[group]))
-            ]
-        )
-    return layers
+    far = layer(1, [plain(d) for d in FAR], [keyed(*pair) for pair in FAR_KEYED])
+    return [near(0, 0), far, near(2, 1)]
+
+
+def mistral_window() -> list[list[Head]]:
+    """Three layers with a window: the tokens before the last 94 are not seen."""
+    return [near(0, 0), near(1, 1), near(2, 0)]
+
+
+def near(number: int, which: int) -> list[Head]:
+    """A layer with a window, of one of two sets of pointers."""
+    return layer(number, WINDOWED[which], [keyed(*pair) for pair in NEAR_KEYED[which]], WINDOW)
 
 
 LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
+    "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
+    "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
 }

@@ -36,12 +36,44 @@ def keyed(distance: int, other: int) -> Reads:
     return ((distance, 1), (other, 0), (0, 0))
 
 
+def beyond(distance: int, inside: int) -> Reads:
+    """The reads of a pointer to a distance that a window hides: to the other distance, which it does not hide.
+
+    >>> beyond(32, 31)
+    ((32, 0), (31, 0), (0, 0))
+    """
+    return ((distance, 0), (inside, 0), (0, 0))
+
+
 PLAIN = (*range(1, 14), 17, 18, 19, 24, 25, 31, 32, 37, 38, 42, 43, 44, 50, 51, 56, 57, 63, 81, 99, 126, 157, 193, 256)
 KEYED = (
     (14, 21), (16, 15), (23, 22), (34, 33), (36, 35), (39, 20),
     (41, 59), (49, 61), (53, 54), (58, 40), (62, 55), (64, 45),
 )  # fmt: skip
 READS: tuple[Reads, ...] = (*map(plain, PLAIN), *(keyed(*pair) for pair in KEYED))
+
+WINDOW = 32  # a layer with a window sees the distances under it
+BEYOND = (
+    ((32, 31), (33, 8), (36, 11), (40, 15), (44, 19)),
+    ((32, 31), (34, 9), (35, 10), (37, 12), (38, 13), (50, 25)),
+)  # by layer with a window; the last slot that is seen, and the first that is not, are told apart in each
+NEAR = ((1, 4, 22, 26, 28, 29, 2), (3, 5, 20, 21, 27, 30))
+NEAR_KEYED = (((6, 12), (7, 14), (16, 23), (24, 18)), ((14, 7), (17, 24), (18, 25), (23, 17)))
+FAR, FAR_KEYED = (33, 34, 36, 40, 46, 48, 53, 59, 81, 126, 193, 256), ((38, 44), (37, 43), (50, 57), (56, 62))
+WINDOWED: tuple[tuple[Reads, ...], ...] = tuple(
+    (*(beyond(*pair) for pair in pairs), *map(plain, distances)) for pairs, distances in zip(BEYOND, NEAR, strict=True)
+)
+READS += tuple(
+    reads
+    for reads in dict.fromkeys(
+        (
+            *(reads for layer in WINDOWED for reads in layer),
+            *map(plain, FAR),
+            *(keyed(*pair) for pairs in (*NEAR_KEYED, FAR_KEYED) for pair in pairs),
+        )
+    )
+    if reads not in READS
+)
 
 
 @lru_cache(maxsize=1)

@@ -72,10 +72,10 @@ def embeddings(function: Function, at: Residual) -> Array:
     return table
 
 
-def head(function: Function, at: Residual) -> Array:
+def head(function: Function, at: Residual, logits: Sequence[float] = LOGITS) -> Array:
     """``[vocabulary, hidden]``: how far the last code agrees with that which names the token; 0 for other ids."""
     table = np.zeros((VOCABULARY, HIDDEN))
-    table[list(function.tokens_out), at.code(at.layers).start : at.code(at.layers).stop] = signs(range(CODES)) * LOGITS
+    table[list(function.tokens_out), at.code(at.layers).start : at.code(at.layers).stop] = signs(range(CODES)) * logits
     return table
 
 
