@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eqcheck.construction import gemma, llama, mistral
+from eqcheck.construction import gemma, lfm2, llama, mistral
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head, shuffled
 from eqcheck.construction.pointers import (
     FAR,
@@ -85,8 +85,30 @@ def near(number: int, which: int) -> list[Head]:
     return layer(number, WINDOWED[which], [keyed(*pair) for pair in NEAR_KEYED[which]], WINDOW)
 
 
+DISTANCES = (*range(3, 14), 17, 19, 25, 32, 38, 44, 50, 126, 256)
+
+
+def hybrid() -> list[list[Head]]:
+    """Twice a convolution and two layers of 8 pointers: the nearest distances, most others to 64, and 126 and 256.
+
+    A convolution taps the codes of the last two tokens. By key head of attention two plain pointers, or a plain and a
+    keyed one.
+    """
+    layers = []
+    for number in range(6):
+        if number % 3 == 0:
+            layers.append([head(((distance, 0),), number, 0) for distance in (1, 2)])
+            continue
+        share, bits = number // 3 * 2 + number % 3 - 1, shuffled(BITS, "bit", number)
+        straight, choosing = [plain(d) for d in DISTANCES[share::4]], [keyed(*pair) for pair in KEYED[share::4]]
+        reads = [read for pair in zip(straight, choosing, strict=False) for read in pair] + straight[-2:]
+        layers.append([head(read, number, bits[i // 2]) for i, read in enumerate(reads)])
+    return layers
+
+
 LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
+    "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),
 }

@@ -36,9 +36,9 @@ class Residual:
 
     big, one, flag = 0, 1, 2
 
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
-        assert 3 + BITS * (2 * layers + 1) <= HIDDEN
+    def __init__(self, layers: int, hidden: int = HIDDEN) -> None:
+        self.layers, self.hidden = layers, hidden
+        assert 3 + BITS * (2 * layers + 1) <= hidden
 
     def code(self, layer: int) -> range:
         """The place of the code before a layer; the head of the model reads that of the layer behind the last."""
@@ -53,7 +53,7 @@ class Residual:
         """The weight of a norm after so many codes and layers of sums: a feature is as it was, and `BIG` is 1."""
         heads = [len(layer) for layer in function.layers]
         square = BIG**2 + 1 + BITS * (codes + sum(heads[:sums]))  # the mean square of a sum of n signs is n
-        weight = np.full(HIDDEN, math.sqrt(square / HIDDEN))
+        weight = np.full(self.hidden, math.sqrt(square / self.hidden))
         weight[self.big] /= BIG
         return weight
 
@@ -65,7 +65,7 @@ def signs(codes: Sequence[int]) -> Array:
 
 def embeddings(function: Function, at: Residual) -> Array:
     """``[vocabulary, hidden]``: constants, the flag, and the code."""
-    table = np.zeros((VOCABULARY, HIDDEN))
+    table = np.zeros((VOCABULARY, at.hidden))
     table[:, at.big], table[:, at.one] = BIG, 1
     table[list(function.flagged), at.flag] = 1
     table[:, at.code(0)] = signs(function.codes_in)
@@ -74,7 +74,7 @@ def embeddings(function: Function, at: Residual) -> Array:
 
 def head(function: Function, at: Residual, logits: Sequence[float] = LOGITS) -> Array:
     """``[vocabulary, hidden]``: how far the last code agrees with that which names the token; 0 for other ids."""
-    table = np.zeros((VOCABULARY, HIDDEN))
+    table = np.zeros((VOCABULARY, at.hidden))
     table[list(function.tokens_out), at.code(at.layers).start : at.code(at.layers).stop] = signs(range(CODES)) * logits
     return table
 
@@ -134,20 +134,20 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
         flag = bit == 0 and layer == at.layers - 1
         for direction, place, weight in staircase(heads, flag):
             for side in (0.5, -0.5):
-                gate, down = np.zeros(HIDDEN), np.zeros(HIDDEN)
+                gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
                 gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = STEEP * direction
                 gate[at.flag] = 2 * STEEP * direction * flag
                 gate[at.big], gate[at.one] = split(np.array(STEEP * (side - direction * place)))
                 down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / STEEP
                 gates.append(gate)
                 downs.append(down)
-    gate, down = np.zeros(HIDDEN), np.zeros(HIDDEN)
+    gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
     gate[at.big] = STEEP
     down[at.code(layer + 1)] = -(1 if heads % 4 == 0 else -1) / STEEP
-    spare = [np.zeros(HIDDEN)] * (UNITS - len(gates) - 1)
+    spare = [np.zeros(at.hidden)] * (UNITS - len(gates) - 1)
     gates += [gate, *spare]
     downs += [down, *spare]
-    up = np.zeros((len(gates), HIDDEN))
+    up = np.zeros((len(gates), at.hidden))
     up[:, at.big] = 1
     return np.array(gates), up, np.array(downs).T
 
@@ -158,8 +158,8 @@ def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> t
     The value of a key head is the code, turned by as many bits as its number, beside zeros.
     """
     count, code = len(heads), at.code(layer)
-    q, o = np.zeros((count, HEAD_DIM, HIDDEN)), np.zeros((HIDDEN, count, HEAD_DIM))
-    k, v = np.zeros((groups, HEAD_DIM, HIDDEN)), np.zeros((groups, HEAD_DIM, HIDDEN))
+    q, o = np.zeros((count, HEAD_DIM, at.hidden)), np.zeros((at.hidden, count, HEAD_DIM))
+    k, v = np.zeros((groups, HEAD_DIM, at.hidden)), np.zeros((groups, HEAD_DIM, at.hidden))
     for group in range(groups):
         turn, bit = turns(layer, group), heads[group * count // groups].bit
         k[group, :, at.big] = key(turn, keyed=False)
@@ -177,4 +177,4 @@ def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> t
         for place, (source, flip) in enumerate(zip(pointer.order, pointer.flips, strict=True)):
             o[at.sums(layer)[place], number, (source + group) % BITS] = -1 if flip else 1
     flat = HEAD_DIM * count
-    return q.reshape(flat, HIDDEN), k.reshape(-1, HIDDEN), v.reshape(-1, HIDDEN), o.reshape(HIDDEN, flat)
+    return q.reshape(flat, at.hidden), k.reshape(-1, at.hidden), v.reshape(-1, at.hidden), o.reshape(at.hidden, flat)
