@@ -14,6 +14,7 @@ from eqcheck.case.engine import PAD, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.options import SCORING
 from eqcheck.explanation.records import many
 
 _TABLE = {
@@ -224,9 +225,6 @@ class OptionMisuse(Hypothesis):
     schedule: str = ""
 
 
-OFF = {"min_new_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
-
-
 def misused(evidence: Evidence) -> Iterator[Explained]:
     """The tokens explained by options that are off, stale or another row's; options that no row has are left out."""
     rows = evidence.case.rows
@@ -235,9 +233,9 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         parameters = tuple((name, str(value)) for name, value in named.items())
         return explained(evidence, OptionMisuse(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
 
-    names = [name for name, off in OFF.items() if any(getattr(row.options, name) != off for row in rows)]
+    names = [name for name, off in SCORING.items() if any(getattr(row.options, name) != off for row in rows)]
     for name in names:
-        altered = [row_with(row, **{name: OFF[name]}) for row in rows]
+        altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
         yield finding("option-ignored", _chosen(evidence, altered), options=name)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
     for schedule in evidence.schedules_with_options if names else ():
@@ -254,7 +252,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 
 def _scoring(options: RowOptions) -> tuple[object, ...]:
     eos = options.eos_token_ids if options.min_new_tokens else ()
-    return options.min_new_tokens, eos, options.repetition_penalty, options.presence_penalty
+    return eos, *(getattr(options, name) for name in SCORING)
 
 
 def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
@@ -292,7 +290,7 @@ Misplaced = Callable[[TokenPlace], tuple[EngineRow, int]]
 _MISPLACED: dict[str, Misplaced] = {
     "option-stale": lambda at: (at.row, at.start),
     "option-stale-for-bonus": lambda at: (at.row, at.start if at.bonus else at.index),
-    "option-for-first-alone": lambda at: (at.row if at.index == at.start else row_with(at.row, **OFF), at.index),
+    "option-for-first-alone": lambda at: (at.row if at.index == at.start else row_with(at.row, **SCORING), at.index),
 }
 _MISCOUNTED: dict[str, Misplaced] = {
     "minimum-stale": lambda at: (at.counted_from(at.start), at.index),

@@ -14,6 +14,7 @@ from eqcheck.contract.errors import CaseError
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.fields import Rule, among, check, complaint, plain, read, within
 from eqcheck.contract.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS, MOST_DRAFT_TOKENS
+from eqcheck.contract.options import PENALTIES
 from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
@@ -37,7 +38,8 @@ def _asked(row: EngineRow) -> Iterator[str]:
         yield said
     for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
         yield from within(name, [getattr(options, name)], least, greatest)
-    for name, span in (("repetition_penalty", "above 0 and up to"), ("presence_penalty", f"from -{ENGINE_PENALTY} to")):
+    for name, off in PENALTIES.items():
+        span = "above 0 and up to" if off else f"from -{ENGINE_PENALTY} to"  # a factor, or a term
         if abs(penalty := getattr(options, name)) > ENGINE_PENALTY:  # `RowOptions` has seen that it is a number
             yield f"{name}: expected a number {span} {ENGINE_PENALTY}, got {penalty!r}"
 

@@ -27,6 +27,13 @@ SEEDS = {
 """What may be promised of rows with a seed; each includes those before it."""
 
 
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0}
+"""Options that change the scores of tokens that were there before, and the values at which they do not."""
+
+SCORING = {"min_new_tokens": 0, **PENALTIES}
+"""All options of a row that change scores, greedy rows' as well, and the values at which they do not."""
+
+
 _TOKENS = {"is": "a list of token ids"}
 _ABOVE_0 = {"is": "a number above 0"}
 _FINITE = {"is": "a finite number"}
@@ -78,7 +85,7 @@ class RowOptions:
     @property
     def changes_scores(self) -> bool:
         """Whether an option changes the scores of tokens before the best is chosen."""
-        penalised = (self.repetition_penalty, self.presence_penalty) != (1.0, 0.0)
+        penalised = any(getattr(self, name) != off for name, off in PENALTIES.items())
         return penalised or bool(self.min_new_tokens and self.eos_token_ids)
 
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:

@@ -19,6 +19,7 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import Truth, row_with, with_options
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.options import PENALTIES
 from eqcheck.contract.requirements import prompts_meeting
 
 BLOCK = 50  # cases under one setting of the engine
@@ -232,9 +233,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         row, output, o = rows[number], outputs[number], rows[number].options
         if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
             counters.add("min_new_tokens")
-        if (o.repetition_penalty, o.presence_penalty) != (1.0, 0.0) and _changed(
-            plain, row, output, repetition_penalty=1.0, presence_penalty=0.0
-        ):
+        if _changed(plain, row, output, **PENALTIES):
             counters.add("penalty")
     return counters
 

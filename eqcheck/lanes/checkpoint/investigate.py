@@ -10,6 +10,7 @@ from itertools import takewhile
 from eqcheck.abduction import Abduced
 from eqcheck.case.engine import EngineCase
 from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read
@@ -20,7 +21,7 @@ from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)
-_OPTIONS = {"min-new-tokens", "repetition-penalty", "presence-penalty"}
+_OPTIONS = {name.replace("_", "-") for name in SCORING}
 # Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them.
 _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 

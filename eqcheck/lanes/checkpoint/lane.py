@@ -19,6 +19,7 @@ from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.options import SCORING
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
@@ -40,7 +41,7 @@ LEAST_ROUND = 0.08  # of the budget
 _LAST_RESORT_S = 3600.0
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
-_ROW_OPTIONS = ("arrival", "min-new-tokens", "repetition-penalty", "presence-penalty", "eos-token-ids", "many-rows")
+_ROW_OPTIONS = ("arrival", *(name.replace("_", "-") for name in SCORING), "eos-token-ids", "many-rows")
 
 
 def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:

@@ -15,13 +15,14 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.case.reduction import put, reduced
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
+from eqcheck.contract.options import SCORING
 from eqcheck.lanes.checkpoint.drawing import ending_like
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
-_ROW = ("arrival", "min_new_tokens", "repetition_penalty", "presence_penalty", "eos_token_ids")
+_ROW = ("arrival", *SCORING, "eos_token_ids")
 
 
 def minimise(
