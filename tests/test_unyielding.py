@@ -160,7 +160,8 @@ def test_nor_does_a_server_that_is_still_importing(tmp_path: Path) -> None:
 def killed(folder: Path, command: list[str]) -> None:
     """Kill a command once it has begun, and wait until nothing is left of it."""
     mark = f"EQCHECK_TEST={folder}"
-    env = {**os.environ, "EQCHECK_TEST": str(folder), "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "EQCHECK_TEST": str(folder), "PYTHONPATH": path}
     with subprocess.Popen([sys.executable, *command], cwd=folder, env=env) as audit:
         waited_for(lambda: (folder / "begun").exists())
         assert len(marked(mark)) > 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
-from eqcheck.cli.common import EPILOG, broken, stdout_to_stderr
+from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import known_violations, registry, repository
 from eqcheck.contract.decoders import Decoder
@@ -110,6 +110,7 @@ def execute(plan: Plan) -> int:
     if plan.pair:
         repository.find("eqcheck audit --pair")
     _stage("" if "torch" in sys.modules else "loading torch", plan)
+    import_models()
     from eqcheck.campaign import processes
     from eqcheck.selfcheck.faults import short
 

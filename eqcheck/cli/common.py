@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,20 @@ EPILOG = (
     "exit codes: 0 equivalent, 1 violation, 2 inconclusive or interrupted, 3 self-check failed or internal error, "
     "4 usage, 5 nothing was tested"
 )
+
+
+def import_models() -> None:
+    """Import torch and transformers, which takes most of the time of a short command."""
+    if "transformers.generation.utils" in sys.modules:
+        return
+    gc.disable()  # their many objects last, and the collector would walk them over and over: a sixth of the time
+    try:
+        import transformers.generation.utils  # noqa: F401
+
+        import eqcheck.hashlm.model  # noqa: F401
+    finally:
+        gc.enable()
+    gc.freeze()
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eqcheck.cli.common import EPILOG
+from eqcheck.cli.common import EPILOG, import_models
 from eqcheck.contract.errors import EQUIVALENT, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    import_models()
     from eqcheck.cli.replaying import as_test, replay
 
     calls, target = options.verbose, options.target

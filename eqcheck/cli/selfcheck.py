@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.arguments import positive
-from eqcheck.cli.common import EPILOG, broken
+from eqcheck.cli.common import EPILOG, broken, import_models
 from eqcheck.contract.errors import EQUIVALENT
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     seed = random.randrange(1, 2**32) if options.seed is None else options.seed
     os.environ[SEED] = str(seed or "")  # for the processes as well; the catalogue reads it when it is imported
+    import_models()
     try:
         from eqcheck.report.terminal import progress
         from eqcheck.selfcheck.faults import selfcheck

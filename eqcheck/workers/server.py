@@ -4,7 +4,14 @@ from eqcheck.workers.serve import end_with_parent
 
 end_with_parent()
 
+import gc  # noqa: E402
+
+gc.disable()  # what is imported lasts, and the collector would walk it over and over
+
 import transformers.generation.utils  # noqa: E402, F401
 
 import eqcheck.hashlm.model  # noqa: E402
 import eqcheck.workers.fork  # noqa: E402, F401
+
+gc.enable()
+gc.freeze()

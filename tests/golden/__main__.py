@@ -142,7 +142,12 @@ def _alike() -> None:
         "PYTEST_ADDOPTS",
     ):
         os.environ.pop(name, None)
-    os.environ |= {"COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    os.environ |= {
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}",
+    }
     sys.stdin = io.StringIO()
 
 
