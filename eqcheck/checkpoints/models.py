@@ -27,7 +27,7 @@ from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.contract.errors import UsageError
 
 AGREEMENT = 0.75  # of a built draft with its target, in the share of contexts
-_SAVED = ("float16", "bfloat16")  # the dtypes in which weights are saved, besides float32
+SAVED = ("float16", "bfloat16")  # the dtypes in which weights are saved, besides float32
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def checkpoint(name: str = "", dtype: str = "float32") -> Checkpoint:
     """
     kind, _, digest = name.partition("-")
     if kind in LAYOUTS:
-        made = _built(kind, dtype if dtype in _SAVED else "float32")
+        made = _built(kind, dtype if dtype in SAVED else "float32")
     elif kind in ("", "llama"):
         made = _random()
     else:

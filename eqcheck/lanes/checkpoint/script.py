@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import builder
 from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import AGREEMENT, SAVED, checkpoint
 from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
@@ -40,7 +42,7 @@ _FINDING = '''"""{title}
 {version}. Needs {needs}.{plain}
 {explanation}
 
-    python {name}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
+    {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
 """
 
 from _checkpoint import main, row
@@ -50,7 +52,7 @@ ROWS = [
 ]
 SETTINGS = {settings}
 
-# What the target emits for each row, in float64, alone.
+# The tokens of the target alone, for each row.
 EXPECTED = {expected}
 
 if __name__ == "__main__":
@@ -82,13 +84,14 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     if not scripted(decoder, finding):
         return None
     text = script(decoder, version, finding)
-    shown = run(python, {"finding.py": text} | shared(decoder))
+    pair = checkpoint(finding.case.checkpoint, decoder.dtype)
+    shown = run(python, {"finding.py": text} | shared(decoder), (pair.target, pair.draft) if pair.built else ())
     failure = finding.outcome.explanation
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
     return text if shown.get("raised") == failed and (failed or shown["wrong_rows"]) else None
 
 
-def run(python: str, files: dict[str, str]) -> dict[str, Any]:
+def run(python: str, files: dict[str, str], words: Sequence[Path] = ()) -> dict[str, Any]:
     """Run the first of some files, which lie in one folder: the JSON object of its last line, which says what it shows.
 
     It is empty where the script never ends, or its exit code is not 1.
@@ -97,7 +100,7 @@ def run(python: str, files: dict[str, str]) -> dict[str, Any]:
         for name, text in files.items():
             (Path(folder) / name).write_text(text)
         process = subprocess.Popen(
-            [python, next(iter(files))],
+            [python, next(iter(files)), *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -129,13 +132,23 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         needs=", ".join(finding.needs) or "no option",
         plain=f" Without speculation the engine is {finding.plain}." if finding.plain else "",
         explanation=textwrap.fill(in_docstring(what), 110),
-        name="<this file>",
+        command=_command(case, decoder.dtype),
         requirements=in_docstring(hook(decoder.function, "requirements")),
         shared=f"{ENGINE} and {CHECKPOINT}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
         settings={name: getattr(case, name) for name in SETTINGS} | _dictated(case),
         expected=json.dumps([truth(case.checkpoint).row(row) for row in case.rows]),
     )
+
+
+def _command(case: EngineCase, dtype: str) -> str:
+    """How a script is run; a built checkpoint is written first."""
+    pair = checkpoint(case.checkpoint, dtype)
+    if not pair.built:
+        return "python <this file>"
+    less = f" --dtype {dtype}" if dtype in SAVED else ""
+    write = f"eqcheck checkpoint write {pair.kind} target --draft draft --agreement {AGREEMENT}{less}"
+    return f"{write}\n    python <this file> target draft"
 
 
 def shared(decoder: Decoder) -> dict[str, str]:
