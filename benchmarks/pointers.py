@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
-from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, READS, Reads
+from eqcheck.construction.pointers import AHEAD, BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, READS, Reads
 
 Array = Any  # numbers of numpy
 FILE = Path(__file__).parents[1] / "eqcheck" / "construction" / "pointers.json"
@@ -52,9 +52,9 @@ def amplitudes(reads: Reads) -> Array:
     last = ways(*reads[-1])
     fixed = [a - b for one, two in pairwise(reads) for a in ways(*one) for b in ways(*two)]
     fixed += [a - features(distance, -sign)[0] for distance, sign in reads if sign for a in last]
-    others = [distance for distance in range(1, POSITIONS) if distance not in [d for d, _ in reads]]
+    others = [distance for distance in range(-AHEAD, POSITIONS) if distance not in [d for d, _ in reads]]
     rest = np.vstack([a - features(others, sign) for a in last for sign in signs])
-    held = [i for i in range(len(rest)) if i % len(others) < 150]
+    held = [i for i in range(len(rest)) if i % len(others) < 200]
     while True:
         x = least(np.vstack([fixed, rest[held]]))
         short = rest @ x

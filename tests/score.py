@@ -20,8 +20,8 @@ from eqcheck.abduction import Evidence, abduce
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.faults import DEVELOPED
+from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.family import LLAMA
 from eqcheck.selfcheck.faults import in_processes
@@ -96,42 +96,54 @@ def faults() -> list[Fault]:
     ]
 
 
-@cache
-def _models() -> tuple[Any, Any]:
-    torch.set_num_threads(1)
-    return checkpoint().models()
+@dataclass(frozen=True)
+class Served:
+    """The checkpoint that decoders are given, by its name, empty for the random one, and the dtype it computes in."""
+
+    name: str = ""
+    dtype: str = "float64"
+
+    def models(self) -> tuple[Any, Any]:
+        """Target and draft."""
+        torch.set_num_threads(1)
+        return checkpoint(self.name).models(getattr(torch, self.dtype))
+
+    def evidence(self, case: EngineCase, outputs: list[list[int]]) -> Evidence:
+        """The evidence of outputs: by the functions, or by the models in float64."""
+        pair = checkpoint(self.name)
+        target, draft = (one.function for one in pair.built) if pair.built else pair.models()
+        return Evidence(target, draft, case, outputs)
 
 
 @cache
-def drawn(number: int, least: int) -> tuple[EngineCase, list[list[int]]]:
+def drawn(number: int, least: int, name: str) -> tuple[EngineCase, list[list[int]]]:
     """A case with at least so many rows, and what is right; the draws differ by the number alone."""
     draw = random.Random(_SEED * 10_000 + number)
-    truth = ModelTruth(_models()[0])
+    alone = truth(name)
     limit = draw.choice((16, 24, 32, 40))
     prompts = [
         tuple(0 if draw.random() < 0.1 else draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 12)))
         for _ in range(draw.randint(least, 4))
     ]
     rows = [EngineRow(prompt, RowOptions(limit)) for prompt in prompts]
-    right = [truth.row(row) for row in rows]
+    right = [alone.row(row) for row in rows]
     if draw.random() < 0.4:
         eos = (draw.choice(right)[draw.randrange(2, limit)], draw.choice(draw.choice((prompts, right))[0]))
         rows = [replace(row, options=replace(row.options, eos_token_ids=tuple(dict.fromkeys(eos)))) for row in rows]
         right = [_cut(row, eos) for row in right]
-    return EngineCase(tuple(rows), num_draft_tokens=draw.randint(1, 5)), right
+    return EngineCase(tuple(rows), num_draft_tokens=draw.randint(1, 5), checkpoint=name), right
 
 
 def _cut(row: list[int], eos: tuple[int, ...]) -> list[int]:
     return row[: next((n for n, token in enumerate(row, 1) if token in eos), len(row))]
 
 
-def check_fault(fault: Fault) -> FaultScore:
+def check_fault(fault: Fault, served: Served) -> FaultScore:
     """Run a fault until so many wrong cases are explained."""
-    target, draft = _models()
     caught, judged = None, []
     for number in range(MOST_CASES):
-        case, right = drawn(number, max(2, fault.rows))
-        outputs = _decoded(fault.decoder(), case)
+        case, right = drawn(number, max(2, fault.rows), served.name)
+        outputs = _decoded(fault.decoder(), case, served)
         if outputs == right:
             continue
         caught = caught or number + 1
@@ -139,7 +151,7 @@ def check_fault(fault: Fault) -> FaultScore:
         if isinstance(outputs, str):
             judged.append(Said(outputs))
         else:
-            found = abduce(Evidence(target, draft, case, outputs))
+            found = abduce(served.evidence(case, outputs))
             said = (
                 Said("")
                 if found is None
@@ -159,24 +171,23 @@ def check_fault(fault: Fault) -> FaultScore:
     )
 
 
-def check_good(name: str) -> GoodScore:
+def check_good(name: str, served: Served) -> GoodScore:
     """Run a right decoder, and ask for an explanation of what it returned."""
-    target, draft = _models()
     violations = explained = 0
     for number in range(SOUND_CASES):
-        case, right = drawn(number, 2)
-        outputs = _decoded(BUILDS[name].decoder(name), case)
+        case, right = drawn(number, 2, served.name)
+        outputs = _decoded(BUILDS[name].decoder(name), case, served)
         violations += outputs != right
-        explained += not isinstance(outputs, str) and abduce(Evidence(target, draft, case, outputs)) is not None
+        explained += not isinstance(outputs, str) and abduce(served.evidence(case, outputs)) is not None
     return GoodScore(name, SOUND_CASES, violations, explained)
 
 
-def _decoded(decoder: Decoder, case: EngineCase) -> list[list[int]] | str:
+def _decoded(decoder: Decoder, case: EngineCase, served: Served) -> list[list[int]] | str:
     """The outputs, or the kind of crash."""
     request = replace(case.request(), padding_side=decoder.padding_sides[0])
     try:
         with decoder.running() as generate, _within(_SECONDS), torch.no_grad():
-            outputs = generate(*_models(), request)
+            outputs = generate(*served.models(), request)
     except TimeoutError:
         return "crash/hang"
     except Exception:  # whatever a broken decoder raises
@@ -224,10 +235,13 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("developed", "held-back"), help="faults that attribution was developed on, or others"
     )
+    parser.add_argument("--checkpoint", default="", help="a built checkpoint instead of the random one")
+    parser.add_argument("--dtype", default="float64", help="in which decoders compute")
     given = parser.parse_args()
+    served = Served(given.checkpoint, given.dtype)
     chosen = [fault for fault in faults() if given.only is None or fault.held_back == (given.only == "held-back")]
-    work: list[Callable[[], FaultScore | GoodScore]] = [partial(check_fault, fault) for fault in chosen]
-    work += [partial(check_good, name) for name, build in BUILDS.items() if LLAMA in build.families]
+    work: list[Callable[[], FaultScore | GoodScore]] = [partial(check_fault, fault, served) for fault in chosen]
+    work += [partial(check_good, name, served) for name, build in BUILDS.items() if LLAMA in build.families]
     done = list(in_processes(work, given.jobs))
     scores = [one for one in done if isinstance(one, FaultScore)]
     good = [one for one in done if isinstance(one, GoodScore)]

@@ -17,7 +17,7 @@ import torch
 from eqcheck.abduction.program import BLANK, Answers, Program
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head
 from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, POSITIONS, Reads, amplitudes
-from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, signs, staircase
+from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, staircase
 
 _CLEAR = 20.0  # by how much a score is less, where its slot has no weight that matters
 _UNSEEN = -1e9
@@ -116,7 +116,7 @@ def _parity(sums: Array, heads: int, scale: Array) -> Array:
     product: Array = unit(1.0) * (-1 if heads % 4 == 0 else 1) * np.ones_like(sums)
     for direction, place, weight in staircase(heads, flag=True):
         step = direction * (sums - place)
-        product += weight * (unit(step + 0.5) - unit(step - 0.5))
+        product += weight / WIDTH * (unit(step + WIDTH / 2) - unit(step - WIDTH / 2))
     return product
 
 

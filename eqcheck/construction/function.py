@@ -44,6 +44,11 @@ class Head:
     window: int | None = None
 
     @property
+    def behind(self) -> Reads:
+        """The reads without those of places behind the query's own, which a right context does not have."""
+        return tuple(read for read in self.reads if read[0] >= 0)
+
+    @property
     def table(self) -> tuple[int, ...]:
         """By code, the shuffled code."""
         return tuple(
@@ -70,7 +75,7 @@ class Function:
             *(i % CODES for i in shuffled(VOCABULARY - CODES, "special ids")),
         )
         self.tokens_out = shuffled(CODES, "tokens out")  # by code, the token that it names
-        self._heads = [[(head.reads, head.bit, head.table, head.window) for head in layer] for layer in self.layers]
+        self._heads = [[(head.behind, head.bit, head.table, head.window) for head in layer] for layer in self.layers]
 
     @property
     def field(self) -> int:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 HEAD_DIM, BASE, MARGIN, POSITIONS = 64, 10_000.0, 24, 2048
+AHEAD = 40  # positions behind a query's own that a wrong context may show it: they score low, or are read
 KEYED_PAIRS = tuple(range(3, HEAD_DIM // 2, 4))
 
 Reads = tuple[tuple[int, int], ...]
@@ -23,12 +24,15 @@ Reads = tuple[tuple[int, int], ...]
 def plain(distance: int) -> Reads:
     """The reads of a pointer to a distance; where no such slot is there yet, it reads the query's own slot.
 
-    A score of bounded frequencies cannot rise and fall within three distances, so the nearest slope down to the query.
+    A score of bounded frequencies cannot rise and fall within three distances, so it slopes down from 2, and for 3 rises
+    ahead of the query. Pointers to odd distances read the next token, if that is seen: it never is in a right context.
 
-    >>> plain(40), plain(2)
-    (((40, 0), (0, 0)), ((2, 0), (1, 0), (0, 0)))
+    >>> plain(40), plain(41), plain(2)
+    (((40, 0), (0, 0)), ((-1, 0), (41, 0), (0, 0)), ((2, 0), (1, 0), (0, 0)))
     """
-    return tuple((d, 0) for d in {2: (2, 1, 0), 3: (3, 2, 0)}.get(distance, (distance, 0)))
+    slopes = {1: (1, 0), 2: (2, 1, 0), 3: (-1, -2, 3, 0)}
+    ahead = (-1,) if distance % 2 else ()
+    return tuple((d, 0) for d in slopes.get(distance, (*ahead, distance, 0)))
 
 
 def keyed(distance: int, other: int) -> Reads:
@@ -45,10 +49,11 @@ def beyond(distance: int, inside: int) -> Reads:
     return ((distance, 0), (inside, 0), (0, 0))
 
 
-PLAIN = (*range(1, 14), 17, 18, 19, 24, 25, 31, 32, 37, 38, 42, 43, 44, 50, 51, 56, 57, 63, 81, 99, 126, 157, 193, 256)
+NEAR_PLAIN = (*range(1, 13), 14, 17, 18, 20, 24, 31, 32, 36, 38, 42, 43, 44, 49, 50, 56, 58, 62, 64)
+PLAIN = (*NEAR_PLAIN, 81, 100, 131, 162, 193, 257)
 KEYED = (
-    (14, 21), (16, 15), (23, 22), (34, 33), (36, 35), (39, 20),
-    (41, 59), (49, 61), (53, 54), (58, 40), (62, 55), (64, 45),
+    (15, 16), (19, 37), (25, 13), (34, 33), (35, 23), (40, 21),
+    (45, 52), (51, 39), (57, 63), (59, 41), (60, 53), (61, 55),
 )  # fmt: skip
 READS: tuple[Reads, ...] = (*map(plain, PLAIN), *(keyed(*pair) for pair in KEYED))
 

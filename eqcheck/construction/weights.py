@@ -17,10 +17,11 @@ from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Hea
 from eqcheck.construction.pointers import HEAD_DIM, KEYED_PAIRS, amplitudes
 
 HIDDEN = 64
-BIG = 256.0  # the constant that outweighs all else in a norm
+BIG = 1024.0  # the constant that outweighs all else in a norm: so far that bfloat16 sees nothing else
 KEY = 8.0  # the size of each coordinate of a key
-STEEP = 16.0  # the slope of a step: silu(8) is 8 within 0.003
+STEEP, WIDTH = 64.0, 0.125  # a step rises by that slope over this width, and is flat beside it: silu(-10) is nearly nothing
 GROUPS = 4  # key heads
+OFF = 7 / 16  # of a step's place from an even number: averages of two, three or five signs lie beside it
 UNITS = 288  # of an MLP
 LOGITS = tuple(0.5 + bit / 16 for bit in range(BITS))  # a wrong bit costs twice this, so each code costs another sum
 
@@ -111,21 +112,22 @@ def staircase(heads: int, flag: bool) -> list[tuple[int, float, float]]:
     """Steps that make the product of ``heads + 1`` signs from their sum, as ``(direction, place, weight)``.
 
     A step to the right adds its weight where the sum is above its place, one to the left where it is below. Steps start
-    at 0, so that few of them act on a sum, which is small most of the time; the steps begin at -1, a constant.
+    at 0, so that few of them act on a sum, which is small most of the time. Sums of signs are odd. Even ones come from
+    a wrong context, two slots read at once: places are off even numbers, so that these, too, have a clear product.
     """
     ends = heads + (2 if flag else 0)
     rising = 1 if heads % 4 == 0 else -1
-    steps = [(1, 0.0, 2.0 * rising)]
+    steps = [(1, OFF, 2.0 * rising)]
     for number, place in enumerate(range(2, ends + 1, 2)):
         weight = (-2.0 if number % 2 == 0 else 2.0) * rising
-        steps += [(1, float(place), weight), (-1, float(-place), -weight)]
+        steps += [(1, OFF + place, weight), (-1, OFF - place, -weight)]
     return steps
 
 
 def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Array]:
     """Gate, up ``[units, hidden]`` and down ``[hidden, units]`` of a gated MLP: the parity of each bit.
 
-    A step is the difference of two gates half a unit apart on each side of its place.
+    A step is the difference of two gates on either side of its place.
     """
     heads = len(function.layers[layer])
     assert heads % 2 == 0
@@ -133,12 +135,12 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
     for bit in range(BITS):
         flag = bit == 0 and layer == at.layers - 1
         for direction, place, weight in staircase(heads, flag):
-            for side in (0.5, -0.5):
+            for side in (WIDTH / 2, -WIDTH / 2):
                 gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
                 gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = STEEP * direction
                 gate[at.flag] = 2 * STEEP * direction * flag
                 gate[at.big], gate[at.one] = split(np.array(STEEP * (side - direction * place)))
-                down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / STEEP
+                down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / (STEEP * WIDTH)
                 gates.append(gate)
                 downs.append(down)
     gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
