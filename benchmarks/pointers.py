@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
-from eqcheck.construction.pointers import AHEAD, BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, READS, Reads
+from eqcheck.construction.layouts import LAYOUTS
+from eqcheck.construction.pointers import AHEAD, BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, Reads
 
 Array = Any  # numbers of numpy
 FILE = Path(__file__).parents[1] / "eqcheck" / "construction" / "pointers.json"
@@ -73,7 +74,8 @@ def rounded(values: Array) -> list[float]:
 
 if __name__ == "__main__":
     lines = []
-    for reads in READS:
+    heads = [head for made in LAYOUTS.values() for layer in made.layers() for head in layer]
+    for reads in sorted({head.reads for head in heads if (0, 0) in head.reads}):
         values = rounded(amplitudes(reads) * MARGIN)
         half = len(values) // 2
         lines.append(json.dumps({"reads": reads, "cosines": values[:half], "sines": values[half:]}))

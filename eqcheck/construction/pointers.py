@@ -55,7 +55,6 @@ KEYED = (
     (15, 16), (19, 37), (25, 13), (34, 33), (35, 23), (40, 21),
     (45, 52), (51, 39), (57, 63), (59, 41), (60, 53), (61, 55),
 )  # fmt: skip
-READS: tuple[Reads, ...] = (*map(plain, PLAIN), *(keyed(*pair) for pair in KEYED))
 
 WINDOW = 32  # a layer with a window sees the distances under it
 BEYOND = (
@@ -67,17 +66,6 @@ NEAR_KEYED = (((6, 12), (7, 14), (16, 23), (24, 18)), ((14, 7), (17, 24), (18, 2
 FAR, FAR_KEYED = (33, 34, 36, 40, 46, 48, 53, 59, 81, 126, 193, 256), ((38, 44), (37, 43), (50, 57), (56, 62))
 WINDOWED: tuple[tuple[Reads, ...], ...] = tuple(
     (*(beyond(*pair) for pair in pairs), *map(plain, distances)) for pairs, distances in zip(BEYOND, NEAR, strict=True)
-)
-READS += tuple(
-    reads
-    for reads in dict.fromkeys(
-        (
-            *(reads for layer in WINDOWED for reads in layer),
-            *map(plain, FAR),
-            *(keyed(*pair) for pairs in (*NEAR_KEYED, FAR_KEYED) for pair in pairs),
-        )
-    )
-    if reads not in READS
 )
 
 

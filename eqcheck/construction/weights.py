@@ -19,7 +19,10 @@ from eqcheck.construction.pointers import HEAD_DIM, KEYED_PAIRS, amplitudes
 HIDDEN = 64
 BIG = 1024.0  # the constant that outweighs all else in a norm: so far that bfloat16 sees nothing else
 KEY = 8.0  # the size of each coordinate of a key
-STEEP, WIDTH = 64.0, 0.125  # a step rises by that slope over this width, and is flat beside it: silu(-10) is nearly nothing
+STEEP, WIDTH = (
+    64.0,
+    0.125,
+)  # a step rises by that slope over this width, and is flat beside it: silu(-10) is nearly nothing
 GROUPS = 4  # key heads
 OFF = 7 / 16  # of a step's place from an even number: averages of two, three or five signs lie beside it
 UNITS = 288  # of an MLP
