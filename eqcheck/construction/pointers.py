@@ -24,8 +24,9 @@ Reads = tuple[tuple[int, int], ...]
 def plain(distance: int) -> Reads:
     """The reads of a pointer to a distance; where no such slot is there yet, it reads the query's own slot.
 
-    A score of bounded frequencies cannot rise and fall within three distances, so it slopes down from 2, and for 3 rises
-    ahead of the query. Pointers to odd distances read the next token, if that is seen: it never is in a right context.
+    A score of bounded frequencies cannot rise and fall within three distances, so it slopes down from 2, and for 3
+    rises ahead of the query. Pointers to odd distances read the next token, if that is seen: it never is in a right
+    context.
 
     >>> plain(40), plain(41), plain(2)
     (((40, 0), (0, 0)), ((-1, 0), (41, 0), (0, 0)), ((2, 0), (1, 0), (0, 0)))
