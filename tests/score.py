@@ -123,7 +123,7 @@ def drawn(number: int, least: int, name: str) -> tuple[EngineCase, list[list[int
     limit = draw.choice((16, 24, 32, 40))
     prompts = [
         tuple(0 if draw.random() < 0.1 else draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 12)))
-        for _ in range(draw.randint(least, 4))
+        for _ in range(draw.randint(least, max(least, 4)))
     ]
     rows = [EngineRow(prompt, RowOptions(limit)) for prompt in prompts]
     right = [alone.row(row) for row in rows]

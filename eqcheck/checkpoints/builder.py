@@ -155,7 +155,7 @@ def row(prompt: list[int], max_new_tokens: int, **options: Any) -> tuple[list[in
 def request_of(rows: Any, settings: dict[str, Any]) -> Any:
     """The rows of a script as a request to an engine."""
     prompts, options = zip(*rows, strict=True)
-    return SimpleNamespace(prompts=list(prompts), rows=list(options), **settings)
+    return SimpleNamespace(prompts=list(prompts), rows=list(options), **{"dtype": "float32", **settings})
 
 
 def unspeculative(request: Any) -> Any:

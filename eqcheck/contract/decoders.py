@@ -79,9 +79,9 @@ class Request:
     the decoder makes one of at most ``num_draft_tokens`` nodes.
 
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
-    ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone), ``token_budget``, ``kv_blocks`` and
-    ``prefix_caching``; the last three mean the engine's own default where they are None. Where the drafting is
-    ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
+    ``dtype``, that of the decoder, ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone),
+    ``token_budget``, ``kv_blocks`` and ``prefix_caching``; the last three mean the engine's own default where they are
+    None. Where the drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")
@@ -107,6 +107,7 @@ class Request:
     prefix_caching: bool | None = None
     drafts: tuple[tuple[int, ...], ...] = ()
     tree: tuple[tuple[Nodes, ...], ...] = ()
+    dtype: str = "float32"
 
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -46,7 +46,7 @@ _ROW_OPTIONS = ("arrival", *(name.replace("_", "-") for name in SCORING), "eos-t
 
 def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:
     """The worker that runs a decoder on the checkpoints, under the Python at this path, and judges its tokens."""
-    ask = partial(_request, decoder.padding_sides[0])
+    ask = partial(_request, decoder)
     judge = judge or partial(judged, Judge(decoder.dtype))
 
     def folders(case: Any) -> tuple[Path, Path]:
@@ -56,8 +56,9 @@ def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged |
     return InterpreterWorker(decoder, python, folders, ask, judge, timeout)
 
 
-def _request(padding_side: str, case: EngineCase) -> dict[str, Any]:
-    request = asdict(replace(case.request(), padding_side=padding_side, drafts=dictation.drafts(case)))  # type: ignore[arg-type]
+def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
+    own: dict[str, Any] = {"padding_side": decoder.padding_sides[0], "dtype": decoder.dtype}
+    request = asdict(replace(case.request(), drafts=dictation.drafts(case), **own))
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 

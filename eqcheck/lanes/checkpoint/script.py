@@ -136,7 +136,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         requirements=in_docstring(hook(decoder.function, "requirements")),
         shared=f"{ENGINE} and {CHECKPOINT}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
-        settings={name: getattr(case, name) for name in SETTINGS} | _dictated(case),
+        settings={name: getattr(case, name) for name in SETTINGS} | _dtype(decoder) | _dictated(case),
         expected=json.dumps([truth(case.checkpoint).row(row) for row in case.rows]),
     )
 
@@ -175,6 +175,10 @@ def row_text(row: dict[str, Any]) -> str:
     limit = row.pop("max_new_tokens")
     options = "".join(f", {name}={value!r}" for name, value in row.items() if name not in ("prompt", "accepts"))
     return f"    row({row['prompt']}, {limit}{options}),"
+
+
+def _dtype(decoder: Decoder) -> dict[str, Any]:
+    return {} if decoder.dtype == "float32" else {"dtype": decoder.dtype}
 
 
 def _dictated(case: EngineCase) -> dict[str, Any]:
