@@ -108,6 +108,7 @@ def hybrid() -> list[list[Head]]:
 
 LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
+    "qwen3": Construction(full, llama.qwen3, "the same as a Qwen 3, which norms queries and keys"),
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),

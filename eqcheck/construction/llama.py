@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from eqcheck.construction import weights
 from eqcheck.construction.function import VOCABULARY, Function
 from eqcheck.construction.pointers import BASE, HEAD_DIM, POSITIONS
@@ -30,6 +32,21 @@ def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]
             f"{layer}.mlp.down_proj.weight": down,
         }
     return config(function), tensors
+
+
+def qwen3(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
+    """The same with a norm of each query and key.
+
+    All keys of a head have one length. All queries of a layer get the longest, so the margins of the others grow.
+    """
+    settings, tensors = llama(function)
+    for layer in range(len(function.layers)):
+        attention = f"model.layers.{layer}.self_attn"
+        for name in "qk":
+            rows = tensors[f"{attention}.{name}_proj.weight"].sum(axis=1).reshape(-1, HEAD_DIM)
+            length = np.sqrt((rows**2).mean(axis=1)).max()
+            tensors[f"{attention}.{name}_norm.weight"] = np.full(HEAD_DIM, length)
+    return {**settings, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, tensors
 
 
 def config(function: Function) -> dict[str, Any]:
