@@ -1,4 +1,4 @@
-"""Find the amplitudes of rotary pointers, and write `eqcheck/construction/pointers.json`: needs numpy and scipy.
+"""Find the amplitudes of pointers, and write `pointers.json` and the like in `eqcheck/construction`: needs scipy.
 
     python benchmarks/pointers.py
 
@@ -18,17 +18,33 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 from eqcheck.construction.layouts import LAYOUTS
-from eqcheck.construction.pointers import AHEAD, BASE, HEAD_DIM, KEYED_PAIRS, MARGIN, POSITIONS, Reads
+from eqcheck.construction.pointers import (
+    ADDED,
+    AHEAD,
+    COMPRESSED,
+    KEYED_PAIRS,
+    LEARNED,
+    MARGIN,
+    POSITIONS,
+    ROTARY,
+    Reads,
+    Rotation,
+)
 
 Array = Any  # numbers of numpy
-FILE = Path(__file__).parents[1] / "eqcheck" / "construction" / "pointers.json"
+FOLDER = Path(__file__).parents[1] / "eqcheck" / "construction"
 
 
-def features(distances: Any, sign: int) -> Array:
-    """Cosines and sines of each frequency at each distance, for a key whose bit has this sign (0: it is not read)."""
-    frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    angles = np.outer(np.atleast_1d(distances), frequencies)
-    weight = np.where(np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS), sign, 1)
+def features(rotation: Rotation, distances: Any, sign: int) -> Array:
+    """Cosines and sines of each frequency at each distance, for a key whose bit has this sign (0: it is not read).
+
+    A sign that is added stands behind the cosines, beside a zero behind the sines.
+    """
+    angles = np.outer(np.atleast_1d(distances), rotation.frequencies)
+    if rotation.adds:
+        bit = np.ones((len(angles), 1))
+        return np.hstack([np.cos(angles), bit * sign, np.sin(angles), bit * 0])
+    weight = np.where(np.isin(np.arange(len(rotation.frequencies)), KEYED_PAIRS), sign, 1)
     return np.hstack([np.cos(angles) * weight, np.sin(angles) * weight])
 
 
@@ -43,18 +59,22 @@ def least(constraints: Array) -> Array:
     return shortest
 
 
-def amplitudes(reads: Reads) -> Array:
+def amplitudes(rotation: Rotation, reads: Reads) -> Array:
     """Amplitudes for a margin of 1; constraints are added until no distance violates its own."""
     signs = (1, -1) if any(sign for _, sign in reads) else (0,)
 
-    def ways(distance: int, sign: int) -> list[Array]:
-        return [features(distance, s)[0] for s in ((sign,) if sign else signs)]
+    def ways(read: tuple[int, int]) -> list[Array]:
+        """The features of a slot, by the sign of its bit: that which is asked, else that which is left, else both."""
+        distance, sign = read
+        left = tuple(s for s in signs if not s or (distance, s) not in reads)
+        return [features(rotation, distance, s)[0] for s in ((sign,) if sign else left)]
 
-    last = ways(*reads[-1])
-    fixed = [a - b for one, two in pairwise(reads) for a in ways(*one) for b in ways(*two)]
-    fixed += [a - features(distance, -sign)[0] for distance, sign in reads if sign for a in last]
+    last = ways(reads[-1])
+    fixed = [a - b for one, two in pairwise(reads) for a in ways(one) for b in ways(two)]
+    if not rotation.adds:
+        fixed += [a - features(rotation, distance, -sign)[0] for distance, sign in reads if sign for a in last]
     others = [distance for distance in range(-AHEAD, POSITIONS) if distance not in [d for d, _ in reads]]
-    rest = np.vstack([a - features(others, sign) for a in last for sign in signs])
+    rest = np.vstack([a - features(rotation, others, sign) for a in last for sign in signs])
     held = [i for i in range(len(rest)) if i % len(others) < 200]
     while True:
         x = least(np.vstack([fixed, rest[held]]))
@@ -73,10 +93,12 @@ def rounded(values: Array) -> list[float]:
 
 
 if __name__ == "__main__":
-    lines = []
-    heads = [head for made in LAYOUTS.values() for layer in made.layers() for head in layer]
-    for reads in sorted({head.reads for head in heads if (0, 0) in head.reads}):
-        values = rounded(amplitudes(reads) * MARGIN)
-        half = len(values) // 2
-        lines.append(json.dumps({"reads": reads, "cosines": values[:half], "sines": values[half:]}))
-    FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    heads = {head.reads for made in LAYOUTS.values() for layer in made.layers() for head in layer}
+    turned = {reads for reads in heads if (0, 0) in reads and len(dict(reads)) == len(reads)}
+    for rotation in (ROTARY, LEARNED, COMPRESSED):
+        lines = []
+        for reads in ADDED if rotation.adds else sorted(turned):
+            values = rounded(amplitudes(rotation, reads) * MARGIN)
+            half = len(values) // 2
+            lines.append(json.dumps({"reads": reads, "cosines": values[:half], "sines": values[half:]}))
+        (FOLDER / rotation.file).write_text("[\n" + ",\n".join(lines) + "\n]\n")

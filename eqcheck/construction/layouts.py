@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from eqcheck.construction import gemma, lfm2, llama, mistral
+from eqcheck.construction import gemma, learned, lfm2, llama, mistral
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head, shuffled
 from eqcheck.construction.pointers import (
     FAR,
@@ -17,6 +18,7 @@ from eqcheck.construction.pointers import (
     WINDOW,
     WINDOWED,
     Reads,
+    added,
     keyed,
     plain,
 )
@@ -58,10 +60,10 @@ def layer(number: int, straight: Sequence[Reads], choosing: Sequence[Reads], win
     ]
 
 
-def full() -> list[list[Head]]:
+def full(choosing: Callable[[int, int], Reads] = keyed) -> list[list[Head]]:
     """Three layers of 16 pointers: most distances to 64 stand in some layer, and six beyond, to 256."""
     return [
-        layer(n, [plain(d) for d in PLAIN[n::LAYERS]], [keyed(*pair) for pair in KEYED[n::LAYERS]])
+        layer(n, [plain(d) for d in PLAIN[n::LAYERS]], [choosing(*pair) for pair in KEYED[n::LAYERS]])
         for n in range(LAYERS)
     ]
 
@@ -109,6 +111,8 @@ def hybrid() -> list[list[Head]]:
 LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
     "qwen3": Construction(full, llama.qwen3, "the same as a Qwen 3, which norms queries and keys"),
+    "learned": Construction(partial(full, added), learned.gpt2, "a GPT-2: learned positions, an MLP without a gate"),
+    "opt": Construction(partial(full, added), learned.opt, "the same as an OPT"),
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),

@@ -5,13 +5,18 @@ sign (0: any). Rotary attention scores a key by ``sum a cos(w d) + b sin(w d)`` 
 distance from key to query; query and key only set the amplitudes a and b. `pointers.json` holds amplitudes for which
 each read scores by about `MARGIN` more than the next, and the last more than each other distance under `POSITIONS`.
 So after the softmax all weight lies on a single slot, and rounding cannot move it. A key carries the sign of its bit in
-the `KEYED_PAIRS`; in the other pairs all keys are alike. `benchmarks/pointers.py` finds the amplitudes.
+the `KEYED_PAIRS`; in the other pairs all keys are alike.
+
+Where the sign of a bit cannot turn a key, as with learned positions, the key adds it beside its pairs: then a pointer
+reads by a list of its own, `added`. `benchmarks/pointers.py` finds the amplitudes.
 """
 
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+import math
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 HEAD_DIM, BASE, MARGIN, POSITIONS = 64, 10_000.0, 24, 2048
@@ -50,6 +55,15 @@ def beyond(distance: int, inside: int) -> Reads:
     return ((distance, 0), (inside, 0), (0, 0))
 
 
+def added(distance: int, other: int) -> Reads:
+    """The reads of a pointer to whose score the bit of a key is added: to a distance, or to the other.
+
+    >>> added(16, 15)
+    ((16, 1), (15, 1), (16, 0), (15, 0), (0, 0))
+    """
+    return ((distance, 1), (other, 1), (distance, 0), (other, 0), (0, 0))
+
+
 NEAR_PLAIN = (*range(1, 13), 14, 17, 18, 20, 24, 31, 32, 36, 38, 42, 43, 44, 49, 50, 56, 58, 62, 64)
 PLAIN = (*NEAR_PLAIN, 81, 100, 131, 162, 193, 257)
 KEYED = (
@@ -70,8 +84,33 @@ WINDOWED: tuple[tuple[Reads, ...], ...] = tuple(
 )
 
 
-@lru_cache(maxsize=1)
-def amplitudes() -> dict[Reads, tuple[list[float], list[float]]]:
-    """By reads, the amplitudes of cosine and sine at each of the ``HEAD_DIM / 2`` rotary frequencies."""
-    rows = json.loads((files("eqcheck.construction") / "pointers.json").read_text())
+@dataclass(frozen=True)
+class Rotation:
+    """How keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
+
+    ``adds`` says that the bit of a key is added: its amplitude stands behind the cosines.
+    """
+
+    file: str
+    frequencies: tuple[float, ...]
+    adds: bool
+
+
+def rotary(base: float) -> tuple[float, ...]:
+    """The frequencies of the pairs of a rotary head."""
+    return tuple(base ** (-2 * pair / HEAD_DIM) for pair in range(HEAD_DIM // 2))
+
+
+ADDED: tuple[Reads, ...] = (*map(plain, PLAIN), *(added(*pair) for pair in KEYED))
+ROTARY = Rotation("pointers.json", rotary(BASE), False)
+# A table of positions may turn at any frequency: with these, amplitudes are a quarter of rotary ones.
+LEARNED = Rotation("learned.json", tuple(math.pi * ((pair + 0.5) / 31) ** 1.75 for pair in range(31)), True)
+COMPRESSED_BASE = 10.0
+COMPRESSED = Rotation("compressed.json", rotary(COMPRESSED_BASE), True)
+
+
+@cache
+def amplitudes(rotation: Rotation = ROTARY) -> dict[Reads, tuple[list[float], list[float]]]:
+    """By reads, the amplitudes of cosine and sine at each of the frequencies."""
+    rows = json.loads((files("eqcheck.construction") / rotation.file).read_text())
     return {tuple(map(tuple, row["reads"])): (row["cosines"], row["sines"]) for row in rows}

@@ -158,19 +158,14 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
 
 
 def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> tuple[Array, Array, Array, Array]:
-    """Query, key, value and output weights of a layer of pointers; ``groups`` key heads, each for as many query heads.
-
-    The value of a key head is the code, turned by as many bits as its number, beside zeros.
-    """
+    """Query, key, value and output weights of a layer of pointers; ``groups`` key heads, each for as many query heads."""
     count, code = len(heads), at.code(layer)
-    q, o = np.zeros((count, HEAD_DIM, at.hidden)), np.zeros((at.hidden, count, HEAD_DIM))
-    k, v = np.zeros((groups, HEAD_DIM, at.hidden)), np.zeros((groups, HEAD_DIM, at.hidden))
+    q, k = np.zeros((count, HEAD_DIM, at.hidden)), np.zeros((groups, HEAD_DIM, at.hidden))
+    v, o = values(heads, at, layer, groups)
     for group in range(groups):
         turn, bit = turns(layer, group), heads[group * count // groups].bit
         k[group, :, at.big] = key(turn, keyed=False)
         k[group, :, code[bit]] = -key(turn, keyed=True)  # a set bit is -1, and its key is turned as the reads ask
-        for place in range(BITS):
-            v[group, (place + group) % BITS, code[place]] = 1
     for number, pointer in enumerate(heads):
         group = number * groups // count
         assert pointer.bit == heads[group * count // groups].bit
@@ -179,7 +174,20 @@ def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> t
         if keyless:
             asked[np.isin(np.arange(HEAD_DIM) % (HEAD_DIM // 2), KEYED_PAIRS)] = 0
         q[number, :, at.big], q[number, :, at.one] = split(asked)
+    return q.reshape(-1, at.hidden), k.reshape(-1, at.hidden), v.reshape(-1, at.hidden), o
+
+
+def values(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> tuple[Array, Array]:
+    """Value ``[groups, head_dim, hidden]`` and output weights ``[hidden, heads * head_dim]`` of a layer.
+
+    The value of a key head is the code, turned by as many bits as its number, beside zeros.
+    """
+    v, o = np.zeros((groups, HEAD_DIM, at.hidden)), np.zeros((at.hidden, len(heads), HEAD_DIM))
+    for group in range(groups):
+        for place in range(BITS):
+            v[group, (place + group) % BITS, at.code(layer)[place]] = 1
+    for number, pointer in enumerate(heads):
+        group = number * groups // len(heads)
         for place, (source, flip) in enumerate(zip(pointer.order, pointer.flips, strict=True)):
             o[at.sums(layer)[place], number, (source + group) % BITS] = -1 if flip else 1
-    flat = HEAD_DIM * count
-    return q.reshape(flat, at.hidden), k.reshape(-1, at.hidden), v.reshape(-1, at.hidden), o.reshape(at.hidden, flat)
+    return v, o.reshape(at.hidden, -1)

@@ -1,0 +1,88 @@
+"""Built checkpoints with norms of queries, learned positions or a compressed cache compute their function exactly."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eqcheck.checkpoints import built
+from eqcheck.construction.function import shuffled
+from eqcheck.construction.pointers import (
+    AHEAD,
+    COMPRESSED,
+    HEAD_DIM,
+    KEYED_PAIRS,
+    LEARNED,
+    MARGIN,
+    POSITIONS,
+    ROTARY,
+    amplitudes,
+)
+
+NAMES = ("qwen3", "learned", "opt")
+TEXTS = [[token % 256 for token in shuffled(300, "text", row)] for row in range(3)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    built(request.param).draft(0.5).save(path)
+    return request.param, path
+
+
+def loaded(folder, dtype, **options):
+    return AutoModelForCausalLM.from_pretrained(folder[1], dtype=dtype, **options).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_a_model_says_what_its_function_says_with_a_margin(folder, dtype):
+    text = TEXTS[0][:100] if dtype == torch.float16 else TEXTS[0]  # matrices of float16 are slow on a CPU
+    logits = loaded(folder, dtype)(torch.tensor([text])).logits[0].double()
+    best, second = logits.topk(2).values.T
+    assert logits.argmax(-1).tolist() == built(folder[0]).draft(0.5).function.choices(text)
+    assert (best - second).min() > 0.8
+
+
+@torch.no_grad()
+def test_padded_rows_with_a_cache_in_blocks_emit_the_same(folder):
+    function = built(folder[0]).draft(0.5).function
+    model, lengths = loaded(folder, torch.bfloat16, attn_implementation="eager"), (60, 31, 1)
+    emitted = [function.emitted(text[:n], 24) for text, n in zip(TEXTS, lengths, strict=True)]
+    rows = [[0] * (60 - n) + text[:n] + new for text, n, new in zip(TEXTS, lengths, emitted, strict=True)]
+    ids, seen = torch.tensor(rows), torch.tensor([[0] * (60 - n) + [1] * (n + 24) for n in lengths])
+    places, cache, chosen, start = (seen.cumsum(-1) - 1).clamp(min=0), None, [], 0
+    for end in (60, 61, 66, 82, 83):
+        told = model(
+            ids[:, start:end],
+            attention_mask=seen[:, :end],
+            position_ids=places[:, start:end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, start = told.past_key_values, end
+        chosen.append(told.logits.argmax(-1))
+    assert torch.cat(chosen, 1)[:, 59:].tolist() == emitted
+
+
+@pytest.mark.parametrize("rotation", [ROTARY, LEARNED, COMPRESSED], ids=lambda rotation: rotation.file)
+def test_each_read_scores_more_than_the_next_and_the_last_more_than_all_others(rotation):
+    angles = np.outer(np.arange(-AHEAD, POSITIONS), rotation.frequencies)
+    turning = np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS)
+    for reads, (cosines, sines) in amplitudes(rotation).items():
+        count = len(rotation.frequencies)
+        parts = np.cos(angles) * cosines[:count] + np.sin(angles) * sines[:count]
+        straight, turned = parts.sum(-1), np.zeros(len(angles))
+        if rotation.adds:
+            turned += cosines[count]
+        else:
+            straight, turned = parts[:, ~turning].sum(-1), parts[:, turning].sum(-1)
+        left = np.stack([straight + turned, straight - turned], 1)  # the scores of slots that are not read yet
+        levels = []
+        for distance, sign in reads:
+            levels.append(left[distance + AHEAD, : 1 if sign else 2].copy())
+            left[distance + AHEAD, : 1 if sign else 2] = np.nan
+        levels.append(left[~np.isnan(left)])
+        assert min(one[~np.isnan(one)].min() - two.max() for one, two in pairwise(levels)) > 0.9 * MARGIN, reads
