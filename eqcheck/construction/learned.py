@@ -24,7 +24,8 @@ BIT = 2 * PAIRS  # the coordinate of a key where its bit is added
 
 def gpt2(function: Function) -> tuple[dict[str, Any], dict[str, Array]]:
     """The configuration, and the weights by name; matrices are ``[in, out]``."""
-    parts, tensors = _parts(function), {}
+    parts = _parts(function)
+    tensors: dict[str, Array] = {}
     for name, (weight, bias) in parts["layers"].items():
         matrix = not name.endswith(("ln_1", "ln_2"))
         tensors |= {f"transformer.{name}.weight": weight.T if matrix else weight, f"transformer.{name}.bias": bias}
@@ -40,7 +41,8 @@ def gpt2(function: Function) -> tuple[dict[str, Any], dict[str, Array]]:
 
 def opt(function: Function) -> tuple[dict[str, Any], dict[str, Array]]:
     """The configuration, and the weights by name; positions begin at the third row of their table."""
-    parts, tensors = _parts(function), {}
+    parts = _parts(function)
+    tensors: dict[str, Array] = {}
     names = {
         "attn.c_proj": "self_attn.out_proj",
         "mlp.c_fc": "fc1",
@@ -120,7 +122,7 @@ def _common() -> dict[str, Any]:
 def _parts(function: Function) -> dict[str, Any]:
     """Tables, norms and the matrices ``[out, in]`` of layers, by the names of GPT-2."""
     at, hidden = Residual(len(function.layers)), len(function.layers[0]) * HEAD_DIM
-    layers = {}
+    layers: dict[str, tuple[Array, Array]] = {}
     for number, heads in enumerate(function.layers):
         gate, _, down = weights.mlp(function, at, number)
         qkv, o = attention(heads, at, number)
@@ -184,7 +186,7 @@ def attention(heads: Sequence[Head], at: Residual, layer: int) -> tuple[Array, A
     return np.concatenate([q, k, v]).reshape(-1, q.shape[-1]), o
 
 
-def waves(amplitudes: Array) -> Array:
+def waves(amplitudes: Any) -> Array:
     """``[head_dim, features]``: what turns with the position, its real part first; in two summands."""
     rows = np.zeros((HEAD_DIM, HIDDEN + 4 * PAIRS))
     pair = np.arange(PAIRS)

@@ -158,7 +158,7 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
 
 
 def attention(heads: Sequence[Head], at: Residual, layer: int, groups: int) -> tuple[Array, Array, Array, Array]:
-    """Query, key, value and output weights of a layer of pointers; ``groups`` key heads, each for as many query heads."""
+    """Query, key, value and output weights of a layer; ``groups`` key heads, each for as many query heads."""
     count, code = len(heads), at.code(layer)
     q, k = np.zeros((count, HEAD_DIM, at.hidden)), np.zeros((groups, HEAD_DIM, at.hidden))
     v, o = values(heads, at, layer, groups)
