@@ -27,20 +27,21 @@ showcase: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
+# Each takes tests that stand together (worksteal): what they have drawn and loaded serves the next one.
 test test-all tiers test-oldest: export OMP_NUM_THREADS = 1
 
 # The quick tier, and the rest (tests/tiers.py).
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n 3 -m "not rest"
+	$(VENV)/bin/python -m pytest -n 3 -m "not rest" --dist worksteal
 
 test-all: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n 3 -m rest
+	$(VENV)/bin/python -m pytest -n 3 -m rest --dist worksteal
 
 # Divide the tests anew, by the seconds that each takes in a whole run.
 tiers: $(VENV)/.installed
 	mkdir -p build
 	$(VENV)/bin/python -m pytest --collect-only -q > build/tests.txt
-	$(VENV)/bin/python -m pytest -n 3 --durations=0 --durations-min=0.05 > build/durations.txt
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal --durations=0 --durations-min=0.05 > build/durations.txt
 	PYTHONPATH=tests $(VENV)/bin/python -m tiers build/durations.txt build/tests.txt
 
 test-oldest: $(OLDEST)/.installed

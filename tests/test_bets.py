@@ -89,15 +89,13 @@ def every_bet(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
     return np.concatenate([bets(row, earlier), pair_bets(row, earlier)], axis=1)
 
 
-def highest_mean(bet: Bet, seeds: range) -> float:
-    found = 0.0
-    for seed in seeds:
-        row, earlier = random_case(seed)
-        found = max(found, *(float(means(bet, row, earlier, t).max()) for t in range(len(row.tokens))))
-    return found
+def exceeds(bet: Bet, bound: float, seeds: range) -> bool:
+    """Whether the mean of some e-value at some position of these cases is above a bound."""
+    cases = (random_case(seed) for seed in seeds)
+    return any(means(bet, row, earlier, t).max() > bound for row, earlier in cases for t in range(len(row.tokens)))
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(5))
 def test_no_alternative_has_a_mean_above_1(part: int) -> None:
     names = [*ALTERNATIVES, *PAIRS]
     for seed in range(part * 100, part * 100 + 100):
@@ -110,7 +108,7 @@ def test_no_alternative_has_a_mean_above_1(part: int) -> None:
 
 def test_the_random_cases_hold_what_they_should() -> None:
     seen = set()
-    for seed in range(1000):
+    for seed in range(500):
         row, earlier = random_case(seed)
         logs = every_bet(row, earlier)
         seen |= {"zero"} if (row.p == 0).any() else set()
@@ -157,7 +155,7 @@ def looking_ahead(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
 
 
 def test_a_bet_that_looks_ahead_is_seen() -> None:
-    assert highest_mean(looking_ahead, range(100)) <= 1 + 1e-9
+    assert not exceeds(looking_ahead, 1 + 1e-9, range(100))
     assert max(furthest_look_ahead(looking_ahead, seed) for seed in range(20)) > 0.01
 
 
@@ -202,7 +200,7 @@ def not_merged(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
 
 @pytest.mark.parametrize("invalid", [peeking, choosing, skipping, its_own_pair, not_merged])
 def test_a_bet_that_is_none_is_seen(invalid: Bet) -> None:
-    assert highest_mean(invalid, range(100)) > 1.01
+    assert exceeds(invalid, 1.01, range(100))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(law for law in LAWS if not law[0].startswith("pit")))
@@ -215,7 +213,7 @@ def test_a_law_that_peeks_is_seen(name: tuple[str, float], monkeypatch: pytest.M
         return found
 
     monkeypatch.setattr(bets_module, "laws", peeks)
-    assert highest_mean(bets, range(30)) > 1.001
+    assert exceeds(bets, 1.001, range(30))
 
 
 # What each bet is for.

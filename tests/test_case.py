@@ -226,11 +226,10 @@ SMALLEST: dict[str, tuple[Callable[[Case], bool], dict[str, Any]]] = {
 def test_small_is_simple(name: str) -> None:
     condition, wanted = SMALLEST[name]
     unexplained = settings(max_examples=2000, phases=[Phase.generate, Phase.shrink], database=None, deadline=None)
-    for seed in range(2):
-        found = find(cases(), condition, settings=unexplained, random=Random(seed))
-        rounds = max((len(accepted) for accepted in found.accepts), default=0)
-        smallest = dataclasses.replace(ONE, **{"max_new_tokens": max(1, rounds), **wanted})
-        assert dataclasses.replace(found, accepts=tuple(filter(None, found.accepts))) == smallest
+    found = find(cases(), condition, settings=unexplained, random=Random(0))
+    rounds = max((len(accepted) for accepted in found.accepts), default=0)
+    smallest = dataclasses.replace(ONE, **{"max_new_tokens": max(1, rounds), **wanted})
+    assert dataclasses.replace(found, accepts=tuple(filter(None, found.accepts))) == smallest
 
 
 def test_drawn_cases_cover_everything() -> None:

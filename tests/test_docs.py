@@ -41,7 +41,7 @@ def audit(folder: Path, adapter: str, *words: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("adapter", ["bridge.py", "paged_bridge.py", "text_bridge.py"])
 def test_right_as_written(folder: Path, adapter: str) -> None:
-    done = audit(folder, adapter, "--cases", "60")
+    done = audit(folder, adapter, "--cases", "20")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -112,7 +112,7 @@ def test_the_script_is_audited_as_it_is(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert "$ eqcheck audit script_adapter.py\n" in SCRIPT
     command = [sys.executable, "-m", "eqcheck.cli", "audit", "script_adapter.py", "--no-corpus", "--cases"]
-    right = subprocess.run([*command, "40"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    right = subprocess.run([*command, "20"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert right.returncode == 0, right.stdout + right.stderr
     wrong = files["generate.py"].replace("answers[:, : accepted + 1]", "answers[:, : accepted + 2]")
     (tmp_path / "generate.py").write_text(wrong)

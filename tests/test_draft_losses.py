@@ -197,7 +197,7 @@ def test_what_the_draft_was_asked_is_told(engine: type[RoundEngine], right: type
 
 @pytest.mark.parametrize("build", CHAINS)
 def test_right_builds_lose_nothing(build: str) -> None:
-    total, _ = told(BUILDS[build].engine, drawn(BUILDS[build].families, BUILDS[build].cache_states, 40))
+    total, _ = told(BUILDS[build].engine, drawn(BUILDS[build].families, BUILDS[build].cache_states, 20))
     assert draft_warnings(total) == []
     assert lost(settled(total)) == 0
     assert settled(total)["spared"] <= 1
@@ -207,7 +207,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
 def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) -> None:
     total = Counter[str]()
-    for case in drawn(count=30):
+    for case in drawn(count=15):
         losses, _ = losses_and_rounds(engine, case)
         assert adds_up(losses)
         total.update(losses)

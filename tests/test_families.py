@@ -30,7 +30,7 @@ from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.oracle.check import Oracle
 
 VOCAB = 64
-BATCHES = 4
+BATCHES = 2
 SIZES: dict[str, dict[str, Any]] = {
     "rotary": {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     "learned": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},

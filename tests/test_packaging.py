@@ -112,7 +112,7 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
 
 
 def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
-    done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "ragged", "--cases", "20")
+    done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "ragged", "--cases", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     done = _python(site, tmp_path, "-m", "pytest", "--adapter=hf_pr", "--eqcheck-cases=10", "-k", "solo")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -286,6 +286,7 @@ def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
     result.assert_outcomes(**{"failed" if said else "passed": 1, "deselected": LAWS + SAMPLED})
     if said:
         result.stdout.fnmatch_lines([f"listed as known, bookkeeping/premature-stop (https://example.org/7): {said}"])
+    if said and engine == "short":  # the other takes many cases
         monkeypatch.setenv("CI", "true")
         run(pytester, *words).assert_outcomes(failed=1, deselected=LAWS + SAMPLED)
 

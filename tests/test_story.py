@@ -61,7 +61,7 @@ def stories(done: Run) -> list[Story]:
 def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
     known = told = 0
-    for case in source.chunk(0)[:12]:
+    for case in source.chunk(0)[:6]:
         done = run(decoder, case)
         for call, row, query in queries(drawn(done)):
             assert not wrong(row, query), (case.id, call.number, query)
@@ -72,8 +72,8 @@ def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
             assert not story.rounds or put_together(story.rounds) == done.truth.rows[story.row], case.id
             if decoder.name not in ROUNDS_OF_ITS_OWN:
                 as_scripted(done, story)
-    assert known > 150
-    assert told > 10
+    assert known > 75
+    assert told > 5
 
 
 def put_together(rounds: tuple[DrawnRound, ...]) -> tuple[int, ...]:

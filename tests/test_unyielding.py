@@ -46,8 +46,9 @@ def decoder_file(folder: Path, body: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(
+    ("isolate", "way"), [*((False, way) for way in WAYS), (True, "blocks the alarm"), (True, "in C")]
+)
 def test_a_decoder_that_no_alarm_ends_is_ended(tmp_path: Path, way: str, isolate: bool) -> None:
     decoder = registry.load(decoder_file(tmp_path, WAYS[way]))
     with decoding(decoder, Limits(1.0), try_case, [], isolate=isolate) as running:
