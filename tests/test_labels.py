@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from eqcheck.attribution import alignment
-from eqcheck.attribution.alignment import WEIGHTS
+from eqcheck.attribution.alignment import AGAINST, FOR, OBJECTIONS
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
@@ -166,33 +163,41 @@ def labelled(row: Row) -> tuple[Labels, Label]:
     return labels, labels.of[row.write]
 
 
-def without(weight: str) -> dict[str, int]:
-    return {**WEIGHTS, weight: 0}
-
-
-@pytest.mark.parametrize("weight", ROWS)
-def test_a_row_is_known_for_what_it_is_and_would_not_be_without_the_weight(
-    weight: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = ROWS[weight]
-    labels, label = labelled(row)
-    call = labels.calls[row.write[0]]
-    assert (label.request, label.position, label.what) == row.label
-    if row.fault.endswith(".packed"):
-        assert sum(map(len, row.case.prompts[: label.request])) == row.write[2]
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_is_known_for_what_it_is(row: str) -> None:
+    labels, label = labelled(ROWS[row])
+    number, batch_row, column = ROWS[row].write
+    call = labels.calls[number]
+    assert (label.request, label.position, label.what) == ROWS[row].label
+    if ROWS[row].fault.endswith(".packed"):
+        assert sum(map(len, ROWS[row].case.prompts[: label.request])) == column
     else:
-        assert (label.request, label.position) == (row.write[1], call.positions[row.write[1:]])
-    monkeypatch.setattr(alignment, "WEIGHTS", without(weight))
-    other = labelled(row)[1]
-    assert (other.request, other.position, other.what) != row.label
+        assert (label.request, label.position) == (batch_row, call.positions[batch_row, column])
 
 
-def test_every_weight_has_its_reason_and_its_row() -> None:
-    assert list(ROWS) == list(WEIGHTS)
-    source = Path(alignment.__file__).read_text()
-    for name, weight in WEIGHTS.items():
-        assert weight
-        assert re.search(rf'"{name}": {weight},  # \w+', source)
+# By clue, a row that is aligned wrongly without it.
+NEEDED = {
+    "taken": "taken",
+    "hidden": "hidden",
+    "strange": "fed",
+    "held": "held",
+    "fed": "fed",
+    "position": "strange",
+    "own_row": "own_row",
+    "prompt": "prompt",
+    "gap": "gap",
+    "beyond": "beyond",
+}
+
+
+@pytest.mark.parametrize("clue", [*OBJECTIONS, *FOR, *AGAINST])
+def test_no_clue_can_be_done_without(clue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS[NEEDED[clue]]
+    for table in (OBJECTIONS, FOR, AGAINST):
+        if clue in table:
+            monkeypatch.delitem(table, clue)
+    label = labelled(row)[1]
+    assert (label.request, label.position, label.what) != row.label
 
 
 class Staying(RoundEngine):

@@ -1,8 +1,8 @@
 """The request that a row of a call stands for, and its first token there, where no query of the row is right.
 
-Every token of a request that the row feeds is a possible start. The evidence for and against each start is counted,
-and the start with the highest score is taken. The weights are not derived from a theory: each tells apart decoders that
-differ in nothing else, and `tests/test_labels.py` has for each weight a row that is aligned wrongly without it.
+Every token of a request that the row feeds is a possible start. Clues for and against each start are counted. The best
+start asks for a token that is due, has the fewest objections, and fits the row best, in this order. No clue has a
+weight. `tests/test_labels.py` has rows that are aligned wrongly without each of the clues.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from eqcheck.attribution.record import Record, self_hidden
 from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
-# In tenths of a point.
-WEIGHTS = {
-    "held": 30,  # an entry of the request that the row's cache holds before the start
-    "gap": -30,  # a token before the start that the cache does not hold, or an entry too many
-    "beyond": -30,  # an entry held of the start or what is behind it
-    "fed": 20,  # a token fed that the request has there
-    "position": 20,  # the first one carries its logical position
-    "own_row": 5,  # the row of the call has the request's number, which engines give up when rows leave
-    "own_row_in_order": 40,  # the same in a batch that is whole and has no cache, where rows seldom move
-    "prompt": 20,  # the row reaches the end of the prompt, from where on there is something to ask
-    "taken": -40,  # another row of the call stands for the request
-    "hidden": -30,  # the first token does not see itself, as pads do not
-    "strange": -30,  # behind what fits, something is fed that no draft had proposed
+OBJECTIONS = {
+    "taken": "another row of the call stands for the request",
+    "hidden": "the first token does not see itself, as pads do not",
+    "strange": "behind what fits, something is fed that no draft had proposed",
+}
+FOR = {
+    "held": "an entry of the request that the row's cache holds before the start",
+    "fed": "a token fed that the request has there",
+    "position": "the first one carries its logical position",
+    "own_row": "the row of the call has the request's number, which engines give up when rows leave",
+    "prompt": "the row reaches the end of the prompt, from where on there is something to ask",
+}
+AGAINST = {
+    "gap": "a token before the start that the cache does not hold, or an entry too many",
+    "beyond": "an entry held of the start or what is behind it",
 }
 
 
@@ -36,14 +38,20 @@ class Start(NamedTuple):
 
     ``ahead`` is 1 where the call asks for a token that is not committed, and less by the tokens that it asks for again.
     A decoder has no use for an answer that it has already, so a start with a lower ``ahead`` is taken only where no
-    other fits.
+    other fits. ``clues`` counts how often each clue applies.
     """
 
     request: int
     first: int
     at: int
     ahead: int
-    score: int
+    clues: dict[str, int]
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The key by which starts compete: the highest is taken."""
+        fit = sum(map(self.clues.__getitem__, FOR)) - sum(map(self.clues.__getitem__, AGAINST))
+        return self.ahead, -sum(map(self.clues.__getitem__, OBJECTIONS)), fit
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class _Row:
     """A row to be aligned, or the ``columns`` of it that belong to one request.
 
     ``held[request]`` are the positions in its cache, ``garbled`` the entries seen that no model wrote, which may stand
-    for any token; ``in_order``: the whole batch is fed, without caches.
+    for any token.
     """
 
     call: Call
@@ -61,7 +69,6 @@ class _Row:
     hidden: list[bool]
     held: list[set[int]]
     garbled: int
-    in_order: bool
 
 
 def align(
@@ -79,8 +86,8 @@ def align(
     """
     fed = _row(record, call, row, columns)
     all_of_them = range(len(record.requests)) if requests is None else requests
-    found = (start for request in all_of_them for start in _starts(record, fed, request, request in taken))
-    best = max(found, key=lambda start: (start.ahead, start.score), default=None)
+    starts = (start for request in all_of_them for start in _starts(record, fed, request, request in taken))
+    best = max(starts, key=lambda start: start.rank, default=None)
     return None if best is None else (best.request, fed.begin + best.first, best.at - fed.begin - best.first)
 
 
@@ -100,7 +107,6 @@ def _row(record: Record, call: Call, row: int, columns: range | None) -> _Row:
         hidden=self_hidden(call, row)[begin:],
         held=held,
         garbled=int((call.visible[row].any(axis=0) & nobodys).sum()),
-        in_order=len(call.tokens) == len(record.requests) and not any(held),
     )
 
 
@@ -119,14 +125,14 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
                 strange = any(not unseen and other not in proposed for other, unseen in behind)
                 last = min(at + len(tokens) - first, prompt + record.requests[request].needed - 1) - 1
                 ahead = min(1, last - record.committed.get(request, -1))
-                counts = _counts(fed, request, first, at, run, prompt) | {"taken": taken, "strange": strange}
-                yield Start(request, first, at, ahead, sum(count * WEIGHTS[name] for name, count in counts.items()))
+                clues = _clues(fed, request, first, at, run, prompt) | {"taken": taken, "strange": strange}
+                yield Start(request, first, at, ahead, clues)
         if token != pad:
             return
 
 
-def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
-    """How often each entry of `WEIGHTS` applies to a start."""
+def _clues(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
+    """How often each clue applies to a start, but for the two that rest on other rows and on drafts."""
     have = fed.held[request]
     before = sum(position < at for position in have)
     return {
@@ -135,7 +141,7 @@ def _counts(fed: _Row, request: int, first: int, at: int, run: int, prompt: int)
         "beyond": len(have) - before,
         "fed": run,
         "position": int(fed.call.positions[fed.row, fed.begin + first] == at),
-        "own_row_in_order" if fed.in_order else "own_row": int(request == fed.row),
+        "own_row": int(request == fed.row),
         "prompt": int(at + len(fed.tokens) - first >= prompt),
         "hidden": int(fed.hidden[first]),
     }
