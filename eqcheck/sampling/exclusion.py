@@ -30,11 +30,11 @@ from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
 
 MISSED = 0.01
 """A fault of the size that is excluded would have been missed with at most this probability."""
-EXPONENTS = np.array([0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0])
+EXPONENTS = 2.0 ** np.arange(-5, 1)
 SIZES = 1 / np.array([1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1000])
 """Shares of tokens that are drawn wrongly, the greatest first."""
-CHANGES = (1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02)
-"""Relative changes of the temperature, the greatest first."""
+CHANGES = tuple(round(10 ** (-place / 5), 2) for place in range(9))
+"""Relative changes of the temperature, the greatest first, five to a decade: no size of a fault is meant by one."""
 _MIXED = ("draft", "residual", "residual-unused", "drawn-again", "draft-argmax", "argmax", "uniform", "prefix-before")
 _WARMER, _COLDER = "temperature-higher", "temperature-lower"
 _LAWS = (*_MIXED, _WARMER, _COLDER)

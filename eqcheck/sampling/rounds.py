@@ -172,9 +172,9 @@ class PartLaws:
         """The law ``[n, V]`` of what is seen to be a correction."""
         read, rule = self.read, name.rule.rule
         if name.rule.redraws:
-            # Behind a token that only looks accepted, the column was not judged in this call.
-            later = (read.column > 0)[:, None]
-            return np.where(later, 0.7, 1.0) * self._without(self._again(name)) + 0.3 * later * read.p[""]
+            # Behind a token that only looks accepted, the column was not judged in this call: either is as likely.
+            unjudged = np.where(read.column > 0, 0.5, 0.0)[:, None]
+            return (1 - unjudged) * self._without(self._again(name)) + unjudged * read.p[""]
         if name.q.rule == "beside":
             known = {other: self._residual(way) for other, way in self._others(name).items()}
             any_of_them = sum([*known.values(), self._without(read.p[""])]) / (len(known) + 1)
