@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from eqcheck import cli
 from eqcheck.catalogue import BUILDS
-from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
+from eqcheck.catalogue.faults import LEAKS
+from eqcheck.catalogue.faults.leaks import KEEPING
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.hashlm.hashing import WIDTH, write_of, writes
@@ -28,7 +29,7 @@ from eqcheck.result.findings import Options
 from eqcheck.selfcheck.memory import MemoryResult, check_build, check_leak
 
 
-@pytest.mark.parametrize("number", range(len(LEAKS)), ids=[f"{leak.id}.{leak.build}" for leak in LEAKS])
+@pytest.mark.parametrize("number", range(len(LEAKS)), ids=[leak.id for leak in LEAKS])
 def test_a_planted_leak_is_warned_of_and_the_output_is_right(number: int) -> None:
     assert check_leak(number).failure == ""
     leak = LEAKS[number].decoder()
@@ -175,8 +176,8 @@ def test_an_audit_reports_memory_only_where_it_is_asked(tmp_path: Path, capsys: 
 def test_a_leak_is_a_warning_of_an_audit_and_no_violation(tmp_path: Path) -> None:
     leaking = tmp_path / "leaking.py"
     leaking.write_text(
-        "from eqcheck.catalogue.faults.leaks import LEAKS\n"
-        "leaking = next(leak for leak in LEAKS if leak.id == 'L1-caches-kept').decoder()\n"
+        "from eqcheck.catalogue.faults import LEAKS\n"
+        "leaking = next(leak for leak in LEAKS if leak.switch == 'L1-caches-kept').decoder()\n"
     )
     flags = ["--cases", "3", "--memory", "--no-corpus", "--out", str(tmp_path / "out")]
     assert cli.main(["audit", f"{leaking}:leaking", *flags]) == 0

@@ -30,7 +30,7 @@ from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
 
 MISSED = 0.01
 """A fault of the size that is excluded would have been missed with at most this probability."""
-EXPONENTS = 2.0 ** np.arange(-5, 1)
+EXPONENTS = 2.0 ** np.arange(-6, 1)
 SIZES = 1 / np.array([1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1000])
 """Shares of tokens that are drawn wrongly, the greatest first."""
 CHANGES = tuple(round(10 ** (-place / 5), 2) for place in range(9))

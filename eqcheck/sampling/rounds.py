@@ -25,7 +25,7 @@ NEVER = 1e-6
 class Read:
     """The tokens of one row whose places in their rounds are known, and the laws around them.
 
-    ``role [n]`` is as in `eqcheck.attribution.sampling.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
+    ``role [n]`` is as in `eqcheck.lanes.sampling.decode.Mark`; ``token``, ``draft`` (-1: none) and ``column`` are
     ``[n]``. ``p`` and ``q`` have the laws of target and draft ``[n, V]`` at the prefixes, by the option that is wrong;
     the right ones under ``""``. ``around`` has the target's laws at other places of the row, by `PLACES`; the right one
     where there is none. ``beside`` has the draft's laws of other rows and columns of the round, zeros where they are

@@ -10,7 +10,8 @@ import torch
 from tabulate import tabulate
 
 from eqcheck.catalogue.engines.builds import BUILDS
-from eqcheck.catalogue.faults.leaks import KEEPING, LEAKS
+from eqcheck.catalogue.faults import LEAKS
+from eqcheck.catalogue.faults.leaks import KEEPING
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.notice import kind_of
 from eqcheck.memory.probe import probe_case, try_memory
@@ -47,7 +48,7 @@ def memory_checks() -> list[Callable[[], MemoryResult]]:
 
 def check_leak(number: int) -> MemoryResult:
     leak = LEAKS[number]
-    return _check(leak.decoder(), leak.kind, leak.held_back)
+    return _check(leak.decoder(), leak.fingerprint, leak.held_back)
 
 
 def check_build(name: str) -> MemoryResult:

@@ -22,8 +22,7 @@ from eqcheck import cli
 from eqcheck.attribution.losses import all_warnings
 from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
-from eqcheck.catalogue.faults import HEAD_FAULTS
-from eqcheck.catalogue.faults.leaks import LEAKS
+from eqcheck.catalogue.faults import HEAD_FAULTS, LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
@@ -44,7 +43,7 @@ def _decoders() -> dict[str, Decoder]:
     found |= {fault.id: fault.decoder() for fault in PLANTED}
     found |= {pair.id: pair.decoder() for pair in PAIRS}
     found |= {wrong.id: wrong.decoder() for wrong in HEAD_FAULTS}
-    found |= {f"{one.id}.{one.build}": one.decoder() for one in LEAKS}
+    found |= {leak.id: leak.decoder() for leak in LEAKS}
     for number, (name, scheme) in enumerate(RIGHT.items()):
         build = SAMPLED_BUILDS[number % len(SAMPLED_BUILDS)]
         found[f"{name}.{build}"] = sampler(scheme, build, f"{name}.{build}")

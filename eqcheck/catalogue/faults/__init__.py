@@ -7,6 +7,7 @@ from eqcheck.catalogue.faults import (  # noqa: F401
     feeding,
     heads,
     holdout,
+    leaks,
     losses,
     masks,
     positions,
@@ -17,10 +18,11 @@ from eqcheck.catalogue.faults import (  # noqa: F401
 )
 from eqcheck.catalogue.faults.fault import RECORDS, Fault
 
-PLANTED = [fault for fault in RECORDS if fault.build in BUILDS]
+LEAKS = [fault for fault in RECORDS if fault.component == "memory"]
+PLANTED = [fault for fault in RECORDS if fault.build in BUILDS and fault not in LEAKS]
 HEAD_FAULTS = [fault for fault in RECORDS if fault.build not in BUILDS]
 # Mechanisms that attribution was developed on, in one build at least.
-DEVELOPED = {fault.mechanism for fault in RECORDS if not fault.held_back}
+DEVELOPED = {fault.mechanism for fault in (*PLANTED, *HEAD_FAULTS) if not fault.held_back}
 LATE = {  # mechanisms that many cases do not meet; their kinds have others, which the short self-check takes
     "K20-table-before-new-block",
     "K27-prompt-cut",
@@ -33,4 +35,4 @@ LATE = {  # mechanisms that many cases do not meet; their kinds have others, whi
 LEFT_OUT = {"T25-answers-cut-at-seven"}
 FAULTS = [fault for fault in PLANTED if LEFT_OUT.isdisjoint({fault.id, fault.switch})]
 
-__all__ = ["DEVELOPED", "FAULTS", "HEAD_FAULTS", "LATE", "PLANTED", "Fault"]
+__all__ = ["DEVELOPED", "FAULTS", "HEAD_FAULTS", "LATE", "LEAKS", "PLANTED", "Fault"]

@@ -191,13 +191,11 @@ fault("T25-answers-cut-at-seven", "bookkeeping/repeated-token", "antirez/ds4#358
 )
 
 
-@planted("realigned uncached", "paged", rows=5, no_edit="no edit gives some rows the answers of others")
-@fault("X11-four-rows-at-once", "bookkeeping/wrong-correction", "vllm-project/vllm#46324")
-class FourRowsAtOnce(OtherAnswers):
-    """Answers are kept for four rows, and further rows are given those of the first."""
-
-    def others(self, predicted: Rows) -> Rows:
-        return [predicted[place % 4] for place in range(len(predicted))]
+fault("X11-four-rows-at-once", "bookkeeping/wrong-correction", "vllm-project/vllm#46324").plant(
+    "Answers are kept for four rows, and further rows are given those of the first",
+    planted("realigned uncached", "paged", rows=5, no_edit="no edit gives some rows the answers of others"),
+    step(OtherAnswers, others=lambda right, self, predicted: [predicted[place % 4] for place in range(len(predicted))]),
+)
 
 
 @planted("realigned static", "paged", rows=2, no_edit="no edit gives some rows the answers of others")

@@ -51,13 +51,11 @@ class FirstEosOnly(RoundEngine):
         self.eos = self.eos[:1]
 
 
-@planted("realigned holes", "expanded", edit="ends-early")
-@fault("T4-eos-in-draft", "bookkeeping/premature-stop", "huggingface/transformers#31301")
-class EosInDraft(RoundEngine):
-    """An EOS among rejected draft tokens ends the row."""
-
-    def finished(self, i: int, drafts: Sequence[int]) -> bool:
-        return bool(set(drafts) & set(self.eos)) or super().finished(i, drafts)
+fault("T4-eos-in-draft", "bookkeeping/premature-stop", "huggingface/transformers#31301").plant(
+    "An EOS among rejected draft tokens ends the row",
+    planted("realigned holes", "expanded", edit="ends-early"),
+    step(RoundEngine, finished=lambda right, self, i, drafts: bool(set(drafts) & set(self.eos)) or right(i, drafts)),
+)
 
 
 @planted("realigned per_row", "continuous", edit="limit-passed")

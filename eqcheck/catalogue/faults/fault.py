@@ -4,7 +4,7 @@ A fault is written once. `fault` says what it is and `planted` where it sits; be
 under both as decorators, whose docstring is the title, or one `step` or several in `Fault.plant`. A *patch* overrides a
 step of an engine or of a part of one; a class may hold several. For each engine those are mixed in that are for its
 classes. An id is ``SWITCH.BUILD``; the switch begins with the number of the failure mode: P positions, M masks,
-K caches, T token bookkeeping, D draft, H heads, X scheduling, S declared cache states.
+K caches, T token bookkeeping, D draft, H heads, X scheduling, S declared cache states, L leaks of memory.
 
 Not planted, because greedy decoding of the models at hand cannot show it:
 

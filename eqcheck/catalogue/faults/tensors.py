@@ -143,13 +143,11 @@ class OneBuffer:
             self.values = self.keys
 
 
-@planted("realigned static", "per_row", no_edit=NUMBERS)
-@fault("K16-heads-rolled", "cache/torn-entry", "apple/axlearn#842")
-class HeadsRolled(Handling):
-    """Each head is given the K and V of the one before it."""
-
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return keys.roll(1, 1), values.roll(1, 1)
+fault("K16-heads-rolled", "cache/torn-entry", "apple/axlearn#842").plant(
+    "Each head is given the K and V of the one before it",
+    planted("realigned static", "per_row", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (keys.roll(1, 1), values.roll(1, 1))),
+)
 
 
 @planted("packed paged_small", "continuous", no_edit=NUMBERS)
@@ -161,13 +159,11 @@ class Head0Everywhere(Handling):
         return keys[:, :1].expand_as(keys).clone(), values[:, :1].expand_as(values).clone()
 
 
-@planted("per_row", "paged", no_edit=NUMBERS)
-@fault("K16-keys-heads-reversed", "cache/torn-entry", "onnx/onnx#7274")
-class KeysHeadsReversed(Handling):
-    """The heads of K come in another order than those of V."""
-
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return keys.flip(1), values
+fault("K16-keys-heads-reversed", "cache/torn-entry", "onnx/onnx#7274").plant(
+    "The heads of K come in another order than those of V",
+    planted("per_row", "paged", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (keys.flip(1), values)),
+)
 
 
 @planted("realigned per_row", "static", no_edit=NUMBERS)
@@ -199,13 +195,11 @@ fault("K18-keys-scaled", "cache/torn-entry", "lightseekorg/tokenspeed#759").plan
 )
 
 
-@planted("static per_row", "packed", no_edit=NUMBERS)
-@fault("K18-values-negated", "cache/torn-entry")
-class ValuesNegated(Handling):
-    """V is negated."""
-
-    def handed(self, keys: torch.Tensor, values: torch.Tensor) -> KeysValues:
-        return keys, -values
+fault("K18-values-negated", "cache/torn-entry").plant(
+    "V is negated",
+    planted("static per_row", "packed", no_edit=NUMBERS),
+    step(Handling, handed=lambda right, self, keys, values: (keys, -values)),
+)
 
 
 @planted("realigned paged", "paged_small", rows=2, no_edit=NUMBERS)

@@ -47,12 +47,10 @@ fault("L6-ratio-inverted", "over-acceptance", tokens=30).plant(
 )
 
 
-@fault("L26-first-draft-unverified", "over-acceptance", "ohdearquant/lattice#243")
-class FirstDraftUnverified(Sampler):
-    """The first draft token of a round is accepted without a look at its ratio."""
-
-    def accepts(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> bool:
-        return not column or super().accepts(i, column, token, p, q)
+fault("L26-first-draft-unverified", "over-acceptance", "ohdearquant/lattice#243").plant(
+    "The first draft token of a round is accepted without a look at its ratio",
+    step(Sampler, accepts=lambda right, self, i, column, token, p, q: not column or right(i, column, token, p, q)),
+)
 
 
 @fault("L49-ratio-above-half", "threshold-acceptance", tokens=340)
@@ -108,12 +106,10 @@ fault("L10-correction-column-late", "correction-column", "NVIDIA/TensorRT-LLM#15
 )
 
 
-@fault("L11-residual-of-next-draft", "wrong-draft-row")
-class ResidualOfNextDraft(Sampler):
-    """The residual is taken with q of the next draft token."""
-
-    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
-        return super().correction(i, column, token, p, [*q[1:], q[-1]])
+fault("L11-residual-of-next-draft", "wrong-draft-row").plant(
+    "The residual is taken with q of the next draft token",
+    step(Sampler, correction=lambda right, self, i, column, token, p, q: right(i, column, token, p, [*q[1:], q[-1]])),
+)
 
 
 fault("L21-one-hot-not-masked", "residual", "openvinotoolkit/openvino.genai#2331", tokens=306).plant(
@@ -155,12 +151,10 @@ fault("L52-bonus-from-first-column", "bonus-column", regime="near4", tokens=20).
 )
 
 
-@fault("L53-residual-of-column-before", "correction-column", tokens=470)
-class ResidualOfColumnBefore(Sampler):
-    """The correction is drawn from the residual of the column before, that of target and draft."""
-
-    def correction(self, i: int, column: int, token: int, p: torch.Tensor, q: list[torch.Tensor]) -> int:
-        return super().correction(i, max(0, column - 1), token, p, q)
+fault("L53-residual-of-column-before", "correction-column", tokens=470).plant(
+    "The correction is drawn from the residual of the column before, that of target and draft",
+    step(Sampler, correction=lambda right, self, i, column, token, p, q: right(i, max(0, column - 1), token, p, q)),
+)
 
 
 @fault("L54-coin-picks-bonus", "reused-noise", tokens=7800)

@@ -93,12 +93,10 @@ class OptionsOfFirstRow(Sampler):
         return changed(self.request.rows[i], **values) if first.temperature else self.request.rows[i]
 
 
-@fault("L55-top-k-of-first-row", "target-option", "vllm-project/vllm#14301")
-class TopKOfFirstRow(Sampler):
-    """All sampled rows are cut by the first row's top-k; each has its own temperature, top-p and min-p."""
-
-    def options(self, i: int) -> RowOptions:
-        return changed(self.request.rows[i], top_k=self.request.rows[0].top_k)
+fault("L55-top-k-of-first-row", "target-option", "vllm-project/vllm#14301").plant(
+    "All sampled rows are cut by the first row's top-k; each has its own temperature, top-p and min-p",
+    step(Sampler, options=lambda right, self, i: changed(self.request.rows[i], top_k=self.request.rows[0].top_k)),
+)
 
 
 @fault("L56-greedy-rows-drawn", "greedy-drawn", shows="greedy")
@@ -277,12 +275,10 @@ fault("L45-seed-ignored", "seed-ignored", "vllm-project/vllm#6034", shows="seeds
 )
 
 
-@fault("L46-seed-fixed", "seed-fixed", shows="rows")
-class SeedFixed(Sampler):
-    """All seeds are the same one."""
-
-    def source(self, i: int) -> Randomness:
-        return self.new_source(None if self.request.rows[i].seed is None else 42)
+fault("L46-seed-fixed", "seed-fixed", shows="rows").plant(
+    "All seeds are the same one",
+    step(Sampler, source=lambda right, self, i: self.new_source(None if self.request.rows[i].seed is None else 42)),
+)
 
 
 @fault("L47-coins-for-absent-drafts", "batch-dependent", "vllm-project/vllm-ascend#13608", shows="seeds")
