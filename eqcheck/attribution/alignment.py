@@ -14,6 +14,7 @@ from typing import NamedTuple
 from eqcheck.attribution.record import Record, self_hidden
 from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
+from eqcheck.result.verdict import common_start
 
 OBJECTIONS = {
     "taken": "another row of the call stands for the request",
@@ -117,7 +118,7 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
     for first, token in enumerate(tokens):
         for whole in record.requests[request].wholes:
             for at in (at for at, other in enumerate(whole) if other == token):
-                run = _common_prefix(tokens[first:], whole[at:])
+                run = common_start(tokens[first:], whole[at:])
                 prompt = len(record.requests[request].prompt)
                 if at + run < prompt and any(other != pad for other in tokens[first + run :]):
                     continue  # a row cannot leave its own prompt
@@ -145,9 +146,3 @@ def _clues(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) 
         "prompt": int(at + len(fed.tokens) - first >= prompt),
         "hidden": int(fed.hidden[first]),
     }
-
-
-def _common_prefix(fed: Sequence[int], sequence: Sequence[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(fed, sequence, strict=False)) if a != b), min(len(fed), len(sequence))
-    )

@@ -21,6 +21,7 @@ from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.hashlm.hashing import Bools
 from eqcheck.hashlm.trace import Call
+from eqcheck.result.verdict import common_start
 
 _SEEN = {"stale-entry", "pad-visible"}
 _HIDDEN = {"token-hidden"}
@@ -246,8 +247,7 @@ def _shown_as(record: Record, write: Write) -> Holder | None:
         return None
     then, now = before.call, writes(call, row)
     own = next((b for b in range(then.kv[0].shape[1]) if request in _owners(record, then.number, b)), row)
-    same = [one == other for one, other in zip(writes(then, own), now, strict=False)]
-    width = same.index(False) if False in same else len(same)
+    width = common_start(writes(then, own), now)
     dues = [_due(record, writes(then, row)[:width], before.request, cut) for cut in (False, True)]
     shown = call.visible[row, column, :width]
     found = any(due.any() and np.array_equal(shown, due) for due in dues)

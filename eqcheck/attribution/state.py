@@ -9,6 +9,7 @@ from __future__ import annotations
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.explanation.records import Explanation, many
+from eqcheck.explanation.text import eos_words
 
 
 def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
@@ -60,11 +61,10 @@ def summary(case: Case) -> str:
     """A request in one line."""
     rows = f"{len(case.prompts)} rows, " if len(case.prompts) > 1 else ""
     prompts = " | ".join(" ".join(map(str, prompt)) for prompt in case.prompts)
-    eos = " ".join(map(str, case.eos_token_ids))
     parts = [
         f"{rows}prompt ids {prompts}; {many(case.max_new_tokens, 'new token')}",
         f"K = {case.num_draft_tokens}",
-        f"EOS ids {eos}" if len(case.eos_token_ids) > 1 else f"EOS id {eos}" if eos else "no EOS id",
+        eos_words(case.eos_token_ids),
         f"pad id {case.pad_token_id}",
         f"{case.padding_side} padding",
         f"family {case.family}",

@@ -15,21 +15,12 @@ from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.record import Label, Write, self_hidden
 from eqcheck.decoding.run import Run
 from eqcheck.result.story import DrawnRound
+from eqcheck.result.verdict import common_start
 
 
 def ids_of(rounds: Sequence[DrawnRound]) -> tuple[int, ...]:
     """The tokens that rounds committed, put together."""
     return tuple(token for one in rounds for token in one.committed)
-
-
-def _alike(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many of two sequences are the same, from the first.
-
-    >>> _alike((5, 6, 7), (5, 6))
-    2
-    """
-    pairs = [a == b for a, b in zip(first, second, strict=False)]
-    return pairs.index(False) if False in pairs else len(pairs)
 
 
 class Turns:
@@ -122,8 +113,8 @@ class Turns:
                 break  # the row is done, and stays in its batch
             drafted, answers = self._drafted(row, call, had[at])
             committed = tuple(ids[had[at] : had[at + 1]])
-            accepted = _alike(drafted, committed)
-            agreed = _alike(drafted, answers)
+            accepted = common_start(drafted, committed)
+            agreed = common_start(drafted, answers)
             own = committed[accepted] if accepted < len(committed) and drafted and agreed <= accepted else None
             last = "" if own is None else "correction" if accepted < len(drafted) else "bonus"
             known = whole or at + 1 < len(calls)

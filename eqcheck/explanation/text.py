@@ -109,7 +109,7 @@ def _row(e: Explanation) -> str:
     own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else None
     known = _asked(own or given)
     known += [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
-    known += [] if given.eos_token_ids is None else [_eos(given.eos_token_ids)]
+    known += [] if given.eos_token_ids is None else [eos_words(given.eos_token_ids)]
     known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
     return f"row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."
 
@@ -120,7 +120,7 @@ def _beside(e: Explanation) -> list[str]:
         return []
     lines, beside = [], [(number, one) for number, one in enumerate(e.given.rows) if number != e.row]
     for number, one in beside[:_BESIDE]:
-        own_eos = [_eos(one.eos_token_ids)] if one.eos_token_ids not in (None, e.given.eos_token_ids) else []
+        own_eos = [eos_words(one.eos_token_ids)] if one.eos_token_ids not in (None, e.given.eos_token_ids) else []
         lines.append(f"Row {number} has the prompt ids {', '.join([ids(one.prompt), *_asked(one), *own_eos])}.")
     more = len(beside) - _BESIDE
     return [*lines, *([f"The case has {many(more, 'more row')}."] if more > 0 else [])]
@@ -135,7 +135,8 @@ def _asked(row: Given) -> list[str]:
     return [*limit, *([row.sampling] if row.sampling else []), *accepted]
 
 
-def _eos(ids: tuple[int, ...] | None) -> str:
+def eos_words(ids: tuple[int, ...] | None) -> str:
+    """The EOS ids of a row, in words."""
     shown = " ".join(map(str, ids or ()))
     return f"EOS id{'s' * (len(ids) > 1)} {shown}" if ids else "no EOS id"
 

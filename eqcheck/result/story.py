@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eqcheck.result.verdict import common_start
+
 
 @dataclass(frozen=True)
 class DrawnSlot:
@@ -193,8 +195,7 @@ class DrawnDecode:
         """
         if self.returned is None or self.returned[row] == self.expected[row]:
             return None
-        pairs = [a == b for a, b in zip(self.returned[row], self.expected[row], strict=False)]
-        return pairs.index(False) if False in pairs else len(pairs)
+        return common_start(self.returned[row], self.expected[row])
 
     def committed(self, row: int) -> tuple[int, ...]:
         """The new tokens that the rounds of a row committed."""

@@ -6,7 +6,7 @@ equivalent < tie < inconclusive < violation        (verdicts merge to the highes
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,16 @@ def merge(verdicts: Iterable[str]) -> str:
     return max(found, key=VERDICTS.index) if found else "inconclusive"
 
 
+def common_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items of two sequences are the same, from the first.
+
+    >>> common_start((5, 6, 7), (5, 6))
+    2
+    """
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
 @dataclass(frozen=True)
 class RowVerdict:
     """One row of output beside the truth; ``first`` is the index of the first difference, None when equal."""
@@ -38,10 +48,7 @@ class RowVerdict:
 
     @property
     def first(self) -> int | None:
-        if self.expected == self.observed:
-            return None
-        same = zip(self.expected, self.observed, strict=False)
-        return next((i for i, (a, b) in enumerate(same) if a != b), min(len(self.expected), len(self.observed)))
+        return None if self.expected == self.observed else common_start(self.expected, self.observed)
 
     @property
     def prefix_match(self) -> float:

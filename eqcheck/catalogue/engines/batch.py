@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import Handling, RoundEngine, Rows, left_padded, own_copy, prefix_for
+from eqcheck.catalogue.engines.engine import Handling, RoundEngine, Rows, left_padded, logits_of, own_copy, prefix_for
 
 PAD, REJECTED = -1, -2  # what a slot holds instead of the token of a logical position
 
@@ -45,13 +45,7 @@ class BatchCache(Handling):
         ids, real = left_padded(blocks, self.pad)
         at = torch.tensor(self.lengths)[:, None] + real.long().cumsum(1) - 1
         self.holds = torch.cat([self.holds, torch.where(real, at, PAD)], 1)
-        logits = self.model(
-            input_ids=ids,
-            attention_mask=self.mask(ids.shape[1]),
-            position_ids=self.positions(at, real),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits
+        logits = logits_of(self.model, ids, self.mask(ids.shape[1]), self.positions(at, real), self.cache)
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         return [row[mask] for row, mask in zip(logits, real, strict=True)]
 

@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from eqcheck.catalogue.engines.engine import Handling, KeysValues, RequestEngine, Rows, additive, pieces
+from eqcheck.catalogue.engines.engine import (
+    Handling,
+    KeysValues,
+    RequestEngine,
+    Rows,
+    additive,
+    causal,
+    logits_of,
+    pieces,
+)
 
 
 class PagedCache(Handling):
@@ -137,13 +146,9 @@ class PagedModel(Handling):
         at = start[:, None] + torch.arange(width)
         self.cache.write = slots.gather(1, at).masked_fill(~real, -1)
         self.cache.read = torch.stack([self._slots(table, reach) for table in self.shown(rows)])
-        logits = self.model(
-            input_ids=torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks]),
-            attention_mask=additive(self.visible(at, start + count), self.model),
-            position_ids=self.positions(self.numbered(rows, at), real),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits
+        ids = torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks])
+        mask, positions = self.visible(at, start + count), self.positions(self.numbered(rows, at), real)
+        logits = logits_of(self.model, ids, additive(mask, self.model), positions, self.cache)
         for i, block in zip(rows, blocks, strict=True):
             self.lengths[i] += len(block)
         return [row[: len(block)] for row, block in zip(logits, blocks, strict=True)]
@@ -159,9 +164,7 @@ class PagedModel(Handling):
     def visible(self, at: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Which places of its row each query sees, ``[rows, block, places]``."""
         keys = torch.arange(self.cache.read.shape[1])
-        visible = (keys <= at[..., None]) & (keys < ends[:, None, None])
-        window = getattr(self.model.config, "sliding_window", None)
-        return visible if window is None else visible & (keys > at[..., None] - window)
+        return causal(at[..., None], keys, self.model) & (keys < ends[:, None, None])
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Go on with these requests, and the first ``lengths`` cached tokens of each; the others leave."""

@@ -13,7 +13,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows
+from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows, logits_of
 
 NOTHING = -1  # what a column holds instead of the token of a logical position
 
@@ -87,13 +87,8 @@ class StaticModel(Handling):
         real = torch.arange(width) < torch.tensor([len(block) for block in blocks])[:, None]
         at = torch.tensor(self.lengths)[:, None] + torch.arange(width)
         self.holds[:, columns] = self.held(at, real)
-        logits = self.model(
-            input_ids=torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks]),
-            attention_mask=self.seen().long(),
-            position_ids=self.positions(at, real),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits
+        ids = torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks])
+        logits = logits_of(self.model, ids, self.seen().long(), self.positions(at, real), self.cache)
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         return [logits[i, : len(given[i])] for i in rows]
 

@@ -202,6 +202,23 @@ class RequestEngine(RoundEngine):
         self.drafter.keep(self.active, fed)
 
 
+def logits_of(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, cache: Any
+) -> torch.Tensor:
+    """The logits ``[batch, block, vocab]`` of a call that writes to a cache; without a mask all is seen."""
+    masked = {} if mask is None else {"attention_mask": mask}
+    logits: torch.Tensor = model(
+        input_ids=ids, **masked, position_ids=positions, past_key_values=cache, use_cache=True
+    ).logits
+    return logits
+
+
+def causal(queries: torch.Tensor, keys: torch.Tensor, model: Any) -> torch.Tensor:
+    """Which keys a query sees of those up to itself: all, or those in the model's window."""
+    window = getattr(model.config, "sliding_window", None)
+    return keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
+
+
 def left_padded(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and which of them are real, ``[batch, width]`` each."""
     width = max(map(len, rows))

@@ -14,7 +14,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows, additive
+from eqcheck.catalogue.engines.engine import Handling, RequestEngine, Rows, additive, causal, logits_of
 
 LINES = 2  # how many rows there is memory for
 
@@ -102,13 +102,9 @@ class OffsetCache:
         width = max(lengths)
         self.plan.lines = torch.tensor([self.line[i] for i in rows])
         self.plan.starts = torch.tensor([self.offset(i) for i in rows])
-        logits = self.model(
-            input_ids=torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks]),
-            attention_mask=additive(self.visible(self.plan.starts, width, torch.tensor(lengths)), self.model),
-            position_ids=self.numbered(rows, width),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits
+        ids = torch.tensor([block + [self.pad] * (width - len(block)) for block in blocks])
+        mask = additive(self.visible(self.plan.starts, width, torch.tensor(lengths)), self.model)
+        logits = logits_of(self.model, ids, mask, self.numbered(rows, width), self.cache)
         for i, length in zip(rows, lengths, strict=True):
             self.lengths[i] += length
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
@@ -119,10 +115,7 @@ class OffsetCache:
 
     def visible(self, offsets: torch.Tensor, width: int, lengths: torch.Tensor) -> torch.Tensor:
         """Which slots of its line each query sees, ``[rows, width, capacity]``."""
-        queries, keys = self.grid(offsets, width)
-        window = getattr(self.model.config, "sliding_window", None)
-        visible = keys <= queries
-        return visible if window is None else visible & (keys > queries - window)
+        return causal(*self.grid(offsets, width), self.model)
 
     def grid(self, offsets: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots of the queries ``[rows, width, 1]``, and of all keys ``[capacity]``."""

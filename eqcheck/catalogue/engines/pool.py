@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows, additive
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, additive, logits_of
 
 
 class Packed(RoundEngine):
@@ -30,13 +30,8 @@ class Packed(RoundEngine):
             tokens += text[self.lengths[i] :]
         self.held += fed
         visible = [[self.sees(i, at, row, position) for row, position in self.held] for i, at in fed]
-        logits = self.target(
-            input_ids=torch.tensor([tokens]),
-            attention_mask=additive(torch.tensor([visible]), self.target),
-            position_ids=torch.tensor([self.numbered(fed)]),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits[0]
+        mask, positions = additive(torch.tensor([visible]), self.target), torch.tensor([self.numbered(fed)])
+        logits = logits_of(self.target, torch.tensor([tokens]), mask, positions, self.cache)[0]
         return self.answers([logits[[row == i for row, _ in fed]] for i in self.active], drafts)
 
     def numbered(self, fed: list[tuple[int, int]]) -> list[int]:

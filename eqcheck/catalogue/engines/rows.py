@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded, own_copy, pieces, prefix_for
+from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded, logits_of, own_copy, pieces, prefix_for
 
 
 class OneRow(RoundEngine):
@@ -104,13 +104,7 @@ class PerRow(RoundEngine):
         at = self.numbered(i, len(block))
         self.lengths[i] += len(block)
         self.calls += 1
-        logits: torch.Tensor = self.target(
-            input_ids=torch.tensor([block]),
-            position_ids=self.positions(at, at >= 0),
-            past_key_values=self.caches[i],
-            use_cache=True,
-        ).logits
-        return logits[0]
+        return logits_of(self.target, torch.tensor([block]), None, self.positions(at, at >= 0), self.caches[i])[0]
 
     def numbered(self, i: int, count: int) -> torch.Tensor:
         """The positions ``[1, count]`` of the next tokens of a row."""

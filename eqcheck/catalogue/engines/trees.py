@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows, additive
+from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows, additive, logits_of
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.trees import Nodes, chain, cut, depths, of_round
 
@@ -145,13 +145,7 @@ class Forked(Forking):
         """Logits of a block; ``at`` are logical positions or `PAD`, ``seen`` ``[batch, block, block]`` is within it."""
         held = (self.holds >= 0)[:, None] & (at >= 0)[..., None]
         seen = self.windowed(torch.cat([held, seen], 2), at, torch.cat([self.holds, at], 1))
-        logits: torch.Tensor = self.target(
-            input_ids=ids,
-            attention_mask=additive(seen, self.target),
-            position_ids=self.positions(at, at >= 0),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits
+        logits = logits_of(self.target, ids, additive(seen, self.target), self.positions(at, at >= 0), self.cache)
         self.holds = torch.cat([self.holds, at], 1)
         return logits
 
@@ -231,14 +225,8 @@ class ForkedRows(Forking):
         if window := getattr(self.target.config, "sliding_window", None):
             places = past + torch.tensor(behind)
             whole &= torch.cat([torch.arange(past), places]) > places[:, None] - window
-        logits: torch.Tensor = self.target(
-            input_ids=torch.tensor([block]),
-            attention_mask=additive(whole[None], self.target),
-            position_ids=self.positions(at, at >= 0),
-            past_key_values=self.caches[i],
-            use_cache=True,
-        ).logits
-        return logits[0]
+        mask, positions = additive(whole[None], self.target), self.positions(at, at >= 0)
+        return logits_of(self.target, torch.tensor([block]), mask, positions, self.caches[i])[0]
 
     def verify(self, drafts: Rows) -> Rows:
         answers = []

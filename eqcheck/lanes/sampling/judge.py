@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.sampling import Mark, marks
 from eqcheck.case.engine import VOCAB_SIZE
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.checkpoints.judge import Judge, RowJudgement, random_truth
@@ -19,7 +18,7 @@ from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import ends_early, state
 from eqcheck.lanes.checkpoint.drawing import answered
-from eqcheck.lanes.sampling.decode import SampledRun, decode
+from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
 from eqcheck.lanes.sampling.laws import laws_of
 from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
 from eqcheck.result.outcome import Outcome

@@ -7,9 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from eqcheck.attribution.sampling import Mark
 from eqcheck.hashlm.hashing import Words
-from eqcheck.lanes.sampling.decode import DRAFT, TARGET, law_behind, scores
+from eqcheck.lanes.sampling.decode import DRAFT, TARGET, Mark, law_behind, scores
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.lanes.sampling.laws import variants
 from eqcheck.sampling.laws import BESIDE, PLACES

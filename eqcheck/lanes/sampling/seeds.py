@@ -11,6 +11,7 @@ import numpy as np
 from eqcheck.case.sampling import PROMISES
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.sampling.decode import SampledRun
+from eqcheck.result.verdict import common_start
 
 Outputs = Sequence[tuple[int, ...]]
 Decode = Callable[[Any], Outputs | None]
@@ -88,9 +89,7 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
 
 def _broken(case: Any, row: int, level: str, what: str, first: tuple[int, ...], other: tuple[int, ...]) -> Explanation:
     """The promise that a row does not keep: ``first`` is what it emitted, ``other`` what it did after a change."""
-    same = zip(first, other, strict=False)
-    seed = case.options[row].seed
-    index = next((i for i, (a, b) in enumerate(same) if a != b), min(len(first), len(other)))
+    seed, index = case.options[row].seed, common_start(first, other)
     read = Explanation(
         "sampling",
         "seed-ignored" if level == "repeatable" else "batch-dependent",
