@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,25 @@ class Built:
     def next(self, ids: Sequence[int]) -> int:
         """The token that follows these ids: greedy, and exact in every dtype that the documentation names."""
         return self.function.next(ids)
+
+    def law(self, ids: Sequence[int]) -> list[float]:
+        """The probability of each token to follow these ids, at temperature 1.
+
+        Each bit of the code that names it is wrong with a probability of its own, whatever the other bits are: 27 to
+        13 %. The special ids share 3 %.
+
+        >>> checkpoint = built("full")
+        >>> round(max(checkpoint.law([1, 2, 3])), 3), round(sum(checkpoint.law([1, 2, 3])), 9)
+        (0.167, 1.0)
+        """
+        from eqcheck.construction.weights import LOGITS
+
+        function = self.function
+        right, weights = function.tokens_out.index(self.next(ids)), [1.0] * VOCABULARY
+        for code, token in enumerate(function.tokens_out):
+            signed = (-size if (code ^ right) >> bit & 1 else size for bit, size in enumerate(LOGITS))
+            weights[token] = math.exp(sum(signed))
+        return [weight / sum(weights) for weight in weights]
 
     def draft(self, agreement: float = 0.6) -> Built:
         """A draft of the same architecture that errs after some ids, in ``1 - agreement`` of contexts.
