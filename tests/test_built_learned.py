@@ -24,7 +24,7 @@ from eqcheck.construction.pointers import (
     amplitudes,
 )
 
-NAMES = ("qwen3", "learned", "opt")
+NAMES = ("qwen3", "moe", "learned", "opt", "mla")
 TEXTS = [[token % 256 for token in shuffled(300, "text", row)] for row in range(3)]
 
 
@@ -36,6 +36,7 @@ def folder(request: Any, tmp_path_factory: Any) -> tuple[str, Path]:
 
 
 def loaded(folder: tuple[str, Path], dtype: torch.dtype, **options: Any) -> Any:
+    options |= {"experts_implementation": "eager"} if folder[0] == "moe" else {}
     return AutoModelForCausalLM.from_pretrained(folder[1], dtype=dtype, **options).eval()
 
 

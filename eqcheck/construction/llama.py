@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from eqcheck.construction import weights
-from eqcheck.construction.function import VOCABULARY, Function
+from eqcheck.construction.function import VOCABULARY, Function, Head
 from eqcheck.construction.pointers import BASE, HEAD_DIM, POSITIONS
 
 
-def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
+def grouped(heads: Sequence[Head], at: weights.Residual, layer: int) -> dict[str, weights.Array]:
+    """The weights of attention by name."""
+    matrices = weights.attention(heads, at, layer, weights.GROUPS)
+    return {f"{letter}_proj": matrix for letter, matrix in zip("qkvo", matrices, strict=True)}
+
+
+def llama(
+    function: Function, attention: Callable[[Sequence[Head], weights.Residual, int], dict[str, weights.Array]] = grouped
+) -> tuple[dict[str, Any], dict[str, weights.Array]]:
     """The configuration, and the weights by name."""
     at = weights.Residual(len(function.layers))
     tensors = {
@@ -21,12 +30,11 @@ def llama(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]
     }
     for number, heads in enumerate(function.layers):
         layer = f"model.layers.{number}"
-        q, k, v, o = weights.attention(heads, at, number, weights.GROUPS)
         gate, up, down = weights.mlp(function, at, number)
         tensors |= {
             f"{layer}.input_layernorm.weight": at.norm(function, number + 1, number),
             f"{layer}.post_attention_layernorm.weight": at.norm(function, number + 1, number + 1),
-            **{f"{layer}.self_attn.{name}_proj.weight": w for name, w in zip("qkvo", (q, k, v, o), strict=True)},
+            **{f"{layer}.self_attn.{name}.weight": w for name, w in attention(heads, at, number).items()},
             f"{layer}.mlp.gate_proj.weight": gate,
             f"{layer}.mlp.up_proj.weight": up,
             f"{layer}.mlp.down_proj.weight": down,
