@@ -14,7 +14,6 @@ from eqcheck.construction import weights
 from eqcheck.construction.function import BITS, VOCABULARY, Function
 from eqcheck.construction.pointers import BASE, HEAD_DIM, POSITIONS
 
-GROUPS = 4  # key heads
 ADDED = 1024.0  # a constant beside what attention and MLP add, which fixes the scale of the norm behind them
 KEYS = 8.0  # a key's norm multiplies by so much
 EMBEDDED = math.sqrt(weights.HIDDEN)  # Gemma multiplies embeddings by this: 8
@@ -31,8 +30,8 @@ def gemma(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]
     }
     for number, heads in enumerate(function.layers):
         name = f"model.layers.{number}"
-        q, k, v, o = weights.attention(heads, at, number, GROUPS)
-        v.reshape(GROUPS, HEAD_DIM, -1)[:, BITS, at.big] = 8
+        q, k, v, o = weights.attention(heads, at, number, weights.GROUPS)
+        v.reshape(weights.GROUPS, HEAD_DIM, -1)[:, BITS, at.big] = 8
         o.reshape(-1, len(heads), HEAD_DIM)[at.big, :, BITS] = ADDED / len(heads) / 8
         gate, up, down = _mlp(function, at, number)
         tensors |= {
@@ -59,7 +58,7 @@ def _embeddings(function: Function, at: weights.Residual) -> weights.Array:
 
 
 def _last(at: weights.Residual) -> weights.Array:
-    """The last norm lets the last code through, by `LOGITS` and the embeddings' scale: the nearest multiples of 128."""
+    """The last norm lets the last code through, by `LOGITS` and the embeddings' scale, plus 1 for bfloat16."""
     weight = np.zeros(weights.HIDDEN)
     weight[list(at.code(at.layers))] = 1 + weights.BIG * np.array(weights.LOGITS)
     return weight - 1
@@ -104,7 +103,7 @@ def config(function: Function) -> dict[str, Any]:
         "intermediate_size": weights.UNITS,
         "num_hidden_layers": len(function.layers),
         "num_attention_heads": len(function.layers[0]),
-        "num_key_value_heads": GROUPS,
+        "num_key_value_heads": weights.GROUPS,
         "head_dim": HEAD_DIM,
         "query_pre_attn_scalar": HEAD_DIM,
         "hidden_activation": "gelu_pytorch_tanh",
