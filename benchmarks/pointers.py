@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
+from eqcheck.construction.function import Function
 from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.construction.pointers import (
     ADDED,
@@ -93,7 +94,7 @@ def rounded(values: Array) -> list[float]:
 
 
 if __name__ == "__main__":
-    heads = {head.reads for made in LAYOUTS.values() for layer in made.layers() for head in layer}
+    heads = {head.reads for made in LAYOUTS.values() for layer in Function(made.layers()).layers for head in layer}
     turned = {reads for reads in heads if (0, 0) in reads and len(dict(reads)) == len(reads)}
     for rotation in (ROTARY, LEARNED, COMPRESSED):
         lines = []

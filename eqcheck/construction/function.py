@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
-from eqcheck.construction.pointers import Reads
+from eqcheck.construction.pointers import POSITIONS, Reads
 
 BITS = 8
 CODES = 2**BITS
@@ -56,6 +56,50 @@ class Head:
         )
 
 
+@dataclass(frozen=True)
+class DeltaRule:
+    """A head with a memory by class: it keeps the last code for each class, and joins in one of them, shuffled.
+
+    At each token it keeps, for the class that the bits ``key`` of a code have, a code; each stands the given distance
+    back (`key_distance`, `value_distance`). Then it reads what it keeps for the class that the bits ``query`` of the
+    token's own code have: nothing for a class that never came. With ``writing`` a token only writes if that bit of its
+    code is set; a token whose bits ``forgetting`` are all set empties the memory first.
+    """
+
+    key: tuple[int, ...]
+    query: tuple[int, ...]
+    key_distance: int
+    value_distance: int
+    order: tuple[int, ...]
+    flips: tuple[bool, ...]
+    writing: int | None = None
+    forgetting: tuple[int, ...] = ()
+
+    def reader(self) -> Callable[[Sequence[int]], int]:
+        """Called with all codes of a text after each of them, it returns what it joins in."""
+        kept: dict[int, int] = {}
+        table, forgetting = Head((), 0, self.order, self.flips).table, sum(1 << bit for bit in self.forgetting)
+        writing = 0 if self.writing is None else 1 << self.writing
+
+        def read(codes: Sequence[int]) -> int:
+            code = codes[-1]
+            if forgetting and code & forgetting == forgetting:
+                kept.clear()
+            if len(codes) > self.key_distance and code & writing == writing:
+                kind = _pattern(codes[-1 - self.key_distance], self.key)
+                if len(codes) > self.value_distance:
+                    kept[kind] = table[codes[-1 - self.value_distance]]
+                else:
+                    kept.pop(kind, None)  # a value from before the beginning is 0, as if the class had never come
+            return kept.get(_pattern(code, self.query), 0)
+
+        return read
+
+
+def _pattern(code: int, bits: Sequence[int]) -> int:
+    return sum((code >> bit & 1) << place for place, bit in enumerate(bits))
+
+
 class Function:
     """The exact function of a checkpoint, from the token ids before a place to the id there.
 
@@ -67,8 +111,9 @@ class Function:
     True
     """
 
-    def __init__(self, layers: Sequence[Sequence[Head]], flagged: Iterable[int] = ()) -> None:
-        self.layers = tuple(map(tuple, layers))
+    def __init__(self, layers: Sequence[Sequence[Head | DeltaRule]], flagged: Iterable[int] = ()) -> None:
+        self.layers = tuple(tuple(head for head in layer if isinstance(head, Head)) for layer in layers)
+        self.rules = tuple(tuple(head for head in layer if isinstance(head, DeltaRule)) for layer in layers)
         self.flagged = frozenset(flagged)
         self.codes_in = (
             *shuffled(CODES, "codes in"),
@@ -79,8 +124,14 @@ class Function:
 
     @property
     def field(self) -> int:
-        """The function looks at no more than so many tokens, the last one counted."""
+        """The function looks at no more than so many tokens, the last one counted: at all of them with a memory."""
+        if any(self.rules):
+            return POSITIONS
         return 1 + sum(max(d for head in layer for d, _ in head.reads) for layer in self.layers)
+
+    def joined(self, layer: int) -> int:
+        """How many codes the layer joins in."""
+        return len(self.layers[layer]) + len(self.rules[layer])
 
     def next(self, ids: Sequence[int]) -> int:
         """The token after these ids, at least one."""
@@ -89,7 +140,7 @@ class Function:
     def reader(self) -> Callable[[int], int]:
         """Called with the ids of a text, one after the other, it returns the token after each."""
         codes: list[list[int]] = [[] for _ in range(len(self.layers) + 1)]
-        return partial(self._append, codes)
+        return partial(self._append, codes, [[rule.reader() for rule in layer] for layer in self.rules])
 
     def choices(self, ids: Sequence[int]) -> list[int]:
         """The token after each beginning of the ids."""
@@ -104,10 +155,10 @@ class Function:
             tokens.append(read(tokens[-1]))
         return tokens
 
-    def _append(self, codes: list[list[int]], token: int) -> int:
+    def _append(self, codes: list[list[int]], memories: list[list[Callable[[Sequence[int]], int]]], token: int) -> int:
         """Add a token's codes, layer by layer; returns the next token."""
         code = self.codes_in[token]
-        for heads, before in zip(self._heads, codes, strict=False):
+        for heads, memory, before in zip(self._heads, memories, codes, strict=False):
             before.append(code)
             last = len(before) - 1
             for reads, bit, table, window in heads:
@@ -120,6 +171,8 @@ class Function:
                         continue
                     code ^= table[before[last - distance]]
                     break
+            for read in memory:
+                code ^= read(before)
         codes[-1].append(code)
         named: int = self.tokens_out[code ^ int(token in self.flagged)]
         return named

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.construction import deepseek, gemma, learned, lfm2, llama, mistral, qwen3_moe
-from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head, shuffled
+from eqcheck.construction import deepseek, gemma, learned, lfm2, llama, mistral, qwen3_moe, qwen35
+from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head, shuffled
 from eqcheck.construction.pointers import (
     FAR,
     FAR_KEYED,
@@ -33,7 +33,7 @@ Written = tuple[dict[str, Any], dict[str, Array]]  # a configuration, and weight
 class Construction:
     """A built checkpoint: its layers of heads, the architecture that computes them, and its description in a line."""
 
-    layers: Callable[[], Sequence[Sequence[Head]]]
+    layers: Callable[[], Sequence[Sequence[Head | DeltaRule]]]
     write: Callable[[Function], Written]
     about: str
 
@@ -87,25 +87,51 @@ def near(number: int, which: int) -> list[Head]:
     return layer(number, WINDOWED[which], [keyed(*pair) for pair in NEAR_KEYED[which]], WINDOW)
 
 
-DISTANCES = (*range(3, 14), 17, 19, 25, 32, 38, 44, 50, 126, 256)
-
-
 def hybrid() -> list[list[Head]]:
     """Twice a convolution and two layers of 8 pointers: the nearest distances, most others to 64, and 126 and 256.
 
     A convolution taps the codes of the last two tokens. By key head of attention two plain pointers, or a plain and a
     keyed one.
     """
+    distances = (*range(3, 13), 14, 17, 20, 24, 31, 42, 49, 56, 126, 256)
     layers = []
     for number in range(6):
         if number % 3 == 0:
             layers.append([head(((distance, 0),), number, 0) for distance in (1, 2)])
             continue
         share, bits = number // 3 * 2 + number % 3 - 1, shuffled(BITS, "bit", number)
-        straight, choosing = [plain(d) for d in DISTANCES[share::4]], [keyed(*pair) for pair in KEYED[share::4]]
+        straight, choosing = [plain(d) for d in distances[share::4]], [keyed(*pair) for pair in KEYED[share::4]]
         reads = [read for pair in zip(straight, choosing, strict=False) for read in pair] + straight[-2:]
         layers.append([head(read, number, bits[i // 2]) for i, read in enumerate(reads)])
     return layers
+
+
+def delta() -> list[Sequence[Head | DeltaRule]]:
+    """Twice a layer of 8 delta rules and one of 16 pointers: most distances to 64, and 126 and 256."""
+    distances = (*range(1, 13), 14, 17, 20, 24, 31, 36, 42, 49, 56, 62, 126, 256)
+    straight, choosing = [plain(d) for d in distances], [keyed(*pair) for pair in KEYED[4:]]
+    return [rules(0), layer(1, straight[::2], choosing[::2]), rules(2), layer(3, straight[1::2], choosing[1::2])]
+
+
+def rules(number: int) -> list[DeltaRule]:
+    """Four pairs of rules with 8, 16, 16 and 32 classes. Values stand 0 to 3 tokens back: all that a convolution holds.
+
+    Two pairs keep codes for the token's own class, so a token that is rejected, but stays, is not overwritten by the
+    token that stands in its place. They ask with other bits than they keep for. Of one pair a rule writes at every
+    second token, of another one forgets all at one in 32.
+    """
+    made = []
+    for pair, (size, key, values) in enumerate(((3, 0, (1, 2)), (4, 0, (1, 3)), (4, 1, (0, 2)), (5, 2, (0, 3)))):
+        bits = shuffled(BITS, "classes", number, pair)
+        for which, value in enumerate(values):
+            order = shuffled(BITS, "order", number, pair, which)
+            flips = tuple(bool(n % 2) for n in shuffled(BITS, "flips", number, pair, which))
+            writing, forgetting = (
+                bits[-1] if (pair, which) == (1, 1) else None,
+                bits[:5] if (pair, which) == (3, 0) else (),
+            )
+            made.append(DeltaRule(bits[:size], bits[-size:], key, value, order, flips, writing, forgetting))
+    return made
 
 
 LAYOUTS = {
@@ -118,4 +144,5 @@ LAYOUTS = {
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),
+    "delta": Construction(delta, qwen35.qwen35, "a Qwen 3.5: gated delta rules beside gated full attention"),
 }

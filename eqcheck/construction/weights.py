@@ -55,7 +55,7 @@ class Residual:
 
     def norm(self, function: Function, codes: int, sums: int) -> Array:
         """The weight of a norm after so many codes and layers of sums: a feature is as it was, and `BIG` is 1."""
-        heads = [len(layer) for layer in function.layers]
+        heads = [function.joined(layer) for layer in range(self.layers)]
         square = BIG**2 + 1 + BITS * (codes + sum(heads[:sums]))  # the mean square of a sum of n signs is n
         weight = np.full(self.hidden, math.sqrt(square / self.hidden))
         weight[self.big] /= BIG
@@ -132,7 +132,7 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
 
     A step is the difference of two gates on either side of its place.
     """
-    heads = len(function.layers[layer])
+    heads = function.joined(layer)
     assert heads % 2 == 0
     gates, downs = [], []
     for bit in range(BITS):
