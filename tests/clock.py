@@ -49,11 +49,13 @@ class Clock:
 
 TRANSPARENT = (
     "campaign.loop",
+    "campaign.pace",
     "lanes.lane",
     *(f"lanes.transparent.{name}" for name in ("judge", "settle", "sequences", "reduction")),
 )
 CHECKPOINT = (
     "campaign.loop",
+    "campaign.pace",
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "reduction")),
     *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "investigate", "lane")),

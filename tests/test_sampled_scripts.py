@@ -16,9 +16,8 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.script import shared
-from eqcheck.lanes.sampling.exhibit import CROSSES, earned, evidence, names
-from eqcheck.lanes.sampling.script import checked_script, evidence_files, script
+from eqcheck.lanes.checkpoint.exhibit import CROSSES, earned, evidence, names
+from eqcheck.lanes.checkpoint.script import checked_script, script, shared
 from eqcheck.result.findings import Finding
 from eqcheck.result.outcome import Outcome
 from eqcheck.truth.law import law
@@ -118,7 +117,7 @@ def test_a_script_is_handed_out_if_it_draws_until_it_crosses(factor: str, shown:
 def test_what_scripts_share_compiles_and_names_no_module_of_eqcheck(tmp_path: Path) -> None:
     (tmp_path / "colder.py").write_text(ENGINE.replace("FACTOR", "1"))
     decoder = registry.load(str(tmp_path / "colder.py"))
-    for text in (*evidence_files().values(), *shared(decoder).values(), script(decoder, "1", finding())):
+    for text in (*shared(decoder, finding().case).values(), script(decoder, "1", finding())):
         compile(text, "script", "exec")
         assert "import eqcheck" not in text
         assert "from eqcheck" not in text

@@ -299,7 +299,7 @@ def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
     lane.running = cast(Any, SimpleNamespace(try_case=lambda case: try_case(placed, case, None)))
     outcome = lane.running.try_case(case)
     assert outcome.fingerprint == "sampling/batch-dependent:mates"
-    (finding,) = lane.explain(outcome, outcome, [outcome], lambda: 60.0) or []
+    (finding,) = lane.explain(outcome, [outcome], lambda: 60.0) or []
     assert finding.fingerprint == outcome.fingerprint
     assert len(finding.case.prompts) == 2
     text = render(finding.explanation)

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from eqcheck.attribution.state import leaked
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign.pace import Pace
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.requirements import unmet
@@ -80,7 +82,7 @@ class Campaign:
         self.notes: dict[str, None] = {}
         self.hung: Counter[str] = Counter()
         self.over = False
-        self.until = float("inf")  # when cases are no longer made smaller
+        self.pace = Pace(lane)
         self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
@@ -128,7 +130,7 @@ class Campaign:
     def replay(self) -> None:
         """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            if not (self.lane.asks(stored.case) and self._meets(stored.case)):
+            if not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
             outcome = self._replayed(stored.case)
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
@@ -151,7 +153,7 @@ class Campaign:
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
         start, count = time.monotonic(), len(self.result.outcomes)
-        until = None if self.over else self.lane.draws_until(start)
+        until = None if self.over else self.pace.draws_until(start)
         if until is None:
             return False
         running = self.lane.running
@@ -196,7 +198,7 @@ class Campaign:
         """Keep a failing case for later, and store the first of its group before anything else can go wrong."""
         self.pending[id(outcome)] = outcome
         self.gathered += 1
-        group = self.lane.group(outcome)
+        group = self._likeness(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
             self.tell(ViolationSeen, outcome, len(self.groups_seen))
@@ -212,8 +214,15 @@ class Campaign:
     def groups(self) -> list[list[Outcome]]:
         groups: dict[Hashable, list[Outcome]] = {}
         for outcome in self.pending.values():
-            groups.setdefault(self.lane.group(outcome), []).append(outcome)
-        return self.lane.order(list(groups.values()))
+            groups.setdefault(self._likeness(outcome), []).append(outcome)
+        found = list(groups.values())
+        if self.lane.conditional:  # the fewest options first, then what is frequent
+            found.sort(key=lambda group: (len(self.lane.condition(group[0].case)), -len(group)))
+        return [sorted(group, key=self.lane.rank) for group in found]
+
+    def _likeness(self, outcome: Outcome) -> Hashable:
+        """The likeness of failing cases: one stands for all, until more is known."""
+        return self.result.claims(outcome.case), outcome.symptom, self.lane.condition(outcome.case)
 
     def settle(self) -> None:
         """Look into failing cases, a finding from each group by turns, until each counts with a finding."""
@@ -221,28 +230,25 @@ class Campaign:
             return
         groups = self.groups()
         self._tell_settling(groups[0][0].symptom, len(self.result.findings) + 1)  # to set up takes long
-        self.until = time.monotonic() + (self.result.options.budget or float("inf"))
+        self.pace.settling()
         with self.lane.settling(self.check):
             for group in groups:
                 self._look(group, len(groups), eager=True)
-            while any(groups) and not self._late():
+            while any(groups) and not self.pace.late(len(self.pending)):
                 for group in filter(None, groups):
                     self._look(group, sum(map(bool, groups)), eager=False)
             for outcome in list(self.pending.values()):  # no time for more findings: count with those there are
-                if not self._late(0) and self._counts(outcome):
+                if not self.pace.late(0) and self._counts(outcome):
                     del self.pending[id(outcome)]
             self._tell_settling("", len(self.result.findings))
 
     def _tell_settling(self, symptom: str, number: int) -> None:
         self.tell(Settling, symptom, number, self.gathered - len(self.pending), self.gathered)
 
-    def _late(self, left: int | None = None) -> bool:
-        return time.monotonic() > self.lane.settles_until(len(self.pending) if left is None else left)
-
     def _look(self, group: list[Outcome], groups: int, eager: bool) -> None:
         """Look into the cases of a group, one after the other, until there is a finding."""
         for outcome in self.lane.telling(group) if eager else list(group):
-            if self._late():
+            if self.pace.late(len(self.pending)):
                 return
             self.check()
             findings = None
@@ -257,16 +263,11 @@ class Campaign:
                 return
 
     def _findings(self, outcome: Outcome, group: list[Outcome], groups: int) -> list[Finding] | None:
-        """Confirm a failing case, and add the findings that it shows; None where it does not fail again.
+        """Add the findings that a failing case shows; None where it does not fail again.
 
         So many ``groups`` still wait for their turn, and share the time.
         """
-
-        def left() -> float:
-            return max(0.0, self.until - time.monotonic()) / groups
-
-        again = self.lane.confirm(outcome, left)
-        findings = self.lane.explain(outcome, again, group, left) if again else None
+        findings = self.lane.explain(outcome, group, partial(self.pace.left, groups))
         for finding in findings or ():
             self.add(finding, int(outcome.drawn), looked_into=True)
         if findings is None:

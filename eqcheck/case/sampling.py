@@ -24,7 +24,6 @@ ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
 """The purposes for which cases of engines are drawn; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 PROMISES = tuple(SEEDS)
-Crossing = Annotated[int, Meta(ge=0, le=10**9)]
 Self = TypeVar("Self", bound="Sampled")
 
 
@@ -36,6 +35,7 @@ def _chance(case: Sampled) -> Iterator[str]:
         yield f"order: expected {ORDER} in some order, got {case.order!r:.80}"
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sampled(AnyCase):
     """The base of cases with rows that are sampled; greedy rows may be among them.
 
@@ -48,16 +48,14 @@ class Sampled(AnyCase):
 
     regimes: ClassVar[tuple[str, ...]]
     seed_bits: ClassVar[int] = 63
-    num_draft_tokens: int
-    regime: str
-    entropy: int
-    promise: str
-    order: tuple[str, ...]
+    regime: str = "std"
+    entropy: int = 0
+    promise: str = "none"
+    order: tuple[str, ...] = ORDER
+    crosses_after: Annotated[int, Meta(ge=0, le=10**9)] = 0
 
     if TYPE_CHECKING:
 
-        @property
-        def pad_token_id(self) -> int: ...
         def with_options(self: Self, options: Iterable[RowOptions]) -> Self: ...
 
     @property
@@ -83,7 +81,7 @@ class Sampled(AnyCase):
     def renewed(self: Self, rng: Random) -> Self:
         """The same request with other chance: another entropy, and another seed wherever there is one."""
         with_seeds = [number for number, options in enumerate(self.options) if options.seed is not None]
-        return replace(self.reseeded(rng, with_seeds), entropy=rng.getrandbits(48))  # type: ignore[type-var]
+        return replace(self.reseeded(rng, with_seeds), entropy=rng.getrandbits(48))
 
     def reseeded(self: Self, rng: Random, numbers: Collection[int]) -> Self:
         """The same request with new seeds of the rows with these numbers."""
@@ -98,7 +96,9 @@ class Sampled(AnyCase):
             Given(prompt, None, options.eos_token_ids, limit=options.max_new_tokens, sampling=asked_of(options))
             for prompt, options in zip(self.prompts, self.options, strict=True)
         )
-        return replace(rows[number], pad_token_id=self.pad_token_id, num_draft_tokens=self.num_draft_tokens, rows=rows)
+        asked = self.request()
+        pad, k = asked.pad_token_id, asked.num_draft_tokens
+        return replace(rows[number], pad_token_id=pad, num_draft_tokens=k, rows=rows)
 
 
 def _rows(case: SampledCase) -> Iterator[str]:
@@ -151,15 +151,10 @@ class SampledCase(Sampled):
     family: str = CLAIMED[0]
     vocab_size: Vocabulary = 64
     seed: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    regime: str = "std"
     scale: Annotated[float, Meta(ge=1 / 64, le=8.0)] = 0.25
     support: int = 0
     draft_support: int = 0
     mix: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.375
-    entropy: int = 0
-    promise: str = "none"
-    order: tuple[str, ...] = ORDER
-    crosses_after: Crossing = 0
 
     @property
     def options(self) -> tuple[RowOptions, ...]:
@@ -195,7 +190,7 @@ class SampledCase(Sampled):
 
 
 @dataclass(frozen=True)
-class SampledEngineCase(EngineCase, Sampled):
+class SampledEngineCase(Sampled, EngineCase):
     """One test input for an engine, some of its rows sampled; see `Sampled`.
 
         >>> from eqcheck.case.engine import EngineRow
@@ -211,11 +206,6 @@ class SampledEngineCase(EngineCase, Sampled):
     regimes = ENGINE_REGIMES
     seed_bits = 31
     rules = (*EngineCase.rules, _chance)
-    regime: str = "std"
-    entropy: int = 0
-    promise: str = "none"
-    order: tuple[str, ...] = ORDER
-    crosses_after: Crossing = 0
 
     def greedy(self) -> EngineCase:
         """The same request with greedy rows, as the greedy lane decodes it."""

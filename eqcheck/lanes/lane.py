@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -35,12 +35,13 @@ REPEATS = 3
 
 
 class Lane(ABC):
-    """One kind of evidence for one audit: it draws, judges, confirms, explains, and concludes. The loop does the rest.
+    """One kind of evidence for one audit: it draws, judges, explains, and concludes. The loop does the rest.
 
     ``result`` is where the campaign keeps what it finds; ``running`` decodes and judges cases. ``total`` is how many
     cases will be drawn, None where what is seen decides. Cases are drawn in this ``share`` of a time budget, or for
     so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
-    ``conditional``: what a finding needs beside its symptom is known only when its case was looked into.
+    ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
+    when the first case was drawn, on the monotonic clock.
     """
 
     share: float = 1.0
@@ -53,7 +54,7 @@ class Lane(ABC):
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options
         self.total = options.cases
-        self.begun, self.drawn = time.monotonic(), False
+        self.begun = time.monotonic()
 
     def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:
         """Workers that decode cases and judge them by this ``task``; ``said``, or else the result, gets warnings."""
@@ -94,10 +95,8 @@ class Lane(ABC):
         return known(case.checkpoint)
 
     @abstractmethod
-    def explain(
-        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
-    ) -> list[Finding] | None:
-        """The findings of a failing case that was confirmed as ``again``, made small; None if it fails no more.
+    def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
+        """The findings of a failing case, confirmed and made small; None if it does not fail time and again.
 
         ``group`` are the cases like it; ``left`` says how many seconds there are.
         """
@@ -118,34 +117,17 @@ class Lane(ABC):
     def conclusions(result: Audit) -> None:
         """Draw conclusions from the counts and findings of ``result``: of one audit, or of several shards merged."""
 
-    def draws_until(self, started: float) -> float | None:
-        """When to look into what fails so far, on the monotonic clock; None: draw no more cases.
-
-        All cases are drawn before any is looked into: the first of its kind stands for all.
-        """
-        if self.drawn:
-            return None
-        self.begun, self.drawn = started, True
-        if self.options.budget:
-            return started + self.options.budget * self.share
-        # With so many cases the same seed gives the same report, however slow it is here.
-        return started + (self.seconds if self.options.cases is None else float("inf"))
-
     def settling(self, check: Callable[[], None]) -> AbstractContextManager[object]:
         """Set up what confirms failures; ``check`` raises ``KeyboardInterrupt`` where the user wants an end."""
         return nullcontext()
 
-    def settles_until(self, left: int) -> float:
-        """When to stop looking into failing cases, on the monotonic clock; so many are ``left``."""
-        return float("inf")
+    def condition(self, case: Any) -> tuple[str, ...]:
+        """The options of a case that set it apart from other cases of the same symptom."""
+        return ()
 
-    def group(self, outcome: Outcome) -> Hashable:
-        """The likeness of failing cases: one stands for all, until more is known."""
-        return self.result.claims(outcome.case), outcome.symptom
-
-    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        """The groups, and the cases of each, in the order in which they are looked into."""
-        return groups
+    def rank(self, outcome: Outcome) -> tuple[int, int]:
+        """The place of a case in its group: a stored case comes first if it is small, and last if it is not."""
+        return not outcome.minimal, not outcome.drawn
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         """The cases of a group to look into before all others, as long as none of them `tells` why it fails."""
@@ -158,10 +140,6 @@ class Lane(ABC):
     def counted(self, outcome: Outcome) -> int | None:
         """The number of the finding that a failing case counts with; None: it has to be looked into."""
         return self.result.explained_by(outcome)
-
-    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
-        """The outcome, if the case fails time and again."""
-        return outcome if self.repeats(outcome) else None
 
     def repeats(self, outcome: Outcome) -> bool:
         """Whether a case gives the same answer each time it is decoded; one that is sampled, whether it fails again."""

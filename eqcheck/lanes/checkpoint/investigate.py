@@ -35,7 +35,7 @@ class Attempt:
 
 
 class Investigation:
-    """The findings of failing cases; ``decode`` and ``repeats`` ask the engine, ``left`` says how long there is.
+    """The findings of failing cases; ``decode`` and ``repeats`` ask the engine.
 
     ``causes`` are the explanations of findings, by their id.
     """
@@ -45,13 +45,16 @@ class Investigation:
         decoder: Decoder,
         decode: Callable[[EngineCase], Outcome],
         repeats: Callable[[Outcome], bool],
-        left: Callable[[], float],
     ) -> None:
-        self.decoder, self.decode, self.repeats, self.left = decoder, decode, repeats, left
+        self.decoder, self.decode, self.repeats = decoder, decode, repeats
         self.causes: dict[str, Abduced] = {}
 
-    def finding(self, outcome: Outcome, known: Abduced | None) -> Finding:
-        """The finding of a case that is seen to fail again; ``known`` is what explains it, if anything was found."""
+    def finding(self, outcome: Outcome, known: Abduced | None, left: Callable[[], float]) -> Finding:
+        """The finding of a case that is seen to fail again; ``known`` is what explains it, if anything was found.
+
+        ``left`` says how long there is.
+        """
+        self.left = left
         smallest, minimised = self._minimised(outcome)
         elsewhere = known if smallest is not outcome else None
         cause = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -34,11 +33,6 @@ from eqcheck.workers.interpreter import InterpreterWorker, environment
 from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
-LOOKING = 0.9  # of a time budget; then scripts are finished
-DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of what is left of that in each round; the latter for the cases of a verdict
-VERDICT = 1000  # cases
-LEAST_ROUND = 0.08  # of the budget
-_LAST_RESORT_S = 3600.0
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = ("arrival", *(name.replace("_", "-") for name in SCORING), "eos-token-ids", "many-rows")
@@ -75,7 +69,7 @@ class CheckpointLane(Lane):
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-        self.investigation = Investigation(decoder, self._decode, self.repeats, self.left)
+        self.investigation = Investigation(decoder, self._decode, self.repeats)
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
 
     @contextmanager
@@ -91,41 +85,14 @@ class CheckpointLane(Lane):
             self.options.seed, self.decoder.capabilities, self.decoder.requires, self.decoder.kinds
         ).cases()
 
-    def asks(self, case: Any) -> bool:
-        """With a budget, stored cases may take half of it."""
-        late = self.options.budget and time.monotonic() > self.begun + self.options.budget * DRAWING_AT_MOST
-        return not late and super().asks(case)
+    def condition(self, case: EngineCase) -> tuple[str, ...]:
+        """The options of the engine; those of rows may be beside the point."""
+        return needs(without(case, _ROW_OPTIONS))
 
-    @property
-    def end(self) -> float:
-        """When to stop looking."""
-        return self.begun + (self.options.budget * LOOKING if self.options.budget else _LAST_RESORT_S)
-
-    def left(self) -> float:
-        return self.end - time.monotonic()
-
-    def draws_until(self, started: float) -> float | None:
-        budget = self.options.budget
-        if not budget:
-            return self.end
-        if self.end - started < budget * LEAST_ROUND:
-            return None
-        share = DRAWING_AT_MOST if 0 < len(self.result.outcomes) < VERDICT else DRAWING
-        return started + (self.end - started) * share
-
-    def settles_until(self, left: int) -> float:
-        """Time is kept for counting so many cases with the findings there are: some are decoded several times."""
-        expected = 3 * left * self.result.drawing_s / max(1, len(self.result.outcomes))
-        return self.end - min(expected, self.left() / 2)
-
-    def group(self, outcome: Outcome) -> Hashable:
-        """Cases of one symptom under the same options of the engine."""
-        return outcome.symptom, needs(without(outcome.case, _ROW_OPTIONS))
-
-    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        """The fewest options first, then what is frequent; in each group what is small."""
-        ranked = sorted(groups, key=lambda group: (len(needs(without(group[0].case, _ROW_OPTIONS))), -len(group)))
-        return [sorted(group, key=_size) for group in ranked]
+    def rank(self, outcome: Outcome) -> tuple[int, int]:
+        """The place of a case in its group: small ones come first."""
+        case = outcome.case
+        return len(needs(case)), sum(len(row.prompt) + row.options.max_new_tokens for row in case.rows)
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         """The cases that say most in little time: several wrong rows, few others.
@@ -172,18 +139,16 @@ class CheckpointLane(Lane):
             self.told[outcome.case.id] = cause
         return cause is not None
 
-    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
-        return super().confirm(self.bare.get(outcome.case.id, outcome), left)
-
     def repeats(self, outcome: Outcome) -> bool:
         """Whether a new process, and that one again, give the same answer to this case alone."""
         self.worker.kill()
         return super().repeats(outcome)
 
-    def explain(
-        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
-    ) -> list[Finding] | None:
-        finding = self.investigation.finding(again, self.told.pop(again.case.id, None))
+    def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
+        outcome = self.bare.get(outcome.case.id, outcome)
+        if not self.repeats(outcome):
+            return None
+        finding = self.investigation.finding(outcome, self.told.pop(outcome.case.id, None), left)
         self._script(finding)
         return [finding]
 
@@ -211,8 +176,8 @@ class CheckpointLane(Lane):
         result = self.result
         result.findings = [self._with_script(finding) for finding in result.findings]
         self.scripting.shutdown(wait=False, cancel_futures=True)
-        if any(finding.script for finding in result.findings):
-            result.files |= shared(self.decoder)
+        for finding in result.findings:
+            result.files |= shared(self.decoder, finding.case) if finding.script else {}
 
     conclusions = staticmethod(of_counts)
 
@@ -228,8 +193,3 @@ class CheckpointLane(Lane):
         if text is None and not self.result.interrupted:
             self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
         return replace(finding, script=text)
-
-
-def _size(outcome: Outcome) -> tuple[int, int]:
-    rows = outcome.case.rows
-    return len(needs(outcome.case)), sum(len(row.prompt) + row.options.max_new_tokens for row in rows)

@@ -6,13 +6,14 @@ The failure needs each option that then is not at its default; `needs` names the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.reduction import put, reduced
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.options import SCORING
@@ -22,14 +23,15 @@ MANY = 16  # rows that a failure needs, beyond which it is a matter of their num
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
-_ROW = ("arrival", *SCORING, "eos_token_ids")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids")
 
 
 def minimise(
     case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
 ) -> EngineCase:
     """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
-    smaller = partial(_candidates, capabilities=capabilities)
+    smaller = partial(candidates, capabilities=capabilities)
     return reduced(case, True, smaller, lambda tried, _: fails(tried) or None, time.monotonic() + seconds)[0]
 
 
@@ -39,26 +41,40 @@ def needs(case: EngineCase) -> tuple[str, ...]:
     names += [name for name in _ENGINE if getattr(case, name) is not None]
     names += [name for name in _ROW if any(getattr(options, name) != _PLAIN[name] for options in case.options)]
     names += ["many-rows"] if len(case.rows) >= MANY else []
-    return tuple(name.replace("_", "-") for name in names)
+    return tuple({"seed": "seeds"}.get(name, name.replace("_", "-")) for name in names)
 
 
 def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
-    """The case with the named options at their defaults."""
-    for name in (name.replace("-", "_") for name in names):
-        if name == "many_rows":
+    """The case with the named options at their defaults; sampled rows stay sampled."""
+    for name in names:
+        field = {"seeds": "seed"}.get(name, name.replace("-", "_"))
+        if name == "many-rows":
             case = case.of(range(min(len(case.rows), MANY - 1)))
-        elif name.replace("_", "-") in _DRAFTING:
+        elif name in _DRAFTING:
             case = replace(case, drafting="model", rows=tuple(replace(row, accepts=()) for row in case.rows))
-        elif name in _ENGINE:
-            case = replace(case, **{name: None})  # type: ignore[arg-type]
+        elif field in _ENGINE:
+            case = replace(case, **{field: None})  # type: ignore[arg-type]
         else:
-            case = case.with_options(replace(options, **{name: _PLAIN[name]}) for options in case.options)
+            case = case.with_options(_plain(options, field) for options in case.options)
     return case
 
 
-def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[EngineCase]:
-    """Smaller cases; the most promising cases come first."""
-    own = {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
+def _plain(options: RowOptions, name: str) -> RowOptions:
+    value: Any = 1.0 if name == "temperature" and options.temperature else _PLAIN[name]
+    return replace(options, **{name: value})
+
+
+def candidates(case: EngineCase, capabilities: Collection[str] = CAPABILITIES) -> Iterator[EngineCase]:
+    """Smaller cases; the most promising cases come first.
+
+    To see whether a sampled case shows a wrong law takes many draws, so there are fewer: rows change together.
+    """
+    sampled = case.sampled if isinstance(case, SampledEngineCase) else []
+    own = not sampled and {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
+    if len(case.rows) > 1:
+        yield from (case.of([number]) for number in sampled)
+        if sampled and len(case.rows) > 2:
+            yield case.of([0, len(case.rows) - 1])  # they are twins
     alone = truth(case.checkpoint)
     for name in needs(case):
         if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
@@ -73,14 +89,16 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             yield replace(case, rows=case.rows[:start] + case.rows[start + size :])
         size //= 2
     if not own:
-        for options in _simpler(case.options[0]):
-            yield case.with_options([options] * len(case.rows))
-    for number, row in enumerate(case.rows):
+        yield from map(case.with_options, _simpler(case.options))
+    if sampled and case.drafting == "model":
+        for size in (1, 3):
+            yield replace(case, rows=tuple(replace(row, prompt=row.prompt[:size]) for row in case.rows))
+    for number, row in enumerate(() if sampled else case.rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
         smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
         smaller += [ending_like(row, candidate, alone) for candidate in smaller if row.options.eos_token_ids and own]
         if own:
-            smaller += [replace(row, options=options) for options in _simpler(row.options)]
+            smaller += [replace(row, options=options) for (options,) in _simpler([row.options])]
         for candidate in smaller:
             yield replace(case, rows=put(case.rows, (number,), candidate))
     for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
@@ -88,16 +106,19 @@ def _candidates(case: EngineCase, capabilities: Collection[str]) -> Iterator[Eng
             yield replace(case, num_draft_tokens=k)
 
 
-def _simpler(options: RowOptions) -> Iterator[RowOptions]:
+def _simpler(rows: Sequence[RowOptions]) -> Iterator[list[RowOptions]]:
+    """The options of rows made simpler, of all these rows at once."""
     for name in _ROW:
-        if getattr(options, name) != _PLAIN[name]:
-            yield replace(options, **{name: _PLAIN[name]})
-    if len(options.eos_token_ids) > 1:
-        for token in options.eos_token_ids:
-            yield replace(options, eos_token_ids=(token,))
-    limit = options.max_new_tokens
-    for shorter in sorted({limit // 2, limit - 1} - {0, limit}):
-        yield replace(options, max_new_tokens=shorter, min_new_tokens=min(shorter, options.min_new_tokens))
+        if (plain := [_plain(options, name) for options in rows]) != list(rows):
+            yield plain
+    if len(rows[0].eos_token_ids) > 1:
+        for token in rows[0].eos_token_ids:
+            yield [replace(options, eos_token_ids=(token,)) for options in rows]
+    limit = max(options.max_new_tokens for options in rows)
+    drawn = any(options.temperature for options in rows)
+    for most in sorted({limit // 2, limit // 2 if drawn else limit - 1} - {0, limit}):
+        shorter = [(options, min(most, options.max_new_tokens)) for options in rows]
+        yield [replace(o, max_new_tokens=n, min_new_tokens=min(n, o.min_new_tokens)) for o, n in shorter]
 
 
 def _duller(accepts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

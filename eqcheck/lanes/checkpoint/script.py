@@ -1,8 +1,9 @@
 """A finding as a script that needs only the engine: it builds the checkpoint, decodes, and shows what is wrong.
 
-Beside the scripts of an engine lie two files that they share: the very one that built the checkpoint, and the functions
-that drove the engine in the audit, which import what they need themselves. A script is run with the engine's own Python
-before it is handed out, and handed out only if it fails.
+A wrong law is shown by one request that is drawn until the evidence is that of a violation. Beside the scripts of an
+engine lie files that they share: the very one that built the checkpoint, the functions that drove the engine in the
+audit, which import what they need themselves, and for sampled rows the evidence and the law. A script is run with the
+engine's own Python before it is handed out, and handed out only if it fails.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.case.engine import EngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints import builder
 from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
@@ -29,13 +31,16 @@ from eqcheck.checkpoints.models import AGREEMENT, SAVED, checkpoint
 from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
+from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import reason
+from eqcheck.lanes.checkpoint import exhibit
 from eqcheck.result.findings import Finding
+from eqcheck.truth import law
 
 _RUN_S = 300.0
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
 
-ENGINE, CHECKPOINT = "_engine.py", "_checkpoint.py"
+ENGINE, CHECKPOINT, EVIDENCE, LAW = "_engine.py", "_checkpoint.py", "_sampling.py", "_law.py"
 
 _FINDING = '''"""{title}
 
@@ -45,19 +50,34 @@ _FINDING = '''"""{title}
     {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
 """
 
-from _checkpoint import main, row
+{imports}
 
 ROWS = [
 {rows}
 ]
 SETTINGS = {settings}
-
-# The tokens of the target alone, for each row.
-EXPECTED = {expected}
+{more}
 
 if __name__ == "__main__":
-    main(ROWS, SETTINGS, EXPECTED)
+    main(ROWS, SETTINGS, {arguments})
 '''
+_OF_TOKENS = {
+    "imports": "from _checkpoint import main, row",
+    "more": "\n# The tokens of the target alone, for each row.\nEXPECTED = {expected}",
+    "arguments": "EXPECTED",
+}
+_OF_LAW = {
+    "imports": "from _checkpoint import row\nfrom _sampling import main",
+    "more": "ORDER = {order}\n"
+    "MOST = {most}  # tokens: ten times as many as the evidence took when this was written, or more",
+    "arguments": "ORDER, MOST",
+}
+
+_BESIDE = {  # imports in copies of modules
+    "checkpoints.builder import": f"from {CHECKPOINT.removesuffix('.py')} import",
+    "truth.law import": f"from {LAW.removesuffix('.py')} import",
+    "contract.options import ORDER, RowOptions": f"from types import SimpleNamespace as RowOptions\n\nORDER = {ORDER}",
+}
 
 _HEAD = '''"""How the engine is driven, for the scripts here; by eqcheck {version}."""
 
@@ -85,7 +105,10 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
         return None
     text = script(decoder, version, finding)
     pair = checkpoint(finding.case.checkpoint, decoder.dtype)
-    shown = run(python, {"finding.py": text} | shared(decoder), (pair.target, pair.draft) if pair.built else ())
+    folders = (pair.target, pair.draft) if pair.built else ()
+    shown = run(python, {"finding.py": text} | shared(decoder, finding.case), folders)
+    if isinstance(finding.case, SampledEngineCase):
+        return text if "with" in shown.get("wrong", ()) else None
     failure = finding.outcome.explanation
     failed = failure is not None and failure.kind != "invalid-output"  # tokens that are none are shown as they are
     return text if shown.get("raised") == failed and (failed or shown["wrong_rows"]) else None
@@ -126,6 +149,12 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     """The text of a finding's script; it imports what `shared` has."""
     e, case = finding.explanation, finding.case
     what = e.detail if e.component == "unattributed" else f"{e.fingerprint}: {KINDS[e.kind].meaning}. {reason(e)}"
+    parts, facts = _OF_TOKENS, dict[str, Any]()
+    if isinstance(case, SampledEngineCase):
+        parts, facts = _OF_LAW, {"order": case.order, "most": 10 * max(150, case.crosses_after)}
+    else:
+        facts = {"expected": json.dumps([truth(case.checkpoint).row(row) for row in case.rows])}
+    *files, last = shared(decoder, case)
     return _FINDING.format(
         title=in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=in_docstring(f"{decoder.name} {version}"),
@@ -134,10 +163,10 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         explanation=textwrap.fill(in_docstring(what), 110),
         command=_command(case, decoder.dtype),
         requirements=in_docstring(hook(decoder.function, "requirements")),
-        shared=f"{ENGINE} and {CHECKPOINT}",
+        shared=f"{', '.join(files)} and {last}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
         settings={name: getattr(case, name) for name in SETTINGS} | _dtype(decoder) | _dictated(case),
-        expected=json.dumps([truth(case.checkpoint).row(row) for row in case.rows]),
+        **parts | {"more": parts["more"].format(**facts)},
     )
 
 
@@ -151,18 +180,24 @@ def _command(case: EngineCase, dtype: str) -> str:
     return f"{write}\n    python <this file> target draft"
 
 
-def shared(decoder: Decoder) -> dict[str, str]:
-    """The files that the scripts of an engine share, by name: its functions, and the checkpoint's."""
+def shared(decoder: Decoder, case: EngineCase) -> dict[str, str]:
+    """The files that the scripts of cases like this share, by name; they name no module of eqcheck."""
     parts = [_source(part) for part in hook(decoder.function, "script")]
-    return {
+    files = {
         ENGINE: _HEAD.format(version=__version__) + "\n\n\n".join(parts) + "\n",
         CHECKPOINT: copied(builder),
     }
+    if isinstance(case, SampledEngineCase):
+        files |= {EVIDENCE: copied(exhibit), LAW: copied(law)}
+    return files
 
 
 def copied(module: ModuleType) -> str:
     """A module as a file beside scripts; its first line is how eqcheck knows a file that it may remove."""
-    return f"# A copy, made by eqcheck {__version__}.\n{inspect.getsource(module)}"
+    text = inspect.getsource(module)
+    for name, instead in _BESIDE.items():
+        text = text.replace(f"from eqcheck.{name}", instead)
+    return f"# A copy, made by eqcheck {__version__}.\n{text}"
 
 
 def in_docstring(text: str) -> str:

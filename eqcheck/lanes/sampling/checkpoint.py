@@ -19,14 +19,14 @@ from eqcheck.explanation.records import Explanation, many
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
-from eqcheck.lanes.checkpoint.script import shared
+from eqcheck.lanes.checkpoint.reduction import needs
+from eqcheck.lanes.checkpoint.script import checked_script, shared
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.lanes.sampling.evidence import Gathered
-from eqcheck.lanes.sampling.investigate import Drawing, Smallest, needs
+from eqcheck.lanes.sampling.investigate import Drawing, Smallest
 from eqcheck.lanes.sampling.judge import GREEDY, SampledOutcome, judged
 from eqcheck.lanes.sampling.lane import SampledLane, SampledTarget
 from eqcheck.lanes.sampling.naming import named_by_tokens
-from eqcheck.lanes.sampling.script import checked_script, evidence_files
 from eqcheck.lanes.sampling.seeds import broken
 from eqcheck.result.findings import Finding, Options
 from eqcheck.result.outcome import Outcome
@@ -158,7 +158,7 @@ class CheckpointTarget(SampledTarget):
             if hook(self.decoder.function, "script"):
                 result.warnings.append(f"{finding.id}: a script of it alone does not show it")
             return finding
-        result.files |= shared(self.decoder) | evidence_files()
+        result.files |= shared(self.decoder, finding.case)
         return replace(finding, script=text)
 
     def _promises(self, lane: SampledLane) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from eqcheck.case.reduction import reduced
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.reduction import candidates
 from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.result.outcome import Outcome
 
@@ -18,7 +18,6 @@ LEAST, MOST = 400, 6000  # tokens that a smaller request may take
 SLOWER = 3  # times the tokens of the larger one
 PLAIN_S = 30.0  # for what the engine does without speculation
 CONTROLS = 6  # requests that are tried with greedy rows
-_CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
@@ -73,47 +72,3 @@ class Drawing:
         """The first of the same requests with greedy rows that is wrong, too."""
         tried = (self.decode(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
         return next((one for one in tried if one.failed), None)
-
-
-def candidates(case: SampledEngineCase) -> Iterator[SampledEngineCase]:
-    """Smaller requests; the most promising requests come first."""
-    numbers = list(range(len(case.rows)))
-    if len(numbers) > 1:
-        for number in case.sampled:
-            yield case.of([number])
-        if len(numbers) > 2:
-            yield case.of([0, numbers[-1]])
-            for number in numbers:
-                yield case.of([n for n in numbers if n != number])
-    every = [row.options for row in case.rows]
-    plain: list[dict[str, Any]] = [{name: off} for name, off in _CUTS.items()]
-    plain += [{"seed": None}, {"eos_token_ids": ()}, {"temperature": 1.0}]
-    for changes in plain:
-        name, value = next(iter(changes.items()))
-        if any(getattr(options, name) != value and options.temperature for options in every):
-            yield case.with_options([replace(o, **changes) if o.temperature else o for o in every])
-    for k in sorted({1, case.num_draft_tokens // 2} - {0, case.num_draft_tokens}):
-        if k < case.num_draft_tokens:
-            yield replace(case, num_draft_tokens=k)
-    for size in (1, 3):
-        if any(len(row.prompt) > size for row in case.rows) and case.drafting == "model":
-            yield replace(case, rows=tuple(replace(row, prompt=row.prompt[:size]) for row in case.rows))
-    limit = max(options.max_new_tokens for options in every)
-    for shorter in sorted({4, limit // 2} - {0, limit}):
-        if shorter < limit:
-            yield case.with_options([replace(o, max_new_tokens=min(shorter, o.max_new_tokens)) for o in every])
-
-
-def needs(case: SampledEngineCase) -> tuple[str, ...]:
-    """The options of a case that are not at their defaults, by name; at its default no row is sampled."""
-    names = ["ngram"] if case.drafting == "ngram" else []
-    names += ["temperature"] if case.sampled else []
-    names += [
-        name.replace("_", "-") for name, off in _CUTS.items() if any(getattr(o, name) != off for o in _asked(case))
-    ]
-    names += ["seeds"] if any(o.seed is not None for o in _asked(case)) else []
-    return tuple(names)
-
-
-def _asked(case: SampledEngineCase) -> list[RowOptions]:
-    return [case.rows[number].options for number in case.sampled]

@@ -141,17 +141,13 @@ class SampledLane(Lane):
         for outcome in self.result.outcomes[len(self.gathered.outcomes) :]:
             self.gathered.add(outcome)
 
-    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        """Cases first that say which token was to come, and small ones."""
+    def rank(self, outcome: Outcome) -> tuple[int, int]:
+        """Cases come first that say which token was to come, and small ones."""
+        return outcome.explanation is None or outcome.explanation.expected is None, len(outcome.case.rows)
 
-        def key(outcome: Outcome) -> tuple[bool, int]:
-            return outcome.explanation is None or outcome.explanation.expected is None, len(outcome.case.rows)
-
-        return [sorted(group, key=key) for group in groups]
-
-    def explain(
-        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
-    ) -> list[Finding] | None:
+    def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
+        if not self.repeats(outcome):
+            return None
         return [replace(self.unsettled(self.target.shown(outcome, self)), seen=(outcome.symptom,))]
 
     def unsettled(self, outcome: Outcome, why: str = "") -> Finding:

@@ -72,17 +72,11 @@ class TransparentLane(Lane):
         with self.decoding(try_case) as self.running:
             yield
 
-    def order(self, groups: list[list[Outcome]]) -> list[list[Outcome]]:
-        """In each group a stored case comes first if it is small, and last if it is not."""
-        return [sorted(group, key=lambda one: (not one.minimal, not one.drawn)) for group in groups]
-
-    def confirm(self, outcome: Outcome, left: Callable[[], float]) -> Outcome | None:
+    def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         slowest = max((o.seconds for o in self.result.outcomes if o.symptom != HANG), default=0.0)
-        return confirms(outcome, self.running, self.sequences, slowest, left())
-
-    def explain(
-        self, outcome: Outcome, again: Outcome, group: list[Outcome], left: Callable[[], float]
-    ) -> list[Finding] | None:
+        again = confirms(outcome, self.running, self.sequences, slowest, left())
+        if again is None:
+            return None
         leaks: list[Finding] = []
         if self.sequences and outcome.symptom != HANG and not again.case.before:
             others = [other for other in group if other is not outcome and other.drawn]

@@ -1,6 +1,6 @@
 """The evidence of a stand-alone script: fewer bets than an audit has, on one request that is drawn again and again.
 
-`eqcheck.lanes.sampling.script` copies this file and its imports beside the scripts of an engine.
+`eqcheck.lanes.checkpoint.script` copies this file and its imports beside the scripts of an engine.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""The time of an audit: when cases are drawn, and when failing cases are no longer looked into."""
+
+from __future__ import annotations
+
+import time
+
+from eqcheck.lanes.lane import Lane
+
+LOOKING = 0.9  # of a time budget; then scripts are finished
+DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of the rest of that in each round; the latter for the cases of a verdict
+VERDICT = 1000  # cases
+LEAST_ROUND = 0.08  # of the budget
+_LAST_RESORT_S = 3600.0
+
+
+class Pace:
+    """The time of an audit in one lane.
+
+    All cases are drawn before any is looked into: the first of its kind stands for all. In a lane that is conditional
+    it takes a look to know what stands for what, so drawing and looking take turns.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane, self.budget, self.drawn = lane, lane.options.budget, False
+        self.until = float("inf")  # when cases are no longer made smaller
+        self.end = float("inf")
+        if lane.conditional:
+            self.end = lane.begun + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
+
+    def replays(self) -> bool:
+        """Whether there is time for stored cases: where turns are taken, they may take half of a budget."""
+        share = DRAWING_AT_MOST if self.lane.conditional else 1.0
+        return not self.budget or share == 1.0 or time.monotonic() <= self.lane.begun + self.budget * share
+
+    def draws_until(self, started: float) -> float | None:
+        """When to look into what fails so far, on the monotonic clock; None: draw no more cases."""
+        lane, left = self.lane, self.end - started
+        if lane.conditional and self.budget:
+            if left < self.budget * LEAST_ROUND:
+                return None
+            return started + left * (DRAWING_AT_MOST if 0 < len(lane.result.outcomes) < VERDICT else DRAWING)
+        if lane.conditional:
+            return self.end
+        if self.drawn:
+            return None
+        lane.begun, self.drawn = started, True
+        if self.budget:
+            return started + self.budget * lane.share
+        # With so many cases the same seed gives the same report, however slow it is here.
+        return started + (lane.seconds if lane.options.cases is None else float("inf"))
+
+    def settling(self) -> None:
+        """Begin to look into failing cases."""
+        self.until = time.monotonic() + (self.budget or float("inf"))
+
+    def late(self, waiting: int) -> bool:
+        """Whether to stop looking into failing cases; so many are ``waiting``.
+
+        Time is kept for counting them with the findings there are: some are decoded several times.
+        """
+        now, result = time.monotonic(), self.lane.result
+        if self.end == float("inf"):
+            return False
+        expected = 3 * waiting * result.drawing_s / max(1, len(result.outcomes))
+        return now > self.end - min(expected, (self.end - now) / 2)
+
+    def left(self, groups: int) -> float:
+        """How many seconds there are for a failing case, where so many ``groups`` wait; turns have their own end."""
+        now = time.monotonic()
+        return self.end - now if self.lane.conditional else max(0.0, self.until - now) / groups
