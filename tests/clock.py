@@ -58,6 +58,6 @@ CHECKPOINT = (
     "campaign.pace",
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "reduction")),
-    *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "investigate", "lane")),
+    *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "lane")),
     "case.reduction",
 )

@@ -28,14 +28,17 @@ class About:
 
 _HEADS = HEAD_LOSSES | {"wrong-row?": "it was given states of another row, of an earlier call"}
 
+_OF_ROWS = {
+    "sampled_rows": "rows are sampled",
+    "greedy_among_sampled": "a greedy row among sampled ones",
+    "unequal_options": "sampled rows with unequal options",
+    "twins": "two rows that ask for the same and are drawn apart",
+    "seeded_rows": "rows with seeds",
+    "cut_laws": "laws that are cut by top-k, top-p or min-p",
+}
 SAMPLING = About(
     counters={
-        "sampled_rows": "rows are sampled",
-        "greedy_among_sampled": "a greedy row among sampled ones",
-        "unequal_options": "sampled rows with unequal options",
-        "twins": "two rows that ask for the same and are drawn apart",
-        "seeded_rows": "rows with seeds",
-        "cut_laws": "laws that are cut by top-k, top-p or min-p",
+        **_OF_ROWS,
         "pinned_rows": "sampled rows to which their options leave one token",
         "ended_by_eos": "a row ended by an EOS",
         "regime_std": "the draft's laws differ as usual",
@@ -160,12 +163,7 @@ CHECKPOINT = About(
     },
     # Cases with sampled rows have no penalties, no minima and no settings of the engine.
     sampled={
-        "sampled_rows": "rows are sampled",
-        "greedy_among_sampled": "a greedy row among sampled ones",
-        "unequal_options": "sampled rows with unequal options",
-        "twins": "two rows that ask for the same and are drawn apart",
-        "seeded_rows": "rows with seeds",
-        "cut_laws": "laws that are cut by top-k, top-p or min-p",
+        **_OF_ROWS,
         "ended_by_eos": "a row ended by an EOS before its limit",
         "drafted": "the engine says that draft tokens were proposed",
         "accepted": "the engine says that some were accepted",

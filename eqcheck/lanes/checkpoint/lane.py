@@ -56,6 +56,15 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name not in ("target_cache", "draft_cache")}
 
 
+@contextmanager
+def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
+    """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
+    with worker(lane.decoder, python, lane.options.case_timeout, judge) as one:
+        one.open()
+        lane.result.version = one.version
+        yield Workers([one], batch=1, ahead=True)
+
+
 class CheckpointLane(Lane):
     """One audit on checkpoints."""
 
@@ -74,10 +83,7 @@ class CheckpointLane(Lane):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        with worker(self.decoder, self.python, self.options.case_timeout) as self.worker:
-            self.worker.open()
-            self.running = Workers([self.worker], batch=1, ahead=True)
-            self.result.version = self.worker.version
+        with engine(self, self.python) as self.running:
             yield
 
     def cases(self) -> Iterator[EngineCase]:
@@ -130,8 +136,7 @@ class CheckpointLane(Lane):
         return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
 
     def _decode(self, case: EngineCase) -> Outcome:
-        outcome: Outcome = self.worker.try_case(case)
-        return outcome
+        return self.running.try_case(case)
 
     def tells(self, outcome: Outcome) -> bool:
         cause = abduced(outcome)
@@ -141,7 +146,7 @@ class CheckpointLane(Lane):
 
     def repeats(self, outcome: Outcome) -> bool:
         """Whether a new process, and that one again, give the same answer to this case alone."""
-        self.worker.kill()
+        self.running.workers[0].kill()
         return super().repeats(outcome)
 
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:

@@ -44,12 +44,18 @@ class EngineOutcome(Outcome):
         return WRONG_TOKEN if WRONG_TOKEN in kinds else next(iter(kinds), "")
 
 
+def returned(case: EngineCase, answer: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], ...], Explanation | None]:
+    """The rows of an answer, or the reason why they are none."""
+    try:
+        return check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE), None
+    except OutputError as error:
+        return (), Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+
+
 def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome:
     """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
-    try:
-        outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
-    except OutputError as error:
-        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+    outputs, failure = returned(case, answer)
+    if failure:
         return EngineOutcome(case, "violation", explanation=failure)
     observed, shown = dict(answer.get("observed") or {}), set[str]()
     rounds = observed.pop("rounds", None)

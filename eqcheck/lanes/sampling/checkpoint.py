@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from eqcheck.case.reduction import reduced
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.lanes.checkpoint.explain import abduced, explain
-from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.lanes.checkpoint.lane import engine
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
-from eqcheck.lanes.checkpoint.reduction import needs
+from eqcheck.lanes.checkpoint.reduction import candidates, needs
 from eqcheck.lanes.checkpoint.script import checked_script, shared
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
-from eqcheck.lanes.sampling.evidence import Gathered
-from eqcheck.lanes.sampling.investigate import Drawing, Smallest
+from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import GREEDY, SampledOutcome, judged
 from eqcheck.lanes.sampling.lane import SampledLane, SampledTarget
 from eqcheck.lanes.sampling.naming import named_by_tokens
@@ -40,6 +41,22 @@ PROMISES = 10  # cases with seeds that are decoded again
 # Whatever accepts or reads a column wrongly does so for greedy rows, too; other faults of sampling leave them right.
 OF_GREEDY_TOO = ("over-acceptance", "bonus-column", "correction-column")
 _SHOWN = 5  # cases that are tried, until one shows a wrong law by itself
+CONTROLS = 6  # requests that are tried with greedy rows
+LEAST, MOST = 400, 6000  # tokens that a smaller request may take
+SLOWER = 3  # times the tokens of the larger one
+PLAIN_S = 30.0  # for what the engine does without speculation
+
+
+class Smallest(NamedTuple):
+    """A request whose law is seen to be wrong when it is drawn again and again: what was ``gathered`` then.
+
+    ``minimised``: no smaller one was found in time. ``plain`` is what the engine does without speculation.
+    """
+
+    case: SampledEngineCase
+    gathered: Gathered
+    minimised: bool
+    plain: str
 
 
 class CheckpointTarget(SampledTarget):
@@ -63,10 +80,8 @@ class CheckpointTarget(SampledTarget):
     @contextmanager
     def drawing(self, lane: SampledLane) -> Iterator[Workers]:
         judge = partial(_judged, Judge(self.decoder.dtype), self.decoder.dtype)
-        with worker(self.decoder, self.python, self.options.case_timeout, judge) as one:
-            one.open()
-            lane.result.version = one.version
-            yield Workers([one], batch=1, ahead=True)
+        with engine(lane, self.python, judge) as running:
+            yield running
 
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
         """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
@@ -98,13 +113,36 @@ class CheckpointTarget(SampledTarget):
 
     def _investigate(self, lane: SampledLane) -> None:
         """The smallest request that shows the wrong law, and a request that is wrong with greedy rows, too."""
+        decode, telling, wealth = lane.running.try_case, lane.gathered.telling(), lane.gathered.wealth
         left = lane.begun + (self.options.budget or 0.0) - time.monotonic()
-        drawing = Drawing(lane.running.try_case, time.monotonic() + max(INVESTIGATING_S, left))
-        telling = lane.gathered.telling()
-        self.greedy = drawing.greedy(telling)
-        tokens = lane.gathered.wealth.crossed or lane.gathered.wealth.tokens
-        found = drawing.smallest(telling[:_SHOWN], tokens)
-        self.request = found and replace(found, plain=drawing.plain(found) if self.decoder.checkpoints else "")
+        until = time.monotonic() + max(INVESTIGATING_S, left)
+        tried = (decode(outcome.case.greedy()) for outcome in telling[:CONTROLS])
+        self.greedy = next((one for one in tried if one.failed), None)
+        rng = Random()
+
+        def shows(case: SampledEngineCase, tokens: int) -> Gathered | None:
+            """The evidence of a request whose law is seen to be wrong in few more tokens than these; else None."""
+            drawn = drawn_again(case, decode, min(MOST, max(LEAST, SLOWER * tokens)), until, rng)
+            return drawn if drawn.violated else None
+
+        smaller = partial(candidates, capabilities=self.decoder.capabilities)
+        for outcome in telling[:_SHOWN]:
+            if first := shows(outcome.case, wealth.crossed or wealth.tokens):
+                case, last, finished = reduced(
+                    outcome.case, first, smaller, lambda case, larger: shows(case, larger.wealth.tokens), until
+                )
+                plain = self._plain(case, last.wealth.tokens, decode, rng) if self.decoder.checkpoints else ""
+                self.request = Smallest(case, last, finished, plain)
+                return
+
+    def _plain(self, case: SampledEngineCase, tokens: int, decode: Callable[[Any], Outcome], rng: Random) -> str:
+        """How the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
+        most = 2 * max(LEAST // 2, tokens)
+        drawn = drawn_again(replace(case, drafting="none"), decode, most, time.monotonic() + PLAIN_S, rng)
+        if drawn.violated:
+            return "wrong too"
+        clear = drawn.wealth.tokens >= most and drawn.wealth.supremum <= NOTHING_SEEN
+        return "right" if clear else ""
 
     def finding(self, finding: Finding, lane: SampledLane, impossible: list[Finding]) -> Finding:
         """The wrong law with the smallest request that shows it, where there is one."""

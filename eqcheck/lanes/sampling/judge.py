@@ -8,21 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.case.engine import VOCAB_SIZE
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.checkpoints.judge import Judge, RowJudgement, random_truth
 from eqcheck.contract.decoders import Generate
-from eqcheck.contract.errors import OutputError
-from eqcheck.contract.escaping import one_line
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import ends_early, state
 from eqcheck.lanes.checkpoint.drawing import answered
+from eqcheck.lanes.checkpoint.outcome import returned
 from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
 from eqcheck.lanes.sampling.laws import laws_of
 from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
 from eqcheck.result.outcome import Outcome
-from eqcheck.result.verdict import check_rows
 from eqcheck.sampling.row import Floats, SampledRow
 
 IMPOSSIBLE = "impossible-token"
@@ -188,10 +185,8 @@ GREEDY = "greedy-row"
 
 def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[str, Any]) -> Outcome:
     """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
-    try:
-        outputs = check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE)
-    except OutputError as error:
-        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+    outputs, failure = returned(case, answer)
+    if failure:
         return SampledOutcome(case, "violation", explanation=failure)
     observed = answer.get("observed") or {}
     laws = laws_of(case, outputs, dtype)
