@@ -57,7 +57,7 @@ CHECKPOINT = (
     "campaign.loop",
     "campaign.pace",
     "lanes.lane",
-    *(f"lanes.checkpoint.{name}" for name in ("investigate", "lane", "reduction")),
+    *(f"lanes.checkpoint.{name}" for name in ("investigate", "reduction")),
     *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "lane")),
     "case.reduction",
 )
