@@ -33,7 +33,7 @@ AGAIN_S = 600.0  # for a case that is replayed; tokens end it long before
 class SampledTarget(ABC):
     """A target that rows are drawn from, for one audit of one decoder.
 
-    ``source`` has the cases, of ``regimes``; ``families`` are theirs, ``claimed`` the ones that the decoder claims.
+    ``source`` has the cases, of ``regimes`` and ``families``; the decoder claims the families ``claimed``.
     ``eps`` bounds what rounding changes where rows do not say it. Cases are drawn in this ``share`` of a budget, or for
     so many ``seconds``. A finding of one case is ``minimised``. ``naming`` says after how many times the tokens of a
     violation, and how many tokens at least, a name is looked for; None: again and again.
@@ -70,10 +70,10 @@ class SampledTarget(ABC):
         return True
 
     def look(self, lane: SampledLane) -> None:  # noqa: B027 - there may be nothing to look into
-        """Decode what takes all evidence to choose it."""
+        """Decode again the cases that all evidence together singles out."""
 
     def finding(self, finding: Finding, lane: SampledLane, impossible: list[Finding]) -> Finding:
-        """The finding of a wrong law, as it is shown best; ``impossible`` tokens are findings that it explains."""
+        """The finding of a wrong law, as it is shown best; it explains the findings of ``impossible`` tokens."""
         return finding
 
     def scripted(self, finding: Finding, lane: SampledLane) -> Finding:
