@@ -24,6 +24,7 @@ ENGINE_REGIMES = ("std", "one", "peaked", "flat", "ngram")
 """The purposes for which cases of engines are drawn; `eqcheck.lanes.sampling.drawing` has the figures."""
 
 PROMISES = tuple(SEEDS)
+Crossing = Annotated[int, Meta(ge=0, le=10**9)]
 Self = TypeVar("Self", bound="Sampled")
 
 
@@ -35,7 +36,6 @@ def _chance(case: Sampled) -> Iterator[str]:
         yield f"order: expected {ORDER} in some order, got {case.order!r:.80}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sampled(AnyCase):
     """The base of cases with rows that are sampled; greedy rows may be among them.
 
@@ -48,11 +48,10 @@ class Sampled(AnyCase):
 
     regimes: ClassVar[tuple[str, ...]]
     seed_bits: ClassVar[int] = 63
-    regime: str = "std"
-    entropy: int = 0
-    promise: str = "none"
-    order: tuple[str, ...] = ORDER
-    crosses_after: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    regime: str
+    entropy: int
+    promise: str
+    order: tuple[str, ...]
 
     if TYPE_CHECKING:
 
@@ -81,7 +80,7 @@ class Sampled(AnyCase):
     def renewed(self: Self, rng: Random) -> Self:
         """The same request with other chance: another entropy, and another seed wherever there is one."""
         with_seeds = [number for number, options in enumerate(self.options) if options.seed is not None]
-        return replace(self.reseeded(rng, with_seeds), entropy=rng.getrandbits(48))
+        return replace(self.reseeded(rng, with_seeds), entropy=rng.getrandbits(48))  # type: ignore[type-var]
 
     def reseeded(self: Self, rng: Random, numbers: Collection[int]) -> Self:
         """The same request with new seeds of the rows with these numbers."""
@@ -151,10 +150,15 @@ class SampledCase(Sampled):
     family: str = CLAIMED[0]
     vocab_size: Vocabulary = 64
     seed: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    regime: str = "std"
     scale: Annotated[float, Meta(ge=1 / 64, le=8.0)] = 0.25
     support: int = 0
     draft_support: int = 0
     mix: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.375
+    entropy: int = 0
+    promise: str = "none"
+    order: tuple[str, ...] = ORDER
+    crosses_after: Crossing = 0
 
     @property
     def options(self) -> tuple[RowOptions, ...]:
@@ -190,7 +194,7 @@ class SampledCase(Sampled):
 
 
 @dataclass(frozen=True)
-class SampledEngineCase(Sampled, EngineCase):
+class SampledEngineCase(EngineCase, Sampled):
     """One test input for an engine, some of its rows sampled; see `Sampled`.
 
         >>> from eqcheck.case.engine import EngineRow
@@ -206,6 +210,11 @@ class SampledEngineCase(Sampled, EngineCase):
     regimes = ENGINE_REGIMES
     seed_bits = 31
     rules = (*EngineCase.rules, _chance)
+    regime: str = "std"
+    entropy: int = 0
+    promise: str = "none"
+    order: tuple[str, ...] = ORDER
+    crosses_after: Crossing = 0
 
     def greedy(self) -> EngineCase:
         """The same request with greedy rows, as the greedy lane decodes it."""
