@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.models.lfm2")
 pytest.importorskip("transformers.models.qwen3_5")
+pytest.importorskip("transformers.models.granitemoehybrid")
 
 ROWS = [random.Random(row).choices(range(320), k=72) for row in range(8)]
 COUNT = 8
@@ -23,7 +24,7 @@ COUNT = 8
 
 @pytest.fixture(
     scope="module",
-    params=[(name, dtype) for name in ("hybrid", "delta") for dtype in ("float32", "bfloat16", "float16")],
+    params=[(name, dtype) for name in ("hybrid", "delta", "mamba") for dtype in ("float32", "bfloat16", "float16")],
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Function, Any]:
     """A function, and a model that has it."""

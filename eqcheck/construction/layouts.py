@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eqcheck.construction import deepseek, gemma, learned, lfm2, llama, mistral, qwen3_moe, qwen35
+from eqcheck.construction import deepseek, gemma, granite, learned, lfm2, llama, mistral, qwen3_moe, qwen35
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head, shuffled
 from eqcheck.construction.pointers import (
     FAR,
@@ -134,6 +134,19 @@ def rules(number: int) -> list[DeltaRule]:
     return made
 
 
+def mamba() -> list[Sequence[Head | DeltaRule]]:
+    """The layers of `hybrid`, with eight rules in place of each convolution, which keep codes for 8 classes each."""
+    return [[latch(number, n) for n in range(8)] if number % 3 == 0 else heads for number, heads in enumerate(hybrid())]
+
+
+def latch(number: int, which: int) -> DeltaRule:
+    """A rule that keeps codes for the token's own class, 0 to 3 tokens back. Some write at every second token."""
+    bits = shuffled(BITS, "classes", number, which)
+    order = shuffled(BITS, "order", number, which)
+    flips = tuple(bool(n % 2) for n in shuffled(BITS, "flips", number, which))
+    return DeltaRule(bits[:3], bits[-3:], 0, which % 4, order, flips, bits[3] if which > 5 else None)
+
+
 LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
     "qwen3": Construction(full, llama.qwen3, "the same as a Qwen 3, which norms queries and keys"),
@@ -145,4 +158,5 @@ LAYOUTS = {
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),
     "delta": Construction(delta, qwen35.qwen35, "a Qwen 3.5: gated delta rules beside gated full attention"),
+    "mamba": Construction(mamba, granite.granite, "a dense Granite 4: Mamba 2 beside full attention"),
 }

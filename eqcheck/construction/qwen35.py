@@ -98,12 +98,10 @@ def _delta(rules: Sequence[DeltaRule], at: weights.Residual, layer: int) -> dict
 
 
 def _classes(bits: Sequence[int], at: weights.Residual, layer: int) -> weights.Array:
-    """``[STATE, hidden]``: a row for each pattern of these bits: `OPEN` for its own, else at most -`OPEN`."""
+    """``[STATE, hidden]``: a row for each pattern of these bits."""
     rows = np.zeros((STATE, HIDDEN))
     for pattern in range(2 ** len(bits)):
-        for place, bit in enumerate(bits):
-            rows[pattern, at.code(layer)[bit]] = -OPEN if pattern >> place & 1 else OPEN
-        rows[pattern, at.big] = -OPEN * (len(bits) - 1)
+        rows[pattern] = weights.matching(bits, pattern, OPEN, at, layer)
     return rows
 
 

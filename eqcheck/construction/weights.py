@@ -83,6 +83,15 @@ def head(function: Function, at: Residual, logits: Sequence[float] = LOGITS) -> 
     return table
 
 
+def matching(bits: Sequence[int], pattern: int, size: float, at: Residual, layer: int) -> Array:
+    """``[hidden]``: makes ``size`` of a layer's own code if its bits have the pattern, and else at most -``size``."""
+    row = np.zeros(at.hidden)
+    for place, bit in enumerate(bits):
+        row[at.code(layer)[bit]] = -size if pattern >> place & 1 else size
+    row[at.big] = -size * (len(bits) - 1)
+    return row
+
+
 def turns(layer: int, group: int) -> Array:
     """By rotary pair, the quarter turns of a key head's keys: so no key head can stand in for another."""
     from eqcheck.construction.function import shuffled
