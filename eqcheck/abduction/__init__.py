@@ -164,7 +164,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
     ]
     findings = [explained(evidence, rule, follow(evidence, rule)) for rule in rules]
     findings += [*emitted(evidence), *misused(evidence)]
-    contexts = list(systematic()) if rows <= BATCH else []
+    contexts = list(systematic(evidence.recurrent)) if rows <= BATCH else []
     count = len(findings) + len(contexts)
     if evidence.first is not None:
         findings += tried(evidence, contexts, evidence.first)

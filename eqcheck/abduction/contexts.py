@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.program import RIGHT_ANEW, Recomputation
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation
 from eqcheck.abduction.simulation import (
     ALWAYS,
     GONE,
@@ -16,6 +16,7 @@ from eqcheck.abduction.simulation import (
     EditedContext,
     FedBlock,
     HeldToken,
+    Rollback,
     RowView,
     Simulation,
 )
@@ -129,7 +130,13 @@ def _see_ended_row(sim: Simulation) -> None:
             sim.program.sees[entry] = [*sim.held[sim.context.row or 0], *sim.program.sees[entry]]
 
 
+def _state_of_next(sim: Simulation, back: Rollback) -> int:
+    other = (back.row + 1) % len(sim.paths)
+    return sim.paths[other][max(sim.paths[other])] if sim.paths[other] else EMPTY
+
+
 LINE = ("separate/own", "separate/least")
+STATE = ("separate/own", "separate/prefilled")
 OWN = ("separate/own",)
 HOLES = ("holes/own",)
 REALIGNED = ("realigned/own",)
@@ -267,6 +274,20 @@ CONTEXTS = (
           view=_another(instead=True)),
     _edit("cache/wrong-row", "rows-exchanged",
           "the row's tokens in the cache and those of row {row} are exchanged", after=_swap),
+    _edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
+          state=lambda sim, back: sim.states[back.row]),
+    _edit("cache/missing-entry", "state-of-the-round-before",
+          "after a rejection the recurrent state is the one before the round, and accepted tokens are missing", STATE,
+          state=lambda sim, back: sim.began[back.row] if back.surplus else sim.at(back.row, back.length)),
+    _edit("cache/missing-entry", "state-newest-lost",
+          "after a rejection the recurrent state misses the newest accepted token", STATE,
+          state=lambda sim, back: sim.at(back.row, back.length - (back.surplus > 0))),
+    _edit("cache/missing-entry", "state-reset", "after a rejection the recurrent state is empty", STATE,
+          state=lambda sim, back: EMPTY if back.surplus else sim.at(back.row, back.length)),
+    _edit("cache/missing-entry", "state-cut", "the recurrent state is empty before position {position}",
+          forgets=lambda sim, at: at == sim.context.token),
+    _edit("cache/wrong-row", "state-of-another", "the recurrent state of each row is the next row's", STATE,
+          state=_state_of_next),
     # With a token of 1 the row that ended keeps its last draft tokens, too.
     _edit("cache/wrong-row", "ended-row-seen", "what row {row} left in the cache is seen",
           kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
@@ -286,9 +307,11 @@ AT_ONSET = (
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
 
-def systematic() -> Iterator[EditedContext]:
-    """Every edit in every style that it makes a difference to."""
+def systematic(recurrent: bool) -> Iterator[EditedContext]:
+    """Every edit in every style that it makes a difference to; of a state only where the target has one."""
     for edit in CONTEXTS:
+        if edit.change.state and not recurrent:
+            continue
         for amount in edit.amounts:
             for place in edit.places:
                 style, _, schedule = place.partition("/")
@@ -323,7 +346,7 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
             yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
     for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
+        for name in ("chunk-lost", "chunk-blind", "chunk-restarted", *["state-cut"] * evidence.recurrent):
             yield _once(name, row, token=token, position=token)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqcheck.abduction.program import BLANK, Answers, Program
+from eqcheck.abduction.program import BLANK, EMPTY, Answers, Program
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head
 from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, POSITIONS, Reads, amplitudes
 from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, staircase
@@ -57,7 +57,9 @@ class _Evaluation:
         square = BIG**2 + 1 + flagged + BITS  # of the residual stream; each norm expects the mean of it
         expected = BIG**2 + 1 + BITS
         for number, heads in enumerate(function.layers):
-            sums = self._sums(number, heads, codes, np.sqrt(expected / square))
+            scale = np.sqrt(expected / square)
+            taps = not any((0, 0) in head.reads for head in heads)
+            sums = self._taps(heads, codes, scale) if taps else self._sums(number, heads, codes, scale)
             square, expected = square + (sums**2).sum(-1), expected + BITS * len(heads)
             total = codes + sums
             if number == len(function.layers) - 1:
@@ -69,6 +71,17 @@ class _Evaluation:
         scaled = codes[asked] * np.sqrt(expected / square)[asked, None]
         scores[:, list(function.tokens_out)] = scaled * LOGITS @ signs(range(CODES)).T
         return dict(zip(program.queries, torch.from_numpy(scores), strict=True))
+
+    def _taps(self, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
+        """The sum of the taps of a short convolution; a tap before the beginning counts as +1 for each bit."""
+        follows = np.array(self.program.follows)
+        sums, at, distance = np.zeros_like(codes), np.arange(len(codes)), 0
+        for head in sorted(heads, key=lambda head: head.reads):
+            while distance < head.reads[0][0]:
+                at, distance = np.where(at == EMPTY, EMPTY, follows[at]), distance + 1
+            tapped = (codes * scale[:, None])[at][:, list(head.order)] * np.where(head.flips, -1, 1)
+            sums += np.where((at == EMPTY)[:, None], 1.0, tapped)
+        return sums
 
     def _sums(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
         """The codes that the heads of a layer read, added up; ``scale`` is how far its norm is off."""

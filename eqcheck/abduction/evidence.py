@@ -15,6 +15,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import at_place, with_options
+from eqcheck.construction.function import Function
 from eqcheck.contract.decoders import RowOptions
 
 _PADDED = -1  # no token
@@ -104,6 +105,11 @@ class Evidence:
         return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the target has a recurrent state, as far as it is known."""
+        return isinstance(self.target, Function) and self.target.recurrent
+
+    @property
     def least_chance(self) -> float:
         """That of an edit that happens once and explains everything."""
         return prod(self.chance(row, len(self.outputs[row]), True) for row in self.judged)
@@ -171,7 +177,7 @@ class Evidence:
                 program.queries[at, 0] = at - 1
                 trunk = list(range(at))
                 for column, token in enumerate(branch):
-                    trunk.append(program.write(token, at + column))
+                    trunk.append(program.write(token, at + column, program.entry(trunk[-1])))
                     program.sees[-1] = list(trunk)
                     program.queries[at, column + 1] = len(program.tokens) - 1
             programs.append(program)

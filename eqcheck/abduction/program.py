@@ -15,6 +15,7 @@ import torch
 from eqcheck.case.engine import PAD
 
 BLANK = -1  # a column whose key and value are zero
+EMPTY = -1  # the state before the first token
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Program:
     ``columns`` are pairs of entries: in a ``torn`` program (``"values"``, ``"layers"`` or ``"heads"``) the second is
     where values, all layers but the first, or all heads but the first come from; otherwise both are the same. ``blind``
     are queries whose scores are all as low as can be, with the columns of their call: they attend to all of them alike.
+    ``follows`` is, by entry, the entry from whose recurrent state it goes on, or `EMPTY`.
     (A query that gets nothing from a kernel because it sees nothing is one that sees a blank column.) ``queries`` maps
     (row, index of a new token) to its query.
     """
@@ -35,13 +37,15 @@ class Program:
     blind: dict[int, Sequence[int]] = field(default_factory=dict)
     queries: dict[tuple[int, int], int] = field(default_factory=dict)
     torn: str = ""
+    follows: list[int] = field(default_factory=list)
 
-    def write(self, token: int, position: int) -> int:
+    def write(self, token: int, position: int, follows: int = EMPTY) -> int:
         """A new entry, in a column of its own; returns the column."""
         entry = len(self.tokens)
         self.tokens.append(token)
         self.positions.append(position)
         self.sees.append(())
+        self.follows.append(follows)
         return self.column(entry, entry)
 
     def column(self, first: int, second: int) -> int:
@@ -62,13 +66,13 @@ class Program:
         reached = set(stack)
         while stack:
             entry = stack.pop()
-            for column in (*self.sees[entry], *self.blind.get(entry, ())):
-                for source in self.columns[column]:
-                    if source >= 0 and source not in reached:
-                        reached.add(source)
-                        stack.append(source)
+            columns = (self.columns[column] for column in (*self.sees[entry], *self.blind.get(entry, ())))
+            for source in {self.follows[entry], *(source for pair in columns for source in pair)}:
+                if source >= 0 and source not in reached:
+                    reached.add(source)
+                    stack.append(source)
         order = sorted(reached)
-        new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK}
+        new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK, EMPTY: EMPTY}
         kept = sorted({column for entry in order for column in (*self.sees[entry], *self.blind.get(entry, ()))})
         place = {column: number for number, column in enumerate(kept)}
         return Program(
@@ -79,6 +83,7 @@ class Program:
             {new[e]: [place[c] for c in cs] for e, cs in self.blind.items() if e in new},
             {key: new[e] for key, e in self.queries.items() if key in keys and e in new},
             self.torn,
+            [new[self.follows[e]] for e in order],
         )
 
 
@@ -86,7 +91,7 @@ def plain_row(row: int, text: Sequence[int], start: int) -> Program:
     """A row as it should be seen; its new tokens are those from ``start`` on."""
     program = Program()
     for position, token in enumerate(text):
-        program.write(token, position)
+        program.write(token, position, position - 1 if position else EMPTY)
         program.sees[-1] = range(position + 1)
     program.queries = {(row, index): start + index - 1 for index in range(len(text) - start + 1)}
     return program
@@ -178,8 +183,10 @@ def _fed_row(text: list[int], prompt: int, pads: int, inner: int, first_pads: in
 
 def _fed_anew(row: FedRow, change: Recomputation, amount: int) -> Program:
     program = Program()
+    last = EMPTY
     for column, token in enumerate(row.tokens):
-        program.write(token, change.position(row, column, amount))
+        program.write(token, change.position(row, column, amount), last)
+        last = column if row.real[column] else last  # pads do not enter a state
     visible = [column for column in range(len(row.tokens)) if change.visible(row, column)]
     for query in range(len(row.tokens)):
         program.sees[query] = [column for column in visible if column <= query] or [program.blank()]

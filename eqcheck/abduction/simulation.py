@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Hypothesis
-from eqcheck.abduction.program import RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed
 from eqcheck.case.engine import PAD
 
 PAD_SLOT, GONE = -1, -2
@@ -108,6 +108,9 @@ class Change:
     zeroed: bool = False  # what is kept of the rejected tokens is zeros
     restored: bool = False  # after a rejection the round's tokens are fed again
     drift: Callable[[Rollback], int] = lambda back: 0
+    # the entry whose recurrent state goes on; whether the state is empty before a position
+    state: Callable[[Simulation, Rollback], int] | None = None
+    forgets: Callable[[Simulation, int], bool] | None = None
     # where it goes in the batch's cache
     sources: Callable[[list[int], list[int]], Sequence[int]] = lambda rows, batch: rows
     placed: Callable[[list[int], int, int], list[int | None]] = _at_the_right_edge
@@ -176,13 +179,16 @@ class Simulation:
         self.slots: list[list[HeldToken]] = [[] for _ in range(count)]
         self.held: list[list[int]] = [[] for _ in range(count)]
         self.lengths, self.drift = [0] * count, [0] * count
+        # by row, the entry whose recurrent state the next token goes on from, and the same at the begin of the round
+        self.states = self.began = [EMPTY] * count
+        self.paths: list[dict[int, int]] = [{} for _ in range(count)]  # by row and position, the entry fed there last
         self.blocks: dict[int, FedBlock] = {}
         change = context.edit.change
         self.program = Program(torn=change.torn)
         if change.start:
             change.start(self)
         for self.number, turns in enumerate(rounds):
-            before = list(self.lengths)
+            before, self.began = list(self.lengths), list(self.states)
             self._feed(turns)
             going = [turn.row for turn in turns if turn.end < len(evidence.texts[turn.row])]
             if going:
@@ -231,8 +237,19 @@ class Simulation:
                 twice = rank < block.again
                 slot = HeldToken(GONE if twice else block.start + rank, block.tokens[rank], twice)
             self.slots[cache].append(slot)
-            self.held[cache].append(self.program.write(slot.token, change.position(self, block, rank)))
+            self._enter(block, rank, self.program.write(slot.token, change.position(self, block, rank)))
+            self.held[cache].append(len(self.program.columns) - 1)
             self.rows.append(row)
+
+    def _enter(self, block: FedBlock, rank: int, column: int) -> None:
+        """Let a token that is fed go on from the row's state; pads do not enter it."""
+        row, entry, at = block.turn.row, self.program.entry(column), block.start + rank
+        if rank < 0:
+            return
+        change = self.change(row)
+        forgotten = change.forgets is not None and change.forgets(self, at)
+        self.program.follows[entry] = EMPTY if forgotten else self.states[change.cache_of(self, row)]
+        self.states[row] = self.paths[row][at] = entry
 
     def _pads_after(self, block: FedBlock, width: int) -> list[int]:
         """The pads that follow a block, which the next one overwrites."""
@@ -276,12 +293,18 @@ class Simulation:
             elif not back.ended:
                 self._mark(back)
             self.lengths[row] = before[row] if change.restored and back.surplus else length
+            state = change.state
+            self.states[row] = self.at(row, length) if state is None else state(self, back)
             self.drift[row] += change.drift(back)
         if self.style != "separate":
             self._move(list(lengths), going)
         if after := self.change().after:
             after(self)
         assert all(self.lengths[row] < len(self.evidence.texts[row]) for row in going)
+
+    def at(self, row: int, length: int) -> int:
+        """The entry of the last of a row's first tokens, as they were fed last."""
+        return self.paths[row].get(length - 1, EMPTY)
 
     def _mark(self, back: Rollback) -> None:
         """Hide what is rejected in a row of the batch's cache, and what a change loses; show what it leaves."""

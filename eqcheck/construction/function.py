@@ -133,6 +133,11 @@ class Function:
         """How many codes the layer joins in."""
         return len(self.layers[layer]) + len(self.rules[layer])
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether a layer has a state in place of slots: none of its heads sees the query's own place."""
+        return any(self.rules) or any(not any((0, 0) in head.reads for head in layer) for layer in self.layers)
+
     def next(self, ids: Sequence[int]) -> int:
         """The token after these ids, at least one."""
         return self.choices(ids[-self.field :])[-1]
