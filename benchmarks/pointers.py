@@ -74,6 +74,8 @@ def amplitudes(rotation: Rotation, reads: Reads) -> Array:
     fixed = [a - b for one, two in pairwise(reads) for a in ways(one) for b in ways(two)]
     if not rotation.adds:
         fixed += [a - features(rotation, distance, -sign)[0] for distance, sign in reads if sign for a in last]
+    # Of two slots at one distance, in a wrong context, the one with the set bit is read: half the margin is enough.
+    fixed += [2 * (two[0] - two[1]) for two in map(ways, reads) if len(two) == 2]
     others = [distance for distance in range(-AHEAD, POSITIONS) if distance not in [d for d, _ in reads]]
     rest = np.vstack([a - features(rotation, others, sign) for a in last for sign in signs])
     held = [i for i in range(len(rest)) if i % len(others) < 200]

@@ -13,9 +13,10 @@ from transformers import DynamicCache
 
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce
 from eqcheck.abduction.commits import RULES
-from eqcheck.abduction.contexts import CONTEXTS, systematic
+from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import NOISE
 from eqcheck.abduction.hypotheses import Hypothesis
+from eqcheck.abduction.occurrences import systematic
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth

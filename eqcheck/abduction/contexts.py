@@ -1,25 +1,13 @@
-"""Edits of what is seen: what each changes in an engine, and the contexts in which they are tried for a case."""
+"""Edits of what is seen: what each changes in an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from eqcheck.abduction.evidence import Evidence
+from eqcheck.abduction.blocks import GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation
-from eqcheck.abduction.simulation import (
-    ALWAYS,
-    GONE,
-    PAD_SLOT,
-    Change,
-    ContextEdit,
-    EditedContext,
-    FedBlock,
-    HeldToken,
-    Rollback,
-    RowView,
-    Simulation,
-)
+from eqcheck.abduction.simulation import Change, ContextEdit, Simulation
 from eqcheck.case.engine import PAD
 
 
@@ -293,67 +281,3 @@ CONTEXTS = (
           kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
 )
 # fmt: on
-
-AT_ONSET = (
-    "newest-shifted",
-    "rejected-kept",
-    "first-rejected-kept",
-    "newest-lost",
-    "newest-again",
-    "future-seen",
-    "itself-hidden",
-    "restored-with-all",
-)
-ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
-
-
-def systematic(recurrent: bool) -> Iterator[EditedContext]:
-    """Every edit in every style that it makes a difference to; of a state only where the target has one."""
-    for edit in CONTEXTS:
-        if edit.change.state and not recurrent:
-            continue
-        for amount in edit.amounts:
-            for place in edit.places:
-                style, _, schedule = place.partition("/")
-                yield EditedContext(edit=edit, amount=amount, style=style, schedule=schedule)
-
-
-def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
-    """Edits that happen to one row, once or from some round on; ``wrong`` is the index of its first wrong token."""
-    length = len(evidence.prompts[row])
-    rounds = enumerate(evidence.schedules["own"])
-    turns = [(n, turn) for n, turns in rounds for turn in turns if turn.row == row and turn.start <= length + wrong]
-    onsets = [n for n, _ in turns][-ONSETS:]
-    others = [other for other in range(len(evidence.texts)) if other != row]
-    reach = evidence.case.num_draft_tokens + 1
-    for onset in onsets:
-        for last, when in ((onset, f"in round {onset + 1} only"), (ALWAYS, f"from round {onset + 1} on")):
-            for shift in (*range(-reach, 0), *range(1, reach + 1)):
-                yield _once("shifted-positions", row, shift, onset, last, when=when, shift=f"{shift:+d}")
-            for name in AT_ONSET:
-                yield _once(name, row, 1, onset, last, when=when)
-            for other in others:
-                for name in ("another-seen", "another-instead"):
-                    yield _once(name, row, other, onset, last, when=when, row=other)
-    for other in others:
-        for onset in onsets:
-            yield _once("rows-exchanged", row, other, onset, onset, when=f"after round {onset + 1}", row=other)
-    for other in others:
-        for whole in (0, 1):
-            yield _once("ended-row-seen", other, row, token=whole, row=other)
-    for token in range(length + wrong):
-        written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
-        for onset in sorted({written, max(0, turns[-1][0] - 1)}):
-            yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
-    for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted", *["state-cut"] * evidence.recurrent):
-            yield _once(name, row, token=token, position=token)
-
-
-def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> EditedContext:
-    """An edit that happens to a row; besides the token and the rounds, ``said`` are the parameters of its words."""
-    edit = next(edit for edit in CONTEXTS if edit.id == name)
-    token, when = said.pop("token", -1), said.pop("when", "")
-    parameters = tuple((key, str(value)) for key, value in said.items())
-    tried: dict[str, Any] = {"amount": amount, "first": first, "last": last, "row": of, "token": token}
-    return EditedContext(edit=edit, parameters=parameters, when=when, once=True, **tried)
