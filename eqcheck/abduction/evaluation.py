@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from eqcheck.abduction.program import BLANK, EMPTY, Answers, Program
-from eqcheck.construction.function import BITS, CODES, VOCABULARY, Function, Head
-from eqcheck.construction.pointers import BASE, HEAD_DIM, KEYED_PAIRS, POSITIONS, Reads, amplitudes
+from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head
+from eqcheck.construction.pointers import KEYED_PAIRS, POSITIONS, Reads, Rotation, amplitudes
 from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, staircase
 
 _CLEAR = 20.0  # by how much a score is less, where its slot has no weight that matters
@@ -60,11 +60,13 @@ class _Evaluation:
             scale = np.sqrt(expected / square)
             taps = not any((0, 0) in head.reads for head in heads)
             sums = self._taps(heads, codes, scale) if taps else self._sums(number, heads, codes, scale)
-            square, expected = square + (sums**2).sum(-1), expected + BITS * len(heads)
+            sums += sum(self._kept(rule, codes) for rule in function.rules[number])
+            joined = function.joined(number)
+            square, expected = square + (sums**2).sum(-1), expected + BITS * joined
             total = codes + sums
             if number == len(function.layers) - 1:
                 total[:, 0] += 2 * flagged
-            codes = _parity(total, len(heads), np.sqrt(expected / square))
+            codes = _parity(total, joined, np.sqrt(expected / square))
             square, expected = square + (codes**2).sum(-1), expected + BITS
         asked = list(program.queries.values())
         scores = np.zeros((len(asked), VOCABULARY))
@@ -83,6 +85,17 @@ class _Evaluation:
             sums += np.where((at == EMPTY)[:, None], 1.0, tapped)
         return sums
 
+    def _kept(self, rule: DeltaRule, codes: Array) -> Array:
+        """The codes that a memory joins in, after each entry; a memory goes on from the entry that is followed."""
+        whole = (codes < 0) @ (1 << np.arange(BITS))
+        texts: list[list[int]] = []  # by entry, the codes of those that its memory has seen
+        joined = []
+        for entry, code in enumerate(whole.tolist()):
+            follows = self.program.follows[entry]
+            texts.append([*([] if follows == EMPTY else texts[follows]), code])
+            joined.append(rule.after(texts[entry]))
+        return signs(joined)
+
     def _sums(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
         """The codes that the heads of a layer read, added up; ``scale`` is how far its norm is off."""
         first, second = self.columns.T
@@ -92,7 +105,7 @@ class _Evaluation:
             keys = second if other else first
             values = second if other or torn == "values" else first
             distance = self.distance[:, :, int(other)]
-            straight, turned = _scores(head.reads)
+            straight, turned = _scores(self.function.rotation, head.reads)
             scores = straight[distance + POSITIONS]
             if turned is not None:
                 scores = scores - turned[distance + POSITIONS] * codes[keys, head.bit]
@@ -134,12 +147,14 @@ def _parity(sums: Array, heads: int, scale: Array) -> Array:
 
 
 @cache
-def _scores(reads: Reads) -> tuple[Array, Array | None]:
+def _scores(rotation: Rotation, reads: Reads) -> tuple[Array, Array | None]:
     """Scores by distance from ``-POSITIONS`` on: the part of all keys, and the part that a key's bit turns, if any."""
-    frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    angles = np.outer(np.arange(-POSITIONS, POSITIONS + 1), frequencies)
-    cosines, sines = map(np.array, amplitudes()[reads])
-    parts = np.cos(angles) * cosines + np.sin(angles) * sines
-    turning = np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS)
+    angles = np.outer(np.arange(-POSITIONS, POSITIONS + 1), rotation.frequencies)
+    cosines, sines = map(np.array, amplitudes(rotation)[reads])
+    pairs = len(rotation.frequencies)
+    parts = np.cos(angles) * cosines[:pairs] + np.sin(angles) * sines[:pairs]
+    if rotation.adds:
+        return parts.sum(-1), np.full(len(parts), cosines[pairs])
+    turning = np.isin(np.arange(pairs), KEYED_PAIRS)
     keyed = any(sign for _, sign in reads)
     return parts[:, ~turning].sum(-1), parts[:, turning].sum(-1) if keyed else None

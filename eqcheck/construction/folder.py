@@ -39,7 +39,8 @@ class Built:
         """The function that it computes."""
         from eqcheck.construction.layouts import LAYOUTS, flagged
 
-        return Function(LAYOUTS[self.name].layers(), flagged(self.agreement))
+        made = LAYOUTS[self.name]
+        return Function(made.layers(), flagged(self.agreement), made.rotation)
 
     def next(self, ids: Sequence[int]) -> int:
         """The token that follows these ids: greedy, and exact in every dtype that the documentation names."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
-from eqcheck.construction.pointers import POSITIONS, Reads
+from eqcheck.construction.pointers import POSITIONS, ROTARY, Reads, Rotation
 
 BITS = 8
 CODES = 2**BITS
@@ -95,6 +95,11 @@ class DeltaRule:
 
         return read
 
+    def after(self, codes: Sequence[int]) -> int:
+        """The code that it joins in after a text of these codes."""
+        read = self.reader()
+        return [read(codes[: end + 1]) for end in range(len(codes))][-1]
+
 
 def _pattern(code: int, bits: Sequence[int]) -> int:
     return sum((code >> bit & 1) << place for place, bit in enumerate(bits))
@@ -103,7 +108,8 @@ def _pattern(code: int, bits: Sequence[int]) -> int:
 class Function:
     """The exact function of a checkpoint, from the token ids before a place to the id there.
 
-    ``flagged`` ids make a draft err: after one of them the lowest bit of the last code is flipped.
+    ``flagged`` ids make a draft err: after one of them the lowest bit of the last code is flipped. ``rotation`` has the
+    scores of its pointers.
 
     >>> from eqcheck.checkpoints import built
     >>> function = built("full").function
@@ -111,10 +117,12 @@ class Function:
     True
     """
 
-    def __init__(self, layers: Sequence[Sequence[Head | DeltaRule]], flagged: Iterable[int] = ()) -> None:
+    def __init__(
+        self, layers: Sequence[Sequence[Head | DeltaRule]], flagged: Iterable[int] = (), rotation: Rotation = ROTARY
+    ) -> None:
         self.layers = tuple(tuple(head for head in layer if isinstance(head, Head)) for layer in layers)
         self.rules = tuple(tuple(head for head in layer if isinstance(head, DeltaRule)) for layer in layers)
-        self.flagged = frozenset(flagged)
+        self.flagged, self.rotation = frozenset(flagged), rotation
         self.codes_in = (
             *shuffled(CODES, "codes in"),
             *(i % CODES for i in shuffled(VOCABULARY - CODES, "special ids")),

@@ -10,14 +10,18 @@ from typing import Any
 from eqcheck.construction import deepseek, gemma, granite, learned, lfm2, llama, mistral, qwen3_moe, qwen35
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head, shuffled
 from eqcheck.construction.pointers import (
+    COMPRESSED,
     FAR,
     FAR_KEYED,
     KEYED,
+    LEARNED,
     NEAR_KEYED,
     PLAIN,
+    ROTARY,
     WINDOW,
     WINDOWED,
     Reads,
+    Rotation,
     added,
     keyed,
     plain,
@@ -36,6 +40,7 @@ class Construction:
     layers: Callable[[], Sequence[Sequence[Head | DeltaRule]]]
     write: Callable[[Function], Written]
     about: str
+    rotation: Rotation = ROTARY
 
 
 def flagged(agreement: float) -> Iterable[int]:
@@ -151,9 +156,11 @@ LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
     "qwen3": Construction(full, llama.qwen3, "the same as a Qwen 3, which norms queries and keys"),
     "moe": Construction(full, qwen3_moe.qwen3_moe, "the same with experts: a token's code chooses one of eight"),
-    "learned": Construction(partial(full, added), learned.gpt2, "a GPT-2: learned positions, an MLP without a gate"),
-    "opt": Construction(partial(full, added), learned.opt, "the same as an OPT"),
-    "mla": Construction(partial(full, added), deepseek.deepseek, "a dense DeepSeek V3: compressed keys and values"),
+    "learned": Construction(partial(full, added), learned.gpt2, "a GPT-2: learned positions, no gate", LEARNED),
+    "opt": Construction(partial(full, added), learned.opt, "the same as an OPT", LEARNED),
+    "mla": Construction(
+        partial(full, added), deepseek.deepseek, "a DeepSeek V3: compressed keys and values", COMPRESSED
+    ),
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),
