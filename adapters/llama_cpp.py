@@ -1,10 +1,12 @@
 """llama.cpp's server with parallel slots, as the wheel of xllamacpp holds it: a draft model, or n-grams of the row.
 
-The checkpoint is written as GGUF in float32, without a token that ends a row for everybody: an EOS of a row is a stop
-string, for every token has a text of its own. Each request gets a server of its own, which takes 20 ms: nothing is left
-from the one before. It has four slots that share one KV cache, as by default; from 32 rows on 16, each with its own.
-More rows wait for a slot, and find there what another row left. The rows are sent at the same time, and one that
-arrives late a few milliseconds later: so which rows share a step can differ when a case is decoded again.
+The checkpoint is written as GGUF as the engine's converter does, without a token that ends a row for everybody: an EOS
+of a row is a stop string, for every token has a text of its own. In float16 and bfloat16 the matrices are stored so,
+and the cache (float16) and attention (flash) are the engine's default; norms and sums are in float32 there. Each
+request gets a server of its own, which takes 20 ms: nothing is left from the one before. It has four slots that share
+one KV cache, as by default; from 32 rows on 16, each with its own. More rows wait for a slot, and find there what
+another row left. The rows are sent at the same time, and one that arrives late a few milliseconds later: so which rows
+share a step can differ when a case is decoded again.
 """
 
 import json
@@ -13,68 +15,134 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
 
+ORIGIN = "https://github.com/ggml-org/llama.cpp"
 _SLOTS, _MANY_ROWS, _MANY_SLOTS = 4, 32, 16
+_FEW_SLOTS = 2  # where caches of beginnings are kept: more rows find there what another left
 _SLOT_TOKENS = 1024
 _LATE_S = 0.003  # per step that a row is late
 _TIMEOUT_S = 120
 
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+# Architectures as GGUF names them. A Mistral is a Llama there, so its window is ignored: it is missing.
+_ARCHITECTURES = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gpt2": "gpt2",
+    "gemma3_text": "gemma3",
+    "lfm2": "lfm2",
 }
-_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def export(folder: Path, made: Path) -> None:
-    """A checkpoint as GGUF."""
+def export(folder: Path, made: Path, dtype: str = "float32") -> None:
+    """A checkpoint as GGUF, as the engine's own converter writes it, with matrices in ``dtype``."""
     import gguf
-    import numpy
-    from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(made, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] not in _ARCHITECTURES:
+        raise eqcheck.Unsupported(f"{config['model_type']}: the engine has no model that computes the same")
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(made, architecture)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("rwkv")  # the one without special tokens
     writer.add_token_list([text(token).encode() for token in range(config["vocab_size"])])
-    for name, weight in load_file(folder / "model.safetensors").items():
-        owner = name.removesuffix(".weight")
-        if owner not in _OTHERS:
-            layer, part = owner.removeprefix("model.layers.").split(".", 1)
-            owner = f"blk.{layer}.{_LAYER[part]}"
-            if part.endswith(("q_proj", "k_proj")):  # rotated pairs lie side by side there
-                halves = weight.reshape(-1, 2, config["head_dim"] // 2, weight.shape[1])
-                weight = numpy.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
-        writer.add_tensor(f"{_OTHERS.get(owner, owner)}.weight", weight)
+    _describe(writer, config)
+    kind = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    names = gguf.get_tensor_name_map(kind, layers)
+    for name, weight in _tensors(folder, config):
+        narrow = "float32" if weight.ndim == 1 or "conv.conv" in name or "wpe" in name else dtype
+        stored = getattr(gguf.GGMLQuantizationType, {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[narrow])
+        mapped = names.get_name(name, (".weight", ".bias"))
+        writer.add_tensor(mapped, gguf.quants.quantize(weight, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _describe(writer: Any, config: dict[str, Any]) -> None:
+    """The sizes of a model."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    hidden = config.get("hidden_size") or config["n_embd"]
+    writer.add_context_length(config.get("max_position_embeddings") or config["n_positions"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(config.get("intermediate_size") or config["n_inner"])
+    writer.add_block_count(config.get("num_hidden_layers") or config["n_layer"])
+    writer.add_head_count(heads)
+    if config["model_type"] == "gpt2":
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        return
+    attends = [kind != "conv" for kind in config.get("layer_types", ())]
+    groups = config["num_key_value_heads"]
+    writer.add_head_count_kv([groups * one for one in attends] if not all(attends) else groups)
+    size = config.get("head_dim") or hidden // heads
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern(config["sliding_window_pattern"])
+        writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+    elif config["model_type"] == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    elif config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The weights as the engine multiplies by them, in float32, by the names of the checkpoint."""
+    import numpy
+
+    experts: dict[str, list[Any]] = {}
+    for name, weight in read(folder / "model.safetensors"):
+        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = weight.reshape(-1, 2, config["head_dim"] // 2, weight.shape[1])  # pairs lie side by side there
+            weight = halves.swapaxes(1, 2).reshape(weight.shape)
+        elif config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+            weight = weight + 1
+        elif name.endswith("conv.conv.weight"):
+            weight = weight.squeeze(1)
+        elif config["model_type"] == "gpt2" and name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
+            weight = weight.T
+        elif ".experts." in name:
+            layer, _, rest = name.partition(".experts.")
+            number, _, part = rest.partition(".")
+            held = experts.setdefault(f"{layer}.experts.{part}", [])
+            held.append((int(number), weight))
+            if len(held) < config["num_experts"]:
+                continue
+            name, weight = f"{layer}.experts.{part}", numpy.stack([w for _, w in sorted(held, key=itemgetter(0))])
+        yield name, numpy.ascontiguousarray(weight)
+
+
+def read(file: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors of a safetensors file in float32; numpy has no bfloat16."""
+    import numpy
+
+    data = file.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    for name, held in json.loads(data[8:begin]).items():
+        if name == "__metadata__":
+            continue
+        first, end = (begin + offset for offset in held["data_offsets"])
+        stored = numpy.frombuffer(data[first:end], {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[held["dtype"]])
+        if held["dtype"] == "BF16":
+            stored = (stored.astype("<u4") << 16).view("<f4")
+        yield name, stored.astype("<f4").reshape(held["shape"])
 
 
 def text(token: int) -> str:
@@ -83,17 +151,19 @@ def text(token: int) -> str:
 
 
 def parameters(target: Path, draft: Path, request: Request) -> Any:
-    """The server's settings; everything is computed in float32."""
+    """The server's settings. In float32 all is computed as that; else cache and attention are the engine's default."""
     import xllamacpp
 
     many = len(request.prompts) >= _MANY_ROWS
-    slots = _MANY_SLOTS if many else _SLOTS
-    exact, kinds = xllamacpp.ggml_type.GGML_TYPE_F32, xllamacpp.common_speculative_type
+    slots = _MANY_SLOTS if many else _FEW_SLOTS if request.prefix_caching else _SLOTS
+    kinds = xllamacpp.common_speculative_type
+    exact = xllamacpp.ggml_type.GGML_TYPE_F32
     params = xllamacpp.CommonParams()
     params.model.path = str(target)
     params.n_parallel, params.n_ctx, params.kv_unified = slots, slots * _SLOT_TOKENS, not many
-    params.cache_type_k = params.cache_type_v = exact
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if request.dtype == "float32":
+        params.cache_type_k = params.cache_type_v = exact
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = params.fit_params = False
     params.verbosity = -1
     params.n_threads_http = slots + 2
@@ -104,7 +174,8 @@ def parameters(target: Path, draft: Path, request: Request) -> Any:
     drafting.n_max, drafting.n_min, drafting.p_min = request.num_draft_tokens, 0, 0.0
     if request.drafting == "model":
         drafting.mparams.path = str(draft)
-        drafting.cache_type_k = drafting.cache_type_v = exact
+        if request.dtype == "float32":
+            drafting.cache_type_k = drafting.cache_type_v = exact
         drafting.cpuparams.n_threads = drafting.cpuparams_batch.n_threads = 1
         params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     elif request.drafting == "ngram":
@@ -131,23 +202,6 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
     return body
 
 
-@eqcheck.decoder(
-    name="llama_cpp",
-    checkpoints=True,
-    environment="llama_cpp",
-    dtype="float32",
-    capabilities=(
-        "row-limits",
-        "row-eos",
-        "repetition-penalty",
-        "many-rows",
-        "arrivals",
-        "token-budget",
-        "prefix-caching",
-        "ngram",
-    ),
-    origin="https://github.com/ggml-org/llama.cpp",
-)
 class LlamaServer:
     def open(self) -> None:
         os.environ["GGML_NO_BACKTRACE"] = "1"  # or a debugger is called when the engine aborts
@@ -155,7 +209,7 @@ class LlamaServer:
 
         self.version = f"xllamacpp {xllamacpp.__version__}"
         self.folder = tempfile.TemporaryDirectory()
-        self.models: dict[str, Path] = {}
+        self.models: dict[tuple[str, str], Path] = {}
 
     def close(self) -> None:
         self.folder.cleanup()
@@ -163,7 +217,9 @@ class LlamaServer:
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
         import xllamacpp
 
-        server = xllamacpp.Server(parameters(self._exported(target), self._exported(draft), request))
+        server = xllamacpp.Server(
+            parameters(self._exported(target, request.dtype), self._exported(draft, request.dtype), request)
+        )
         url = server.listening_address
         bodies = [asked(prompt, row, request) for prompt, row in zip(request.prompts, request.rows, strict=True)]
         late = [row.arrival * _LATE_S for row in request.rows]
@@ -179,12 +235,12 @@ class LlamaServer:
         }
         return [answer["tokens"] for answer in answers]
 
-    def _exported(self, folder: str) -> Path:
-        if folder not in self.models:
+    def _exported(self, folder: str, dtype: str) -> Path:
+        if (folder, dtype) not in self.models:
             made = Path(self.folder.name) / f"{len(self.models)}.gguf"
-            export(Path(folder), made)
-            self.models[folder] = made
-        return self.models[folder]
+            export(Path(folder), made, dtype)
+            self.models[folder, dtype] = made
+        return self.models[folder, dtype]
 
 
 def _complete(url: str, began: float, body: dict[str, Any], late: float) -> dict[str, Any]:
@@ -199,3 +255,26 @@ def _complete(url: str, began: float, body: dict[str, Any], late: float) -> dict
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{error.code} {error.read().decode(errors='replace')[:500]}") from error
     return found | {"finished": time.monotonic() - began}
+
+
+_CLAIMS: dict[str, Any] = {
+    "environment": "llama_cpp",
+    "kinds": ("full", "window", "hybrid", "qwen3", "moe", "learned"),
+    "capabilities": (
+        "row-limits",
+        "row-eos",
+        "repetition-penalty",
+        "many-rows",
+        "arrivals",
+        "token-budget",
+        "prefix-caching",
+        "ngram",
+    ),
+}
+in_float32 = eqcheck.decoder(name="llama_cpp", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(LlamaServer)
+in_float16 = eqcheck.decoder(name="llama_cpp_float16", checkpoints=True, origin=ORIGIN, dtype="float16", **_CLAIMS)(
+    LlamaServer
+)
+in_bfloat16 = eqcheck.decoder(name="llama_cpp_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(
+    LlamaServer
+)

@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.contract import registry
+    from eqcheck.contract.decoders import DTYPES
     from eqcheck.contract.family import LLAMA
 
     rows, shipped = [], registry.shipped()
@@ -44,7 +45,10 @@ def run(options: argparse.Namespace) -> int:
         text = table([row[:-1] for row in rows], heads[:-1], width)
         if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
             more = f"all known violations, and {more}"
-            text = table([[*row[:-2], _short(known.get(row[0], []))] for row in rows], heads[:-1], width)
+            short = [[*row[:-2], _short(known.get(row[0], []))] for row in rows]
+            served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
+            text = table([row for row in short if row[0] not in served], heads[:-1], width)
+            text += "\n\n" + wrapped(f"In the dtype that is served: {', '.join(served)}", width) if served else ""
         text += "\n\n" + wrapped(f"In a pipe (`eqcheck list | cat`) the list also says {more}.", width)
     say(printable(text))
     return EQUIVALENT

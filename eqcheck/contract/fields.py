@@ -11,8 +11,15 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-import msgspec
-from msgspec import inspect
+try:
+    import msgspec
+    from msgspec import Meta as Meta
+    from msgspec import inspect
+except ModuleNotFoundError:  # in the environment of an engine, where records come that were checked before
+
+    class Meta:  # type: ignore[no-redef]
+        def __init__(self, **bounds: Any) -> None: ...
+
 
 from eqcheck.contract.errors import CaseError, UsageError, did_you_mean
 
@@ -107,8 +114,11 @@ def shown(value: Any) -> str:
 
 
 def check(record: Any, rules: Iterable[Rule], error: type[UsageError] = CaseError) -> None:
-    """Raise an ``error`` with the first complaint: of the fields' types, then of the rules of fields together."""
-    for name, hint in types(record.__class__).items():
+    """Raise an ``error`` with the first complaint: of the fields' types, then of the rules of fields together.
+
+    Types are not looked at where msgspec is missing.
+    """
+    for name, hint in types(record.__class__).items() if "msgspec" in globals() else ():
         if said := complaint(name, getattr(record, name), hint):
             raise error(said)
     for rule in rules:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from sys import float_info
 from typing import Annotated, Any
 
-from msgspec import Meta
-
 from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.contract.fields import check
+from eqcheck.contract.fields import Meta, check
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 """In which options are applied, as in transformers; vLLM cuts by min-p before top-k. Penalties come before all."""

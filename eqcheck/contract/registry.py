@@ -13,6 +13,7 @@ import pkgutil
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,13 +31,37 @@ _own_modules: dict[str, OwnModules] = {}  # of each adapter file, by the name th
 
 
 def shipped() -> dict[str, str]:
-    """Name to module of every decoder that comes with eqcheck."""
+    """Name to module of every decoder that comes with eqcheck; a module may register several."""
     modules: dict[str, str] = {}
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(import_module(package).__path__):
             if not module.ispkg:
-                modules[module.name] = f"{package}.{module.name}"
+                name = f"{package}.{module.name}"
+                modules |= dict.fromkeys(_registrations(name)[0], name)
     return modules
+
+
+@lru_cache(maxsize=64)
+def _registrations(module: str) -> tuple[dict[str, ast.Call], dict[str, Any]]:
+    """The calls of a shipped module that register decoders, by name, and its constants."""
+    package, _, stem = module.rpartition(".")
+    (path,) = (file for folder in import_module(package).__path__ if (file := Path(folder, f"{stem}.py")).is_file())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = {
+        ast.literal_eval(word.value): call
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "eqcheck.decoder"
+        for word in call.keywords
+        if word.arg == "name"
+    }
+    return calls, constants
 
 
 @dataclass(frozen=True)
@@ -56,20 +81,8 @@ def declared(name: str) -> Declared:
     >>> declared("hf_pr").known
     ('bookkeeping/premature-stop',)
     """
-    package, _, module = shipped()[name].rpartition(".")
-    (path,) = (file for folder in import_module(package).__path__ if (file := Path(folder, f"{module}.py")).is_file())
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    constants = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    calls = [
-        call for call in ast.walk(tree) if isinstance(call, ast.Call) and ast.unparse(call.func) == "eqcheck.decoder"
-    ]
-    given = {str(word.arg): word.value for word in calls[0].keywords}
+    calls, constants = _registrations(shipped()[name])
+    given = {str(word.arg): word.value for word in calls[name].keywords}
 
     def value(node: ast.expr) -> Any:
         return constants.get(node.id, "") if isinstance(node, ast.Name) else ast.literal_eval(node)
@@ -147,7 +160,8 @@ def load(spec: str) -> Decoder:
         return _pick(_import_name(source, spec), attr, spec).named(spec)
     modules = shipped()
     if spec in modules:
-        return _pick(_import_name(modules[spec], spec), "", spec).named(spec)
+        registered = vars(_import_name(modules[spec], spec)).values()
+        return next(one for one in registered if isinstance(one, Decoder) and one.name == spec).named(spec)
     for point in entry_points(group=GROUP):
         if point.name == spec:
             module, _, attr = point.value.partition(":")
