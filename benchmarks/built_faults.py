@@ -85,6 +85,15 @@ def missing(distance: int) -> Change:
     return change
 
 
+def shown(distance: int) -> Change:
+    """A slot that left the window is seen by a single query."""
+
+    def change(context: Context) -> None:
+        context.seen[True][context.place, context.place - distance] = True
+
+    return change
+
+
 def rejected(windowed: tuple[bool, ...]) -> Change:
     def change(context: Context) -> None:
         context.add(context.place, slice(context.place, None), windowed)
@@ -196,7 +205,11 @@ if __name__ == "__main__":
         print(f"{name:50}  tokens  rows within {SOON}")
         for fault, change, tokens in faults(getattr(model.config, "sliding_window", None)):
             printed(fault, *shares(model, name, change, tokens))
-        near = [shares(model, name, missing(distance), 1) for distance in range(1, 65)]
-        for first, last in ((1, 16), (17, 31), (32, 48), (49, 64), (1, 64)):
-            mean = [sum(column) / len(column) for column in zip(*near[first - 1 : last], strict=True)]
-            printed(f"a slot {first} to {last} back missing for one query", *mean)
+        windowed = getattr(model.config, "sliding_window", None)
+        spans = [("missing for", missing, [(1, 16), (17, 31), (32, 48), (49, 64), (1, 64)])]
+        spans += [("left in the window of", shown, [(32, 48), (49, 64)])] * bool(windowed)
+        for text, made, bounds in spans:
+            for first, last in bounds:
+                some = [shares(model, name, made(distance), 1, 32) for distance in range(first, last + 1)]
+                mean = [sum(column) / len(column) for column in zip(*some, strict=True)]
+                printed(f"a slot {first} to {last} back {text} one query", *mean)

@@ -9,7 +9,7 @@ import pytest
 
 from eqcheck.checkpoints import built
 from eqcheck.construction.function import CODES, Function, shuffled
-from eqcheck.construction.pointers import BEYOND, FAR, NEAR, NEAR_KEYED, WINDOW
+from eqcheck.construction.pointers import FAR, NEAR, NEAR_KEYED, WINDOW
 
 NAMES = ("window", "mistral")
 WINDOWED = {"window": (0, 2), "mistral": (0, 1, 2)}
@@ -105,11 +105,10 @@ def test_window_of_another_size_changes_tokens(name: str, window: int) -> None:
     assert sum(changed) / len(changed) > 0.98
 
 
-def test_each_distance_in_the_window_is_read() -> None:
-    near = {d for pairs in BEYOND for _, d in pairs} | {d for distances in NEAR for d in distances}
-    keyed = [d for pairs in NEAR_KEYED for pair in pairs for d in pair]
-    assert near | {d for d in keyed if keyed.count(d) > 1} | {6, 16} == set(range(1, WINDOW))
-    assert all((WINDOW, WINDOW - 1) in pairs for pairs in BEYOND)
+def test_distances_in_the_window_are_read() -> None:
+    near = {d for layer in NEAR for reads in layer for d in reads[-1:]} | {2}
+    assert near | {d for pairs in NEAR_KEYED for pair in pairs for d in pair} == {*range(1, WINDOW)} - {28}
+    assert all((WINDOW, WINDOW - 1) in layer for layer in NEAR)
     assert min(FAR) > WINDOW
 
 

@@ -15,14 +15,15 @@ from eqcheck.construction.pointers import (
     FAR_KEYED,
     KEYED,
     LEARNED,
+    NEAR,
     NEAR_KEYED,
     PLAIN,
     ROTARY,
     WINDOW,
-    WINDOWED,
     Reads,
     Rotation,
     added,
+    beyond,
     keyed,
     plain,
 )
@@ -74,9 +75,10 @@ def full(choosing: Callable[[int, int], Reads] = keyed) -> list[list[Head]]:
 
 
 def window() -> list[list[Head]]:
-    """A layer with a window, one without, and one with. Each distance in the window stands in a windowed layer.
+    """A layer with a window, one without, and one with. Distances in the window, but 28, stand in a windowed layer.
 
-    Some windowed pointers aim behind the window first: at the slots that a window too wide would show.
+    Most windowed pointers aim behind the window first, at slots that a window too wide would show: at the first such
+    slot, and the last that is seen, in each windowed layer.
     """
     far = layer(1, [plain(d) for d in FAR], [keyed(*pair) for pair in FAR_KEYED])
     return [near(0, 0), far, near(2, 1)]
@@ -89,7 +91,9 @@ def mistral_window() -> list[list[Head]]:
 
 def near(number: int, which: int) -> list[Head]:
     """A layer with a window, of one of two sets of pointers."""
-    return layer(number, WINDOWED[which], [keyed(*pair) for pair in NEAR_KEYED[which]], WINDOW)
+    return layer(
+        number, [beyond(*distances) for distances in NEAR[which]], [keyed(*pair) for pair in NEAR_KEYED[which]], WINDOW
+    )
 
 
 def hybrid() -> list[list[Head]]:
