@@ -32,7 +32,7 @@ def qwen3_moe(function: Function) -> tuple[dict[str, Any], dict[str, weights.Arr
         tensors[f"{name}.gate.weight"] = router
         for expert, bits in enumerate(known):
             told = gate.copy()
-            told[:, at.one] += gate[:, places] @ bits
+            told[:, at.big], told[:, at.one] = weights.split(gate[:, [at.big, at.one, *places]] @ [1, 1, *bits])
             told[:, places] = 0
             for part, matrix in (("gate", told), ("up", up), ("down", down)):
                 tensors[f"{name}.experts.{expert}.{part}_proj.weight"] = matrix

@@ -147,12 +147,13 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
     for bit in range(BITS):
         flag = bit == 0 and layer == at.layers - 1
         for direction, place, weight in staircase(heads, flag):
+            steep = STEEP if abs(place) < 6 else STEEP / 4  # float8 holds no number above 448
             for side in (WIDTH / 2, -WIDTH / 2):
                 gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
-                gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = STEEP * direction
-                gate[at.flag] = 2 * STEEP * direction * flag
-                gate[at.big], gate[at.one] = split(np.array(STEEP * (side - direction * place)))
-                down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / (STEEP * WIDTH)
+                gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = steep * direction
+                gate[at.flag] = 2 * steep * direction * flag
+                gate[at.big], gate[at.one] = split(np.array(steep * (side - direction * place)))
+                down[at.code(layer + 1)[bit]] = weight * (1 if side > 0 else -1) / (steep * WIDTH)
                 gates.append(gate)
                 downs.append(down)
     gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
