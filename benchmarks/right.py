@@ -65,7 +65,7 @@ def rolled_back(model: Any, rng: random.Random) -> tuple[Any, Any]:
     ids = texts(rng, ROWS, LENGTH // 4)
     cache, told = None, []
     for at in range(0, LENGTH // 4, K + 1):
-        kept = copy.deepcopy(cache)
+        kept: Any = copy.deepcopy(cache)
         wrong = ids[:, at : at + K + 1].clone()
         wrong[:, K // 2 :] = (wrong[:, K // 2 :] + 1) % VOCABULARY
         model(input_ids=wrong, past_key_values=cache, use_cache=True)
