@@ -17,7 +17,7 @@ import torch
 from eqcheck.abduction.program import BLANK, EMPTY, Answers, Program
 from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head
 from eqcheck.construction.pointers import KEYED_PAIRS, POSITIONS, Reads, Rotation, amplitudes
-from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, staircase
+from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, slope, staircase
 
 _CLEAR = 20.0  # by how much a score is less, where its slot has no weight that matters
 _UNSEEN = -1e9
@@ -135,14 +135,14 @@ def _parity(sums: Array, heads: int, scale: Array) -> Array:
     """The product of ``heads + 1`` signs from their sum, as the steps of `weights.mlp` make it."""
     scale = scale[:, None]
 
-    def unit(gate: Any) -> Any:
-        steep = np.clip(STEEP * scale * gate, -500, None)
-        return scale * steep / (1 + np.exp(-steep)) / STEEP
+    def unit(gate: Any, steepness: float) -> Any:
+        steep = np.clip(steepness * scale * gate, -500, None)
+        return scale * steep / (1 + np.exp(-steep)) / steepness
 
-    product: Array = unit(1.0) * (-1 if heads % 4 == 0 else 1) * np.ones_like(sums)
+    product: Array = unit(1.0, STEEP) * (-1 if heads % 4 == 0 else 1) * np.ones_like(sums)
     for direction, place, weight in staircase(heads, flag=True):
         step = direction * (sums - place)
-        product += weight / WIDTH * (unit(step + WIDTH / 2) - unit(step - WIDTH / 2))
+        product += weight / WIDTH * (unit(step + WIDTH / 2, slope(place)) - unit(step - WIDTH / 2, slope(place)))
     return product
 
 

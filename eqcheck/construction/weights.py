@@ -136,6 +136,11 @@ def staircase(heads: int, flag: bool) -> list[tuple[int, float, float]]:
     return steps
 
 
+def slope(place: float) -> float:
+    """The slope of a step: far ones are less steep, for float8 (e4m3) holds no number above 448."""
+    return STEEP if abs(place) < 6 else STEEP / 4
+
+
 def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Array]:
     """Gate, up ``[units, hidden]`` and down ``[hidden, units]`` of a gated MLP: the parity of each bit.
 
@@ -147,7 +152,7 @@ def mlp(function: Function, at: Residual, layer: int) -> tuple[Array, Array, Arr
     for bit in range(BITS):
         flag = bit == 0 and layer == at.layers - 1
         for direction, place, weight in staircase(heads, flag):
-            steep = STEEP if abs(place) < 6 else STEEP / 4  # float8 holds no number above 448
+            steep = slope(place)
             for side in (WIDTH / 2, -WIDTH / 2):
                 gate, down = np.zeros(at.hidden), np.zeros(at.hidden)
                 gate[[at.code(layer)[bit], at.sums(layer)[bit]]] = steep * direction
