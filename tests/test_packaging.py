@@ -107,8 +107,7 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     done = _python(site, tmp_path, "-c", code)
     assert done.stdout.startswith(f"somebody else {site}"), done.stdout + done.stderr
     own = ["bsp", "dsd", "eagle", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
-    engines = ["llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
-    assert sorted(done.stdout.split()[-16:]) == sorted([*own, *engines])
+    assert {*own, "llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"} <= set(done.stdout.split())
 
 
 def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:

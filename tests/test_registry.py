@@ -15,7 +15,17 @@ from eqcheck.contract.decoders import Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 
 # These need an environment or a server of their own.
-ENGINES = ["llama_cpp", "llama_cpp_bfloat16", "llama_cpp_float16", "mlx_vlm", "openai_http", "openvino_genai", "vllm"]
+ENGINES = [
+    "llama_cpp",
+    "llama_cpp_bfloat16",
+    "llama_cpp_float16",
+    "mlx_lm",
+    "mlx_lm_bfloat16",
+    "mlx_vlm",
+    "openai_http",
+    "openvino_genai",
+    "vllm",
+]
 OWN = ["bsp", "dsd", "eagle", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
 SHIPPED = sorted([*OWN, *ENGINES])
 ONE = """

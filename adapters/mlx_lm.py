@@ -1,0 +1,158 @@
+"""mlx-lm, what its server runs behind HTTP, on the CPU package of mlx: a draft model, and caches of earlier requests.
+
+With a draft model the server answers one request after the other. Without, it batches. It keeps the caches of the last
+ten requests, and a request goes on from the cache of the longest beginning that it shares with an earlier one. Here a
+case begins without any. Without prefix caching each of its rows does. A token budget is the server's chunk of a prompt.
+
+A Mistral is computed without its window, so it is not among the kinds. Models whose state cannot be rewound are refused
+by the engine as targets of a draft.
+"""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import eqcheck
+from eqcheck.contract.decoders import Request
+
+ORIGIN = "https://github.com/ml-explore/mlx-lm"
+_ENGINES = 4  # kept at a time
+
+
+def prepare() -> None:
+    """Settings that the engine reads when it is imported."""
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """The server's thread, with the request's draft model, or none; the other settings are its command line's."""
+    import threading
+
+    from mlx_lm.models.cache import LRUPromptCache
+    from mlx_lm.server import ModelProvider, ResponseGenerator
+
+    settings = SimpleNamespace(
+        model=target,
+        adapter_path=None,
+        draft_model=draft if request.drafting == "model" else None,
+        num_draft_tokens=3,
+        trust_remote_code=False,
+        chat_template="",
+        use_default_chat_template=False,
+        chat_template_args={},
+        decode_concurrency=32,
+        prompt_concurrency=8,
+        prefill_step_size=request.token_budget or 2048,
+        prompt_cache_size=10,
+        prompt_cache_bytes=None,
+        kv_bits=None,
+        kv_group_size=64,
+        quantized_kv_start=5000,
+        pipeline=False,
+    )
+    provider = ModelProvider(settings)
+    provider.load_default()
+    provider.tokenizer._eos_token_ids = set()  # a row has its own
+    engine = ResponseGenerator(provider, LRUPromptCache(10))
+
+    def stop() -> None:  # or the process never ends
+        threading.main_thread().join()
+        engine._stop = True
+
+    threading.Thread(target=stop, daemon=True).start()
+    return engine
+
+
+def asked(request: "Request", row: int) -> list[Any]:
+    """A row as the server's thread takes it."""
+    from mlx_lm import server
+
+    options = request.rows[row]
+    prompt = "".join(f"[{token}]" for token in request.prompts[row])
+    return [
+        server.CompletionRequest("text", prompt, [], None, None),
+        server.GenerationArguments(
+            model=server.ModelDescription("default_model", "default_model", None),
+            sampling=server.SamplingArguments(0.0, 1.0, 0, 0.0, 0.0, 0.0),
+            logits=server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20),
+            stop_words=[f"[{token}]" for token in options.eos_token_ids],
+            max_tokens=options.max_new_tokens,
+            num_draft_tokens=request.num_draft_tokens,
+            logprobs=False,
+            top_logprobs=0,
+            seed=None,
+            chat_template_kwargs=None,
+        ),
+    ]
+
+
+def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
+    """The new tokens of each row; rows share caches, if not each has a server without any."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mlx_lm.models.cache import LRUPromptCache
+
+    observed = {} if observed is None else observed
+    outputs: list[list[int]] = []
+
+    def answer(row: int) -> tuple[list[int], int]:
+        context, responses = engine.generate(*asked(request, row))
+        return [response.token for response in responses], context.prompt_cache_count
+
+    engine.prompt_cache = LRUPromptCache(10)
+    rows, hits = range(len(request.prompts)), 0
+    if engine.model_provider.draft_model is None and not request.prefix_caching:
+        with ThreadPoolExecutor(len(rows)) as pool:
+            answers = list(pool.map(answer, rows))
+    else:
+        answers = []
+        for row in rows:
+            if not request.prefix_caching:
+                engine.prompt_cache = LRUPromptCache(10)
+            answers.append(answer(row))
+    for tokens, count in answers:
+        outputs.append(tokens)
+        hits += max(count, 0)
+    observed["prefix_hits"] = hits
+    return outputs
+
+
+class Server:
+    script = (prepare, start, asked, decode)
+    requirements = "'mlx[cpu]' mlx-lm"
+
+    def open(self) -> None:
+        prepare()
+        import mlx_lm
+
+        self.version = mlx_lm.__version__
+        self.engines: dict[tuple[Any, ...], Any] = {}
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.stop_and_join()
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        key = (target, request.drafting, request.token_budget)
+        if key not in self.engines:
+            if len(self.engines) == _ENGINES:
+                self.engines.pop(next(iter(self.engines))).stop_and_join()
+            self.engines[key] = start(target, draft, request)
+        self.observed: dict[str, Any] = {}
+        try:
+            return decode(self.engines[key], request, self.observed)
+        except ValueError as error:
+            if "trimmable" in str(error):
+                raise eqcheck.Unsupported(str(error)) from None
+            raise
+
+
+_CLAIMS: dict[str, Any] = {
+    "environment": "mlx_lm",
+    "kinds": ("full", "window", "qwen3", "moe", "mla", "hybrid"),
+    "capabilities": ("row-limits", "row-eos", "token-budget", "prefix-caching"),
+}
+in_float32 = eqcheck.decoder(name="mlx_lm", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(Server)
+in_bfloat16 = eqcheck.decoder(name="mlx_lm_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(
+    Server
+)
