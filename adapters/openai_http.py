@@ -1,7 +1,11 @@
 """A pair of OpenAI-compatible completions servers, one that speculates and one that does not.
 
-Both serve the checkpoint that ``python -m eqcheck.checkpoints.models`` names. ``EQCHECK_SPECULATIVE_URL`` and
-``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``), ``EQCHECK_API_KEY`` the key, if they want one.
+Both serve the folders that ``eqcheck checkpoint write full DIR --draft DRAFT --agreement 0.75 --dtype bfloat16`` writes.
+``EQCHECK_SPECULATIVE_URL`` and ``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``),
+``EQCHECK_API_KEY`` the key, if they want one. ``EQCHECK_CHECKPOINT`` names the checkpoint, ``full`` by default, and
+``EQCHECK_DTYPE`` the dtype in which the servers compute, float32 by default. Sampled rows need the random checkpoint:
+with ``EQCHECK_CHECKPOINT=random`` the servers serve the folders that ``python -m eqcheck.checkpoints.models`` names.
+
 The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids. A
 sampled row is taken to be divided by its temperature first, then cut by top_k, then by top_p. A server draws from
 random numbers of its own: a case that is decoded again gives other tokens.
@@ -16,15 +20,41 @@ from functools import lru_cache
 from typing import Any
 
 import eqcheck
-from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.decoders import DTYPES, Request, RowOptions
+from eqcheck.contract.errors import UsageError, did_you_mean
 
 _TIMEOUT_S = 300
+_RANDOM = "random"
+_SAMPLING = ("temperature", "top-k", "top-p", "seeds")
+
+
+def _served() -> str:
+    """The checkpoint that the servers serve, as the environment names it."""
+    from eqcheck.checkpoints import NAMES
+
+    name, names = os.environ.get("EQCHECK_CHECKPOINT") or "full", (*NAMES, _RANDOM)
+    if name not in names:
+        raise UsageError(
+            f"EQCHECK_CHECKPOINT: expected one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}"
+        )
+    return name
+
+
+def _dtype() -> str:
+    """The dtype in which the servers compute, as the environment names it."""
+    name = os.environ.get("EQCHECK_DTYPE") or "float32"
+    if name not in DTYPES:
+        raise UsageError(
+            f"EQCHECK_DTYPE: expected one of {', '.join(DTYPES)}, got {name!r}{did_you_mean(name, DTYPES)}"
+        )
+    return name
 
 
 @eqcheck.decoder(
     name="openai_http",
     checkpoints=True,
-    dtype="float32",
+    dtype=_dtype(),
+    kinds=("llama",) if _served() == _RANDOM else (_served(),),
     capabilities=(
         "row-limits",
         "row-eos",
@@ -32,10 +62,7 @@ _TIMEOUT_S = 300
         "repetition-penalty",
         "presence-penalty",
         "many-rows",
-        "temperature",
-        "top-k",
-        "top-p",
-        "seeds",
+        *(_SAMPLING if _served() == _RANDOM else ()),
     ),
     origin="https://platform.openai.com/docs/api-reference/completions",
 )
@@ -47,6 +74,8 @@ class OpenAIServers:
                 f"{_URLS[False]}: expected the URL of the speculative server, such as http://127.0.0.1:8000/v1"
             )
         self.version = _models(self.urls[False])
+        if (served := _served()) != _RANDOM:
+            _check(self.urls[True] or self.urls[False], served)
 
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
         plain = request.drafting == "none"
@@ -62,6 +91,20 @@ class OpenAIServers:
 
 
 _URLS = {False: "EQCHECK_SPECULATIVE_URL", True: "EQCHECK_PLAIN_URL"}
+
+
+def _check(url: str, name: str) -> None:
+    """Raise unless the server knows the first token after one of a few prompts: else it serves something else."""
+    from eqcheck.checkpoints import built
+
+    prompts = ([1, 2, 3], [40], [7, 200, 9, 30], [250, 3])
+    answers = [_complete(url, prompt, RowOptions(1)) for prompt in prompts]
+    if not any(answer == [built(name).next(prompt)] for prompt, answer in zip(prompts, answers, strict=True)):
+        raise RuntimeError(
+            f"{url}: expected a server of the checkpoint {name}, it knows the first token after none of "
+            f"{len(prompts)} prompts; serve the folder that `eqcheck checkpoint write {name} FOLDER` writes, "
+            "or name another with EQCHECK_CHECKPOINT"
+        )
 
 
 def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,20 +13,26 @@ from typing import Any
 import pytest
 
 from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.checkpoints import built
+from eqcheck.checkpoints.truth import FunctionTruth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.contract.errors import Unsupported
+from eqcheck.contract.errors import Unsupported, UsageError
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))
 
 
 @contextmanager
 def serving(
-    *, token_ids: bool = True, stops: bool = True, cuts: bool = True, error: int = 0, heard: list[Any] | None = None
+    *,
+    token_ids: bool = True,
+    stops: bool = True,
+    cuts: bool = True,
+    error: int = 0,
+    heard: list[Any] | None = None,
+    name: str = "full",
 ) -> Iterator[str]:
-    truth = ModelTruth(checkpoint().models()[0])
+    truth = FunctionTruth(built(name).function)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -79,7 +86,7 @@ def _decode(case: EngineCase) -> Any:
 
 
 def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = ModelTruth(checkpoint().models()[0])
+    truth = FunctionTruth(built("full").function)
     rows = (
         EngineRow((1, 2, 3), RowOptions(8, (truth.row(CASE.rows[0])[3],), 2)),
         EngineRow((9,), RowOptions(5, (), 0, 1.5, 0.5)),
@@ -110,7 +117,7 @@ def test_sampling_is_asked_for_as_the_interface_has_it(monkeypatch: pytest.Monke
     with serving(heard=heard) as url:
         monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
         _decode(EngineCase(rows))
-    greedy, sampled = sorted(heard, key=lambda asked: asked["prompt"])
+    greedy, sampled = sorted(heard[-2:], key=lambda asked: asked["prompt"])
     assert greedy["temperature"] == 0
     assert not {"top_p", "top_k", "seed"} & set(greedy)
     assert (sampled["temperature"], sampled["top_p"], sampled["seed"]) == (0.7, 0.9, 5)
@@ -140,3 +147,40 @@ def test_without_a_url_the_adapter_says_what_to_set(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("EQCHECK_SPECULATIVE_URL", raising=False)
     with pytest.raises(ValueError, match="EQCHECK_SPECULATIVE_URL: expected"):
         _decode(CASE)
+
+
+def test_servers_of_another_checkpoint_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(name="window") as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(RuntimeError, match=r"expected a server of the checkpoint full, .* with EQCHECK_CHECKPOINT"):
+            _decode(CASE)
+        monkeypatch.setenv("EQCHECK_CHECKPOINT", "window")
+        truth = FunctionTruth(built("window").function)
+        assert _decode(CASE) == [truth.row(row) for row in CASE.rows]
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """The decoder as the environment declares it."""
+
+    def declare(**variables: str) -> Any:
+        for name, value in variables.items():
+            monkeypatch.setenv(f"EQCHECK_{name}", value)
+        return importlib.reload(importlib.import_module("eqcheck.adapters.openai_http")).OpenAIServers
+
+    yield declare
+    monkeypatch.undo()
+    declare()
+
+
+def test_the_environment_names_checkpoint_and_dtype(declared: Callable[..., Any]) -> None:
+    usual = declared()
+    assert (usual.kinds, usual.dtype, "temperature" in usual.capabilities) == (("full",), "float32", False)
+    served = declared(CHECKPOINT="hybrid", DTYPE="bfloat16")
+    assert (served.kinds, served.dtype) == (("hybrid",), "bfloat16")
+    drawn = declared(CHECKPOINT="random", DTYPE="float32")
+    assert (drawn.kinds, "temperature" in drawn.capabilities) == (("llama",), True)
+    with pytest.raises(UsageError, match=r"EQCHECK_DTYPE: expected one of .* did you mean 'bfloat16'"):
+        declared(CHECKPOINT="full", DTYPE="bf16")
+    with pytest.raises(UsageError, match=r"EQCHECK_CHECKPOINT: expected one of .* did you mean 'window'"):
+        declared(CHECKPOINT="windo", DTYPE="bfloat16")

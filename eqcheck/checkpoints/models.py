@@ -102,6 +102,11 @@ def _built(kind: str, dtype: str) -> Checkpoint:
     weights = (data for held in files.values() for _, data in sorted(held.items()))
     name = f"{kind}-{_digest(weights)}" if dtype == "float32" else f"{checkpoint(kind).name}-{dtype}"
     folder = _cached(name, partial(_save_built, files))
+    for role, held in files.items():
+        for file, data in held.items():
+            path = folder / role / file
+            if not path.is_file() or path.read_bytes() != data:
+                raise UsageError(f"{path}: it was changed or is torn; remove {folder}, and it is written anew")
     return Checkpoint(name.removesuffix(f"-{dtype}"), folder / "target", folder / "draft", (target, draft))
 
 

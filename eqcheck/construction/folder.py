@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck.construction.function import VOCABULARY, Function
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import UsageError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16")
 END = VOCABULARY - 1  # the special token of the tokenizer, which some engines ask for
@@ -112,7 +112,7 @@ def built(name: str) -> Built:
     from eqcheck.construction.layouts import LAYOUTS
 
     if name not in LAYOUTS:
-        raise UsageError(f"checkpoint {name!r}: expected one of {', '.join(LAYOUTS)}")
+        raise UsageError(f"checkpoint {name!r}: expected one of {', '.join(LAYOUTS)}{did_you_mean(name, LAYOUTS)}")
     return Built(name)
 
 
