@@ -1,6 +1,6 @@
 """A pair of OpenAI-compatible completions servers, one that speculates and one that does not.
 
-Both serve the folders that ``eqcheck checkpoint write full DIR --draft DRAFT --agreement 0.75 --dtype bfloat16`` writes.
+Both serve folders of ``eqcheck checkpoint write full DIR --draft DRAFT --agreement 0.75 --dtype bfloat16``.
 ``EQCHECK_SPECULATIVE_URL`` and ``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``),
 ``EQCHECK_API_KEY`` the key, if they want one. ``EQCHECK_CHECKPOINT`` names the checkpoint, ``full`` by default, and
 ``EQCHECK_DTYPE`` the dtype in which the servers compute, float32 by default. Sampled rows need the random checkpoint:
@@ -30,9 +30,9 @@ _SAMPLING = ("temperature", "top-k", "top-p", "seeds")
 
 def _served() -> str:
     """The checkpoint that the servers serve, as the environment names it."""
-    from eqcheck.checkpoints import NAMES
+    from eqcheck.construction.layouts import LAYOUTS
 
-    name, names = os.environ.get("EQCHECK_CHECKPOINT") or "full", (*NAMES, _RANDOM)
+    name, names = os.environ.get("EQCHECK_CHECKPOINT") or "full", (*LAYOUTS, _RANDOM)
     if name not in names:
         raise UsageError(
             f"EQCHECK_CHECKPOINT: expected one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}"

@@ -1,28 +1,14 @@
 """Built checkpoints with norms of queries, learned positions or a compressed cache compute their function exactly."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from eqcheck.checkpoints import built
 from eqcheck.construction.function import shuffled
-from eqcheck.construction.pointers import (
-    AHEAD,
-    COMPRESSED,
-    HEAD_DIM,
-    KEYED_PAIRS,
-    LEARNED,
-    MARGIN,
-    POSITIONS,
-    ROTARY,
-    Rotation,
-    amplitudes,
-)
 
 NAMES = ("qwen3", "moe", "learned", "opt", "mla")
 TEXTS = [[token % 256 for token in shuffled(300, "text", row)] for row in range(3)]
@@ -69,24 +55,3 @@ def test_padded_rows_with_a_cache_in_blocks_emit_the_same(folder: tuple[str, Pat
         cache, start = told.past_key_values, end
         chosen.append(told.logits.argmax(-1))
     assert torch.cat(chosen, 1)[:, 59:].tolist() == emitted
-
-
-@pytest.mark.parametrize("rotation", [ROTARY, LEARNED, COMPRESSED], ids=lambda rotation: rotation.file)
-def test_each_read_scores_more_than_the_next_and_the_last_more_than_all_others(rotation: Rotation) -> None:
-    angles = np.outer(np.arange(-AHEAD, POSITIONS), rotation.frequencies)
-    turning = np.isin(np.arange(HEAD_DIM // 2), KEYED_PAIRS)
-    for reads, (cosines, sines) in amplitudes(rotation).items():
-        count = len(rotation.frequencies)
-        parts = np.cos(angles) * cosines[:count] + np.sin(angles) * sines[:count]
-        straight, turned = parts.sum(-1), np.zeros(len(angles))
-        if rotation.adds:
-            turned += cosines[count]
-        else:
-            straight, turned = parts[:, ~turning].sum(-1), parts[:, turning].sum(-1)
-        left = np.stack([straight + turned, straight - turned], 1)  # the scores of slots that are not read yet
-        levels = []
-        for distance, sign in reads:
-            levels.append(left[distance + AHEAD, : 1 if sign else 2].copy())
-            left[distance + AHEAD, : 1 if sign else 2] = np.nan
-        levels.append(left[~np.isnan(left)])
-        assert min(one[~np.isnan(one)].min() - two.max() for one, two in pairwise(levels)) > 0.9 * MARGIN, reads
