@@ -1,8 +1,9 @@
 """OpenVINO GenAI: its continuous batching pipeline with a draft model, or with prompt lookup.
 
 The checkpoint is exported once, with optimum-intel, into a folder beside it. An older OpenVINO than optimum-intel goes
-with takes what a newer one exported, but for the tokenizer. Everything is computed in float32, the KV cache too;
-otherwise the pipeline is as it ships. A request that names no seed is given the seed 0 by the pipeline, as every other
+with takes what a newer one exported, but for the tokenizer. `openvino_genai` computes in float32, the KV cache too. The
+pipeline of `openvino_genai_bfloat16` is as it ships: keys and values have 8 bits, and it computes in bfloat16 if the
+CPU does; else requests are declined. A request that names no seed is given the seed 0 by the pipeline, as every other
 one: so sampled rows without a seed are given a fresh one here.
 """
 
@@ -28,7 +29,9 @@ def start(target: str, draft: str, request: "Request") -> Any:
     import openvino_genai
 
     target, draft = exported(target), exported(draft)
-    precise = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+    precise: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1}
+    if request.dtype == "float32":
+        precise |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = request.kv_blocks or 1000
     if request.token_budget:
@@ -41,6 +44,14 @@ def start(target: str, draft: str, request: "Request") -> Any:
     elif request.drafting == "ngram":
         properties["prompt_lookup"] = True
     return openvino_genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
+
+
+def shipped_dtype() -> str:
+    """The dtype in which a model is computed on this CPU, if nobody asks for another."""
+    import openvino
+
+    name = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    return {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}.get(name, name)
 
 
 def exported(folder: str) -> str:
@@ -138,12 +149,54 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
     return [list(handles[row].read_all()[0].generated_ids) for row in range(len(prompts))]
 
 
-@eqcheck.decoder(
-    name="openvino_genai",
-    checkpoints=True,
-    environment="openvino_genai",
-    dtype="float32",
-    capabilities=(
+class Pipelines:
+    """OpenVINO GenAI, one pipeline for each setting."""
+
+    script = (prepare, start, exported, once, generation_config, decode)
+    requirements = "openvino-genai, optimum-intel[openvino], torch"
+
+    def open(self) -> None:
+        import openvino_genai
+
+        prepare()
+        self.version = openvino_genai.get_version()
+        self.has_min_p = hasattr(openvino_genai.GenerationConfig, "min_p")
+        self.pipelines: OrderedDict[Any, Any] = OrderedDict()
+
+    def close(self) -> None:
+        self.pipelines.clear()
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        if any(row.min_p for row in request.rows) and not self.has_min_p:
+            raise eqcheck.Unsupported("min_p: this version does not have it")
+        if request.dtype != "float32" and (used := shipped_dtype()) != request.dtype:
+            raise eqcheck.Unsupported(f"as it ships, the engine computes in {used} on this CPU")
+        settings = (
+            *(target, draft, request.dtype, request.drafting),
+            *(request.token_budget, request.kv_blocks, request.prefix_caching),
+        )
+        if settings not in self.pipelines:
+            while len(self.pipelines) >= _PIPELINES:
+                self.pipelines.popitem(last=False)
+            try:
+                self.pipelines[settings] = start(target, draft, request)
+            except ImportError as error:
+                raise eqcheck.Unsupported(f"the checkpoint cannot be exported under this version: {error}") from error
+            except (RuntimeError, ValueError) as error:
+                raise eqcheck.Unsupported(f"the pipeline does not start: {' '.join(str(error).split())}") from error
+        self.pipelines.move_to_end(settings)
+        self.observed: dict[str, int] = {}
+        try:
+            return decode(self.pipelines[settings], request, self.observed)
+        except Exception:
+            self.pipelines.pop(settings)  # it may hold rows that never end
+            raise
+
+
+_CLAIMS: dict[str, Any] = {
+    "environment": "openvino_genai",
+    "kinds": ("full", "mistral"),
+    "capabilities": (
         "row-limits",
         "row-eos",
         "min-new-tokens",
@@ -161,36 +214,12 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
         "min-p",
         "seeds",
     ),
-    seeds="repeatable",
-    origin="https://github.com/openvinotoolkit/openvino.genai",
+    "seeds": "repeatable",
+}
+ORIGIN = "https://github.com/openvinotoolkit/openvino.genai"
+OpenVINO = eqcheck.decoder(name="openvino_genai", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(
+    Pipelines
 )
-class OpenVINO:
-    script = (prepare, start, exported, once, generation_config, decode)
-    requirements = "openvino-genai, optimum-intel[openvino], torch"
-
-    def open(self) -> None:
-        import openvino_genai
-
-        prepare()
-        self.version = openvino_genai.get_version()
-        self.has_min_p = hasattr(openvino_genai.GenerationConfig, "min_p")
-        self.pipelines: OrderedDict[Any, Any] = OrderedDict()
-
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
-        if any(row.min_p for row in request.rows) and not self.has_min_p:
-            raise eqcheck.Unsupported("min_p: this version does not have it")
-        settings = (request.drafting, request.token_budget, request.kv_blocks, request.prefix_caching)
-        if settings not in self.pipelines:
-            while len(self.pipelines) >= _PIPELINES:
-                self.pipelines.popitem(last=False)
-            try:
-                self.pipelines[settings] = start(target, draft, request)
-            except ImportError as error:
-                raise eqcheck.Unsupported(f"the checkpoint cannot be exported under this version: {error}") from error
-        self.pipelines.move_to_end(settings)
-        self.observed: dict[str, int] = {}
-        try:
-            return decode(self.pipelines[settings], request, self.observed)
-        except Exception:
-            self.pipelines.pop(settings)  # it may hold rows that never end
-            raise
+SERVED = eqcheck.decoder(name="openvino_genai_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(
+    Pipelines
+)

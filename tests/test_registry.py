@@ -24,7 +24,9 @@ ENGINES = [
     "mlx_vlm",
     "openai_http",
     "openvino_genai",
+    "openvino_genai_bfloat16",
     "vllm",
+    "vllm_bfloat16",
 ]
 OWN = ["bsp", "dsd", "eagle", "eqspec", "exspec", "heads", "hf_pr", "medusa", "ragged", "transformers", "tree"]
 SHIPPED = sorted([*OWN, *ENGINES])
