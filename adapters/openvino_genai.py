@@ -50,7 +50,7 @@ def shipped_dtype() -> str:
     """The dtype in which a model is computed on this CPU, if nobody asks for another."""
     import openvino
 
-    name = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    name = str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())
     return {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}.get(name, name)
 
 
