@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import eqcheck
@@ -103,3 +104,61 @@ def without_padding(row: list[int], request: eqcheck.Request) -> list[int]:
             rest = row[index + 1 :]
             return row[: index + 1] if all(t == request.pad_token_id for t in rest) else row
     return row
+
+
+class Served:
+    """``generate()`` on the models of two folders, one row at a time, in the dtype of the request.
+
+    It refuses drafts for a Qwen 3.5 and a Granite 4, whose states it cannot rewind: so they are not among the kinds.
+    """
+
+    def open(self) -> None:
+        self.version = transformers.__version__
+        self.models: dict[tuple[str, str], Any] = {}
+        torch.set_num_threads(1)
+        logging.set_verbosity_error()
+
+    def close(self) -> None: ...
+
+    def __call__(self, target: str, draft: str, request: eqcheck.Request) -> list[list[int]]:
+        loaded, drafting = (self._loaded(folder, request.dtype) for folder in (target, draft))
+        return [self._row(loaded, drafting, request, number) for number in range(len(request.prompts))]
+
+    @torch.no_grad()
+    def _row(self, target: Any, draft: Any, request: eqcheck.Request, number: int) -> list[int]:
+        row, prompt = request.rows[number], request.prompts[number]
+        try:
+            output = target.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=row.max_new_tokens,
+                eos_token_id=list(row.eos_token_ids) or None,
+                pad_token_id=request.pad_token_id,
+                do_sample=False,
+                **_drafting(draft, request),
+            )
+        except ValueError as error:
+            if "stateful" in str(error) or "not supported" in str(error):
+                raise eqcheck.Unsupported(str(error)) from None
+            raise
+        new: list[int] = output[0, len(prompt) :].tolist()
+        return new
+
+    def _loaded(self, folder: str, dtype: str) -> Any:
+        if (folder, dtype) not in self.models:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+            self.models[folder, dtype] = model
+        return self.models[folder, dtype]
+
+
+_ORIGIN = "https://github.com/huggingface/transformers"
+_CLAIMS: dict[str, Any] = {
+    "kinds": ("full", "window", "mistral", "hybrid", "qwen3", "moe", "learned", "opt", "mla"),
+    "capabilities": ("row-limits", "row-eos", "ngram"),
+}
+in_float32 = eqcheck.decoder(name="transformers_float32", checkpoints=True, origin=_ORIGIN, dtype="float32", **_CLAIMS)(
+    Served
+)
+in_bfloat16 = eqcheck.decoder(
+    name="transformers_bfloat16", checkpoints=True, origin=_ORIGIN, dtype="bfloat16", **_CLAIMS
+)(Served)

@@ -25,6 +25,8 @@ ENGINES = [
     "openai_http",
     "openvino_genai",
     "openvino_genai_bfloat16",
+    "transformers_bfloat16",
+    "transformers_float32",
     "vllm",
     "vllm_bfloat16",
 ]
