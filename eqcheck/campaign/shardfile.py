@@ -78,6 +78,7 @@ class Counts:
     replayed: int
     failing: int
     slots: dict[str, int] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
 def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    given |= {name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots")}
+    given |= {name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served")}
     return Tally(**{**given, "alike": Counter(dict(counts.alike)), "fingerprints": set(counts.fingerprints)})
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SPEC = (
     "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
-    "nothing else installed"
+    "nothing else installed; an engine is audited in the dtype= and on the checkpoints (kinds=) that it claims"
 )
 _KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
 _STRICT = "fail where an entry of --known is past its day or did not occur in 300 cases; on where CI is set"

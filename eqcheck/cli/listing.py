@@ -32,22 +32,24 @@ def run(options: argparse.Namespace) -> int:
         try:
             decoder = registry.declared(name) if name in shipped else registry.load(name)
         except UsageError as error:
-            rows.append([name, "broken", "-", "-", str(error)])
+            rows.append([name, "broken", "-", "-", "-", "-", str(error)])
             continue
         families = (LLAMA,) if decoder.checkpoints else decoder.families
         known[name] = list(decoder.known)
         claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
-        rows.append([name, *claims, decoder.origin])
-    heads = ["decoder", "families", "padding", "known violations", "origin"]
+        served = [decoder.dtype, ", ".join(decoder.kinds)] if decoder.checkpoints else ["-", "-"]
+        rows.append([name, *claims, *served, decoder.origin])
+    heads = ["decoder", "families", "padding", "known violations", "dtype", "checkpoints", "origin"]
     text = table(rows, heads, WHOLE)
     if max(map(len, text.split("\n"))) > (width := columns()):
-        more = "where each comes from"
-        text = table([row[:-1] for row in rows], heads[:-1], width)
+        more = "in which dtype and on which checkpoints engines are audited, and where each comes from"
+        rows, heads = [row[:4] for row in rows], heads[:4]
+        text = table(rows, heads, width)
         if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
-            more = f"all known violations, and {more}"
-            short = [[*row[:-2], _short(known.get(row[0], []))] for row in rows]
+            more = f"all known violations, {more}"
+            short = [[*row[:-1], _short(known.get(row[0], []))] for row in rows]
             served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
-            text = table([row for row in short if row[0] not in served], heads[:-1], width)
+            text = table([row for row in short if row[0] not in served], heads, width)
             text += "\n\n" + wrapped(f"In the dtype that is served: {', '.join(served)}", width) if served else ""
         text += "\n\n" + wrapped(f"In a pipe (`eqcheck list | cat`) the list also says {more}.", width)
     say(printable(text))

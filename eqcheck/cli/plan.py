@@ -18,9 +18,11 @@ from eqcheck.cli.arguments import bounds_of
 from eqcheck.cli.common import writable
 from eqcheck.contract import known_violations, registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.sizes import WIDE
 from eqcheck.result.findings import Options
+
+_LISTED = "`eqcheck checkpoint list` has all"
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,15 @@ class Plan:
         return {name: self.out / name for name in names}
 
     def check(self, decoders: Sequence[Decoder]) -> None:
-        """`UsageError` for an option that an engine among the decoders cannot heed."""
+        """`UsageError` for a kind of checkpoint that there is not, or an option that an engine cannot heed."""
+        from eqcheck.construction.layouts import LAYOUTS
         from eqcheck.workers.interpreter import environment
 
+        for decoder in decoders:
+            for kind in decoder.kinds:
+                if kind not in LAYOUTS:
+                    near = did_you_mean(kind, LAYOUTS)
+                    raise UsageError(f"{decoder.name}: kinds: there is no checkpoint {kind!r}{near}; {_LISTED}")
         python = self.asked.python
         engines = [environment(decoder, python) for decoder in decoders if decoder.checkpoints or python]
         for option, given in (("--max-...", self.asked.bounds != WIDE), ("--target", bool(self.target))):

@@ -12,7 +12,7 @@ import importlib.util
 import pkgutil
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -48,10 +48,10 @@ def _registrations(module: str) -> tuple[dict[str, ast.Call], dict[str, Any]]:
     (path,) = (file for folder in import_module(package).__path__ if (file := Path(folder, f"{stem}.py")).is_file())
     tree = ast.parse(path.read_text(encoding="utf-8"))
     constants = {
-        target.id: node.value.value
+        target.id: node.value.value if isinstance(node.value, ast.Constant) else node.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, (ast.Constant, ast.Dict))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
     calls = {
@@ -73,6 +73,8 @@ class Declared:
     known: tuple[str, ...] = ()
     origin: str = ""
     checkpoints: bool = False
+    dtype: str = "float32"
+    kinds: tuple[str, ...] = ("full",)
 
 
 def declared(name: str) -> Declared:
@@ -82,13 +84,23 @@ def declared(name: str) -> Declared:
     ('bookkeeping/premature-stop',)
     """
     calls, constants = _registrations(shipped()[name])
-    given = {str(word.arg): word.value for word in calls[name].keywords}
+    given: dict[str, ast.expr] = {}
+    for word in calls[name].keywords:
+        shared = constants.get(word.value.id) if not word.arg and isinstance(word.value, ast.Name) else None
+        if isinstance(shared, ast.Dict):  # claims of several decoders, handed over with **
+            given |= {
+                str(ast.literal_eval(key)): claim for key, claim in zip(shared.keys, shared.values, strict=True) if key
+            }
+        else:
+            given[str(word.arg)] = word.value
 
     def value(node: ast.expr) -> Any:
         return constants.get(node.id, "") if isinstance(node, ast.Name) else ast.literal_eval(node)
 
     claims = {
-        name: value(given[name]) for name in ("families", "padding_sides", "origin", "checkpoints") if name in given
+        claim.name: value(given[claim.name])
+        for claim in fields(Declared)
+        if claim.name in given and claim.name != "known"
     }
     known = given.get("known")
     versions = " (in some versions)" if isinstance(known, ast.IfExp) else ""

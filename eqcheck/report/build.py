@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from eqcheck.report.schema import (
     Memory,
     Report,
     ReportedViolation,
+    Served,
     from_builtins,
     printable_report,
     to_builtins,
@@ -119,6 +121,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         sampling=audit.evidence,
         stale=tuple(audit.stale),
         outdated=tuple(audit.outdated),
+        served=_served(audit),
         written=audit.written,
         command=audit.command,
         interrupted=audit.interrupted,
@@ -139,6 +142,19 @@ def _versions(audit: Audit) -> dict[str, str]:
             continue
     engine = audit.version or audit.decoder.version
     return versions | ({audit.decoder.name: engine} if engine else {})
+
+
+def _served(audit: Audit) -> tuple[Served, ...]:
+    """The cases on checkpoints, by kind and drafter; the random checkpoint has no name of a kind."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for name, count in audit.tally.served.items():
+        kind, drafter, status, _ = name.split(" ", 3)
+        if status != "skipped":
+            counts.setdefault(("random" if kind in ("", "llama") else kind, drafter), Counter())[status] += count
+    return tuple(
+        Served(audit.decoder.dtype, kind, drafter, counted.total(), counted["violation"])
+        for (kind, drafter), counted in sorted(counts.items())
+    )
 
 
 def _violations(audit: Audit, standing: str, folder: Path) -> tuple[ReportedViolation, ...]:

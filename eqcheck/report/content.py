@@ -100,6 +100,22 @@ class Content:
         said += f"{taken.waste_at_peak:.2f} times where they take most"
         return [f"{said} (of all of it {', '.join(split)})." if split else f"{said}."]
 
+    def served(self, tablefmt: str = "simple", width: int = WHOLE) -> str:
+        """Kinds of checkpoints by drafters, failing cases of all; empty for an audit on no checkpoint."""
+        if not self.r.served:
+            return ""
+        cells = {(one.kind, one.drafter): f"{one.violations} of {one.cases}" for one in self.r.served}
+        drafters = list(dict.fromkeys(drafter for _, drafter in cells))
+        kinds = dict.fromkeys(kind for kind, _ in cells)
+        rows = [[kind, *(cells.get((kind, drafter), "-") for drafter in drafters)] for kind in kinds]
+        return table(rows, ["checkpoint", *drafters], width, tablefmt=tablefmt)
+
+    @property
+    def served_said(self) -> str:
+        """The words above the table of `served`."""
+        dtypes = ", ".join(dict.fromkeys(one.dtype for one in self.r.served))
+        return f"Failing cases in {dtypes}, by checkpoint and drafter" if dtypes else ""
+
     @property
     def exercised(self) -> list[tuple[str, list[tuple[str, str, int]]]]:
         """All that the lane exercises: a name, its words, and the cases, the least first. Sampled rows stand apart."""

@@ -16,7 +16,7 @@ from eqcheck.report.schema import Condition, Report, ReportedViolation
 def to_markdown(report: Report) -> str:
     """The report for a reader; texts of the decoder stay in their places."""
     content = Content(report)
-    blocks = [*_head(content), *_warnings(report), *_families(content)]
+    blocks = [*_head(content), *_warnings(report), *_served(content), *_families(content)]
     blocks += [block for standing, finding in content.findings for block in _finding(content, finding, standing)]
     blocks += [*_exercised(content), "## Not shown by a clean audit", content.lane.clean_shows]
     return "\n".join(f"{block}\n" for block in blocks)
@@ -61,6 +61,11 @@ def _head(content: Content) -> list[str]:
 def _warnings(report: Report) -> list[str]:
     warnings = [f"- {inline(warning)}" for warning in report.warnings]
     return ["## Warnings", "\n".join(warnings)] if warnings else []
+
+
+def _served(content: Content) -> list[str]:
+    table = content.served(tablefmt="github")
+    return ["## As served", f"{content.served_said}:", table] if table else []
 
 
 def _families(content: Content) -> list[str]:

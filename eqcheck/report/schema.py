@@ -153,6 +153,17 @@ class CorpusCases:
 
 
 @dataclass(frozen=True)
+class Served:
+    """The cases of an engine in the ``dtype`` it computes in, on one ``kind`` of checkpoint with one drafter."""
+
+    dtype: str
+    kind: str
+    drafter: str
+    cases: Count
+    violations: Count
+
+
+@dataclass(frozen=True)
 class Memory:
     """The memory of keys and values in bytes, on the case that this is measured on, and how often the least needed.
 
@@ -175,7 +186,8 @@ class Report:
     ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
     the results by family, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
     ``sampling`` is the evidence of all sampled tokens. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
-    dictated drafts that were asked for, and those of them that were seen to be played.
+    dictated drafts that were asked for, and those of them that were seen to be played. ``served`` are the cases on
+    checkpoints, by kind and drafter.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
     they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed.
@@ -219,6 +231,7 @@ class Report:
     written: str = ""
     command: str = ""
     warning_kinds: tuple[str, ...] = ()
+    served: tuple[Served, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

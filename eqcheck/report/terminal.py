@@ -146,7 +146,9 @@ def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
         if several:
             blocks.append("\n".join([*about, *verdict]))
         else:
-            body = [*(["\n".join(about)] if about else []), *_causes(content, width)]
+            served = content.served(width=width)
+            body = [f"{wrapped(f'{content.served_said}:', width)}\n{served}"] if served else []
+            body += [*(["\n".join(about)] if about else []), *_causes(content, width)]
             blocks += [*body[:-1], "\n".join([*body[-1:], *verdict])]  # no line between them: 24 are few
     return "\n\n".join([*blocks, *([_table(contents, width)] if several else [])])
 

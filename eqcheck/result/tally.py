@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
 from eqcheck.result.outcome import Outcome
 
@@ -41,8 +42,9 @@ class Tally:
     """Counts of drawn cases; all but ``alike`` are of those within the claim that the decoder did not decline.
 
     ``exact`` and ``prefix`` are sums of the shares of `eqcheck.result.outcome.Outcome`, ``reached`` is the largest of
-    what cases held, ``lucky`` counts cases that are right though a context was wrong, ``fingerprints`` are those seen,
-    also in the ``replayed`` cases of the corpus; ``failing`` of them fail.
+    what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
+    by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
+    ``replayed`` cases of the corpus; ``failing`` of them fail.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -56,6 +58,7 @@ class Tally:
     losses: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     lucky: Counter[str] = field(default_factory=Counter)
+    served: Counter[str] = field(default_factory=Counter)
     slots: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     reached: dict[str, int] = field(default_factory=dict)
@@ -80,6 +83,10 @@ class Tally:
         axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
         symptom = outcome.symptom if outcome.failed else ""
         self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
+        if isinstance(case, EngineCase):
+            kind, crashed = case.checkpoint.partition("-")[0], symptom.startswith("crash/")
+            why = outcome.declined or (symptom if crashed else "")
+            self.served[f"{kind} {case.drafting} {outcome.status} {why}"] += 1
         if not claimed or outcome.declined:
             return
         self.exact += outcome.exact_match

@@ -9,6 +9,7 @@ from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.lanes.lane import LESS
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
@@ -50,6 +51,10 @@ def _warnings(result: Audit) -> list[str]:
         lacking.remove("dictated-drafts")
     if lacking:
         warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
+    if "temperature" in claimed and result.decoder.dtype in LESS:
+        warnings.append(
+            f"no row was sampled: the laws of the random checkpoint are not exact in {result.decoder.dtype}"
+        )
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
@@ -61,11 +66,34 @@ def _warnings(result: Audit) -> list[str]:
     warnings += [*_about_rounds(result), *_about_contexts(result)]
     warnings += declining.of_requirements(result.decoder)
     warnings += declining.too_many(tally.declined, tally.drawn)
+    warnings += refused(tally, result.decoder.dtype)
     if result.doubtful:
         count = sum(finding.count for finding in result.doubtful)
         ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
         said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
         warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
+    return warnings
+
+
+def refused(tally: Tally, dtype: str) -> list[str]:
+    """A warning for each kind of checkpoint on which the engine declined every case, or failed in the same way.
+
+    >>> served = Counter({"mla model skipped no MLA": 3, "full model equivalent ": 2})
+    >>> print(*refused(Tally(served=served), "float16"))
+    checkpoint mla in float16: every case was declined (no MLA); leave it out of kinds= if the engine does not load it
+    """
+    by_kind: dict[str, Counter[tuple[str, str]]] = {}
+    for name, count in tally.served.items():
+        kind, _, status, why = name.split(" ", 3)
+        by_kind.setdefault(kind, Counter())[status, why] += count
+    warnings = []
+    for kind, seen in by_kind.items() if len(by_kind) > 1 else ():
+        whys = {why for _, why in seen}
+        if "" in whys or not (len(whys) == 1 or {status for status, _ in seen} == {"skipped"}):
+            continue
+        ends = "was declined" if ("skipped", min(whys)) in seen else "ended"
+        said = f"checkpoint {kind or 'random'} in {dtype}: every case {ends} ({'; '.join(sorted(whys)[:2])})"
+        warnings.append(f"{said}; leave it out of kinds= if the engine does not load it")
     return warnings
 
 
