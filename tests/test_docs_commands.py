@@ -14,7 +14,7 @@ from conformance import test_laws, test_sampled_laws
 import eqcheck
 from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
-from eqcheck.contract import known_violations
+from eqcheck.contract import known_violations, registry
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
 
@@ -58,7 +58,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 def check(command: str) -> None:
     """Raise unless a command is one that eqcheck, make, pytest or pip takes, or uv for the CPU build of torch."""
     command = command.replace("uv pip install --torch-backend cpu ", "pip install ")
-    word, *rest = shlex.split(command.removeprefix("EQCHECK_TAP=1 "))
+    word, *rest = shlex.split(re.sub(r"^(?:EQCHECK_[A-Z_]+=\S+ )+", "", command))
     if word == "eqcheck":
         _parser().parse_args(rest)
     elif word == "make":
@@ -149,6 +149,17 @@ def test_the_smallest_adapter_is_that_of_the_readme() -> None:
     assert small.removeprefix("# mine.py\n") in fenced("README.md", "python")
 
 
+@pytest.mark.parametrize("page", ["README.md", "served.md"])
+def test_engines_have_the_dtypes_and_kinds_of_the_table(page: str) -> None:
+    table = PAGES[page].partition("<!-- served -->")[2].partition("\n\n")[0]
+    for name, dtypes, kinds in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", table, re.MULTILINE):
+        if name == "openai_http":
+            continue
+        for dtype in dtypes.split(", "):
+            decoder = registry.load(name if dtype == "float32" else f"{name}_{dtype}")
+            assert (decoder.dtype, ", ".join(decoder.kinds)) == (dtype, kinds)
+
+
 def test_the_laws_are_those_of_the_suite() -> None:
     for module in (test_laws, test_sampled_laws):
         for node in ast.parse(Path(str(module.__file__)).read_text()).body:
@@ -186,7 +197,7 @@ def test_the_sample_is_the_same_everywhere() -> None:
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     readme = PAGES["README.md"]
-    assert len(readme.splitlines()) <= 150
+    assert len(readme.splitlines()) <= 170
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme):
         assert (ROOT / path).exists(), path
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
