@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,15 @@ def test_no_row_is_sampled_in_less_than_float32(dtype: str, lanes: int) -> None:
     first = audited[0].result
     conclusions(first)
     assert any(warning.startswith("no row was sampled") for warning in first.warnings) == (lanes == 1)
+
+
+def test_prompts_end_where_blocks_do_and_cases_share_beginnings_with_earlier_ones() -> None:
+    cases = drawing.EngineCases(seed=3, capabilities=("prefix-caching",))
+    drawn = [cases.case(number) for number in range(600)]
+    lengths = {len(row.prompt) for case in drawn for row in case.rows}
+    assert {1, 16, 32} <= lengths
+    assert any(len(row.prompt) == case.num_draft_tokens + 1 for case in drawn for row in case.rows)
+    for block in range(12):
+        cached = [case for case in drawn[block * drawing.BLOCK :][: drawing.BLOCK] if case.prefix_caching]
+        begins = Counter(row.prompt[:15] for case in cached for row in case.rows)
+        assert not cached or begins.most_common(1)[0][1] > len(cached), "later cases hit what earlier ones left"

@@ -25,7 +25,12 @@ from eqcheck.contract.requirements import prompts_meeting
 BLOCK = 50  # cases under one setting of the engine
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
 _KV_BLOCK = 32  # tokens, in both engines
+_BOUNDARIES = (16, _KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
+
+
+_LONGEST_SHARED = 3 * _KV_BLOCK
+_EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class EngineCases:
         """One of the cases; those of a block share the engine's settings."""
         block = number // BLOCK
         settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
-        return self._case(random.Random(f"eqcheck {self.seed} case {number}"), settings)
+        stem = random.Random(f"eqcheck {self.seed} beginning {block}")
+        beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
+        return self._case(random.Random(f"eqcheck {self.seed} case {number}"), settings, beginning)
 
     def _has(self, rng: random.Random, capability: str, share: float) -> bool:
         return rng.random() < share and capability in self.capabilities
@@ -78,14 +85,16 @@ class EngineCases:
             case = replace(case, prefix_caching=True)
         return case
 
-    def _case(self, rng: random.Random, settings: EngineCase) -> EngineCase:
+    def _case(self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...]) -> EngineCase:
         size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
         if self._has(rng, "many-rows", 0.03):
             size = rng.choice((32, 48, 64, 128))
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
             size, longest = max(size, 4), rng.choice((24, 48, 80))
-        prompts = prompts_meeting(self.requires, self._prompts(rng, settings, size, longest), PAD, VOCAB_SIZE)
+        prompts = prompts_meeting(
+            self.requires, self._prompts(rng, settings, size, longest, beginning), PAD, VOCAB_SIZE
+        )
         size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
         common = _options(rng, limit, prompts, truth(settings.checkpoint))
@@ -111,11 +120,18 @@ class EngineCases:
             rows = [replace(row, accepts=_accepts(rng, settings.num_draft_tokens, limit)) for row in rows]
         return replace(settings, rows=tuple(rows)).meeting(self.requires)
 
-    def _prompts(self, rng: random.Random, settings: EngineCase, size: int, longest: int) -> list[tuple[int, ...]]:
+    def _prompts(
+        self, rng: random.Random, settings: EngineCase, size: int, longest: int, beginning: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        """Prompts, some of them as long as something in the engine; cached beginnings are those of the whole block."""
+
         def tokens(least: int, most: int) -> tuple[int, ...]:
             return tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(least, most)))
 
         prompts = [tokens(1, longest) for _ in range(size)]
+        if rng.random() < _EXACT:
+            exact = rng.choice((1, settings.num_draft_tokens + 1, *_BOUNDARIES))
+            prompts[rng.randrange(size)] = tokens(exact, exact)
         if settings.token_budget and rng.random() < 0.3:
             prompts[rng.randrange(size)] = tokens(settings.token_budget + 1, 2 * settings.token_budget + 8)
         if settings.drafting == "ngram":  # what has been seen before, so that some of it is proposed and accepted
@@ -125,7 +141,8 @@ class EngineCases:
             for row, tokens_after in zip(chosen, emitted, strict=True):
                 prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
         if settings.prefix_caching:
-            shared = tokens(_KV_BLOCK, 3 * _KV_BLOCK)
+            blocks = rng.choice(_BOUNDARIES) * rng.randint(1, 3)
+            shared = beginning[: min(blocks + rng.choice((-1, 0, 0, 1)), _LONGEST_SHARED)]
             prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
@@ -209,6 +226,9 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     checks = {
         "several_rows": len(rows) > 1,
         "many_rows": len(rows) >= 32,
+        "prompt_of_one": any(len(row.prompt) == 1 for row in rows),
+        "prompt_of_round": any(len(row.prompt) == case.num_draft_tokens + 1 for row in rows),
+        "prompt_of_blocks": any(len(row.prompt) % _BOUNDARIES[0] == 0 for row in rows),
         "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
         "ngram": case.drafting == "ngram",
         "dictated": case.drafting == "dictated",
