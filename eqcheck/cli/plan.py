@@ -113,7 +113,7 @@ class Plan:
 
         for decoder in decoders:
             for kind in decoder.kinds:
-                if kind not in LAYOUTS:
+                if kind not in (*LAYOUTS, "llama"):  # the random checkpoint is a Llama
                     near = did_you_mean(kind, LAYOUTS)
                     raise UsageError(f"{decoder.name}: kinds: there is no checkpoint {kind!r}{near}; {_LISTED}")
         python = self.asked.python

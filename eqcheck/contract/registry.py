@@ -100,13 +100,18 @@ def declared(name: str) -> Declared:
     claims = {
         claim.name: value(given[claim.name])
         for claim in fields(Declared)
-        if claim.name in given and claim.name != "known"
+        if claim.name in given and claim.name != "known" and not _computed(given[claim.name])
     }
     known = given.get("known")
     versions = " (in some versions)" if isinstance(known, ast.IfExp) else ""
     listed = known.body if isinstance(known, ast.IfExp) else known
     keys = [f"{value(key)}{versions}" for key in listed.keys if key] if isinstance(listed, ast.Dict) else []
     return Declared(**claims, known=tuple(keys))
+
+
+def _computed(claim: ast.expr) -> bool:
+    """Whether a claim is known only when the module is imported."""
+    return any(isinstance(part, ast.Call) for part in ast.walk(claim))
 
 
 def self_contained() -> list[str]:
