@@ -88,7 +88,7 @@ class _Evaluation:
     def _kept(self, rule: DeltaRule, codes: Array) -> Array:
         """The codes that a memory joins in, after each entry; a memory goes on from the entry that is followed."""
         whole = (codes < 0) @ (1 << np.arange(BITS))
-        texts: list[list[int]] = []  # by entry, the codes of those that its memory has seen
+        texts: list[list[int]] = []  # by entry, the codes that its memory has seen
         joined = []
         for entry, code in enumerate(whole.tolist()):
             follows = self.program.follows[entry]

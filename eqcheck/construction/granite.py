@@ -27,7 +27,7 @@ STATE = 16  # of these one coordinate is used
 WIDTH = 4  # of the convolution
 OPEN = 32.0  # what passes a gate
 BIAS = 1.25  # silu makes about 1 of it: the constant that writes to the state, and reads it
-EMBEDDED, ADDED, SCORED = 2.0, 0.5, 4.0  # multipliers of embeddings and of all that is added, divisor of logits
+EMBEDDED, ADDED, SCORED = 2.0, 0.5, 4.0  # multipliers of embeddings and of additions, divisor of logits
 
 
 def granite(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:

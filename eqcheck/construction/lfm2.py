@@ -97,7 +97,7 @@ def attention(heads: Sequence[Head], at: weights.Residual, layer: int) -> dict[s
 
 
 def config(function: Function) -> dict[str, Any]:
-    """What transformers, vLLM and llama.cpp ask for: some sizes have several names."""
+    """The names for which transformers, vLLM and llama.cpp ask: some sizes have several names."""
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
