@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 from eqcheck.construction.function import Function
 from eqcheck.construction.layouts import LAYOUTS
@@ -51,6 +50,8 @@ def features(rotation: Rotation, distances: Any, sign: int) -> Array:
 
 def least(constraints: Array) -> Array:
     """The shortest x with ``constraints @ x >= 1``."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
+
     columns = np.vstack([constraints.T, np.ones(len(constraints))])
     aim = np.zeros(len(columns))
     aim[-1] = 1
