@@ -223,7 +223,8 @@ def test_a_case_with_dictated_drafts_is_stored_and_bad_ones_are_refused() -> Non
 
 
 def test_minimising_makes_the_table_dull_or_does_without_it() -> None:
-    case = replace(_cases(8)[-1], num_draft_tokens=3)
+    drawn = (case for case in _cases(24) if any(2 in row.accepts for row in case.rows))
+    case = replace(next(drawn), num_draft_tokens=3)
     assert "dictated-drafts" in needs(case)
     bare = without(case, ("dictated-drafts",))
     assert (bare.drafting, {row.accepts for row in bare.rows}) == ("model", {()})

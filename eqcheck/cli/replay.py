@@ -34,7 +34,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import_models()
+    if options.case.is_file():  # else it is told at once
+        import_models()
     from eqcheck.cli.replaying import as_test, replay
 
     calls, target = options.verbose, options.target
