@@ -144,7 +144,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
     check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda: ModelTruth(None))
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda *_: ModelTruth(None))
     monkeypatch.setattr(ModelTruth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
     parsed = ast.parse(script(decoded, found.version, finding))
