@@ -1,10 +1,11 @@
-"""Right decoders of six builds on every built checkpoint: each token is to be the function's own, in less than float32.
+"""Right decoders of seven builds on every built checkpoint: each token is to be the function's own, in less than float32.
 
     python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [NAME ...]
 
 Builds, by how a text reaches the model: ``alone`` (a row, a token a call), ``batch`` (16 rows at once), ``blocks`` (16
 rows, K + 1 tokens a call, behind a cache), ``left`` and ``right`` (16 rows of other lengths, padded there), ``rolled
-back`` (blocks whose second half is wrong, and is taken back before it is fed again). A JSON line is printed for each.
+back`` (blocks whose second half is wrong, and is taken back before it is fed again), ``paged`` (blocks whose keys and
+values lie in pages by hand, for models that only have these). A JSON line is printed for each.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Cache
+from transformers.cache_utils import DynamicLayer
 
 from eqcheck.checkpoints import NAMES, built
 from eqcheck.construction.function import VOCABULARY, Function
 
-ROWS, LENGTH, K, ALONE = 16, 200, 4, 60
+ROWS, LENGTH, K, ALONE, PAGE = 16, 200, 4, 60, 16
+PAGED = ("full", "qwen3", "moe", "learned", "opt", "mla")  # whose cache has one slot for each token
 
 
 def texts(rng: random.Random, rows: int, length: int) -> Any:
@@ -75,6 +78,35 @@ def rolled_back(model: Any, rng: random.Random) -> tuple[Any, Any]:
     return ids, torch.cat(told, 1)
 
 
+class Pages(DynamicLayer):  # type: ignore[misc]
+    """Keys and values in pages of 16 slots of a pool, in an order of their own, gathered by a table for each call."""
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.slots = torch.randperm(-(-LENGTH // PAGE))[:, None].mul(PAGE).add(torch.arange(PAGE)).flatten()
+            self.keys, self.values = (
+                states.new_zeros(*states.shape[:2], len(self.slots), states.shape[-1])
+                for states in (key_states, value_states)
+            )
+            self.used = 0
+        fed, self.used = slice(self.used, self.used + key_states.shape[2]), self.used + key_states.shape[2]
+        self.keys[:, :, self.slots[fed]], self.values[:, :, self.slots[fed]] = key_states, value_states
+        seen = self.slots[: self.used]
+        return self.keys[:, :, seen], self.values[:, :, seen]
+
+    def get_seq_length(self) -> int:
+        return self.used if self.is_initialized else 0
+
+
+def paged(model: Any, rng: random.Random) -> tuple[Any, Any]:
+    ids, told = texts(rng, ROWS, LENGTH), []
+    cache = Cache(layers=[Pages() for _ in range(model.config.num_hidden_layers)])
+    for at in range(0, LENGTH, K + 1):
+        told.append(best(model(input_ids=ids[:, at : at + K + 1], past_key_values=cache, use_cache=True)))
+    return ids, torch.cat(told, 1)
+
+
 def padded(model: Any, rng: random.Random, left: bool) -> tuple[Any, Any]:
     """Rows are scored where they are not padded."""
     ids = texts(rng, ROWS, LENGTH)
@@ -95,6 +127,7 @@ BUILDS: dict[str, Callable[[Any, random.Random], tuple[Any, Any]]] = {
     "left": lambda model, rng: padded(model, rng, left=True),
     "right": lambda model, rng: padded(model, rng, left=False),
     "rolled back": rolled_back,
+    "paged": paged,
 }
 
 
@@ -125,13 +158,14 @@ def main() -> None:
 
 def lines(names: list[str], dtypes: list[str], tokens: int) -> Iterator[dict[str, Any]]:
     slow = {"alone": tokens // 100, "rolled back": tokens // 10}
-    fast = (tokens - sum(slow.values())) // (len(BUILDS) - len(slow)) + 1
     for name in names:
+        builds = [build for build in BUILDS if build != "paged" or name in PAGED]
+        fast = (tokens - sum(slow.values())) // (len(builds) - len(slow)) + 1
         with tempfile.TemporaryDirectory() as folder:
             built(name).save(folder)
             for dtype in dtypes:
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-                for build in BUILDS:
+                for build in builds:
                     counts = counted(built(name).function, model, build, slow.get(build, fast))
                     yield {"checkpoint": name, "dtype": dtype, "build": build, **counts}
 
