@@ -1,4 +1,4 @@
-"""Right decoders of seven builds on every built checkpoint: each token is to be the function's own, in less than float32.
+"""Right decoders of seven builds on each built checkpoint: in less than float32 each token is to be the function's.
 
     python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [NAME ...]
 
