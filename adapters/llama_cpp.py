@@ -214,12 +214,14 @@ class LlamaServer:
     def close(self) -> None:
         self.folder.cleanup()
 
+    def load(self, target: str, draft: str, request: Request) -> tuple[Path, Path]:
+        """Target and draft as GGUF."""
+        return self._exported(target, request.dtype), self._exported(draft, request.dtype)
+
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
         import xllamacpp
 
-        server = xllamacpp.Server(
-            parameters(self._exported(target, request.dtype), self._exported(draft, request.dtype), request)
-        )
+        server = xllamacpp.Server(parameters(*self.load(target, draft, request), request))
         url = server.listening_address
         bodies = [asked(prompt, row, request) for prompt, row in zip(request.prompts, request.rows, strict=True)]
         late = [row.arrival * _LATE_S for row in request.rows]

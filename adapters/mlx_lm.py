@@ -132,15 +132,20 @@ class Server:
         for engine in self.engines.values():
             engine.stop_and_join()
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def load(self, target: str, draft: str, request: Request) -> Any:
+        """The server's thread with the settings of a request."""
         key = (target, request.drafting, request.token_budget)
         if key not in self.engines:
             if len(self.engines) == _ENGINES:
                 self.engines.pop(next(iter(self.engines))).stop_and_join()
             self.engines[key] = start(target, draft, request)
+        return self.engines[key]
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        engine = self.load(target, draft, request)
         self.observed: dict[str, Any] = {}
         try:
-            return decode(self.engines[key], request, self.observed)
+            return decode(engine, request, self.observed)
         except ValueError as error:
             if "trimmable" in str(error):
                 raise eqcheck.Unsupported(str(error)) from None

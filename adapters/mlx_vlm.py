@@ -155,14 +155,19 @@ class MLXVLM:
         import mlx_vlm.version
 
         self.version = mlx_vlm.version.__version__
-        self.model: Any = None
+        self.models: dict[str, Any] = {}
 
     def close(self) -> None: ...
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def load(self, target: str, draft: str, request: Request) -> Any:
+        """The model."""
         if request.drafting == "model":
             raise eqcheck.Unsupported("a draft model: the engine drafts by heads on hidden states")
-        if self.model is None:
-            self.model = start(target, draft, request)
+        if target not in self.models:
+            self.models[target] = start(target, draft, request)
+        return self.models[target]
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        model = self.load(target, draft, request)
         self.observed: dict[str, Any] = {}
-        return decode(self.model, request, self.observed)
+        return decode(model, request, self.observed)

@@ -166,9 +166,8 @@ class Pipelines:
     def close(self) -> None:
         self.pipelines.clear()
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
-        if any(row.min_p for row in request.rows) and not self.has_min_p:
-            raise eqcheck.Unsupported("min_p: this version does not have it")
+    def load(self, target: str, draft: str, request: Request) -> Any:
+        """The pipeline with the settings of a request, and its key."""
         if request.dtype != "float32" and (used := shipped_dtype()) != request.dtype:
             raise eqcheck.Unsupported(f"as it ships, the engine computes in {used} on this CPU")
         settings = (
@@ -185,9 +184,15 @@ class Pipelines:
             except (RuntimeError, ValueError) as error:
                 raise eqcheck.Unsupported(f"the pipeline does not start: {' '.join(str(error).split())}") from error
         self.pipelines.move_to_end(settings)
+        return self.pipelines[settings], settings
+
+    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+        if any(row.min_p for row in request.rows) and not self.has_min_p:
+            raise eqcheck.Unsupported("min_p: this version does not have it")
+        pipeline, settings = self.load(target, draft, request)
         self.observed: dict[str, int] = {}
         try:
-            return decode(self.pipelines[settings], request, self.observed)
+            return decode(pipeline, request, self.observed)
         except Exception:
             self.pipelines.pop(settings)  # it may hold rows that never end
             raise

@@ -120,8 +120,12 @@ class Served:
 
     def close(self) -> None: ...
 
+    def load(self, target: str, draft: str, request: eqcheck.Request) -> list[Any]:
+        """The two models."""
+        return [self._loaded(folder, request.dtype) for folder in (target, draft)]
+
     def __call__(self, target: str, draft: str, request: eqcheck.Request) -> list[list[int]]:
-        loaded, drafting = (self._loaded(folder, request.dtype) for folder in (target, draft))
+        loaded, drafting = self.load(target, draft, request)
         return [self._row(loaded, drafting, request, number) for number in range(len(request.prompts))]
 
     @torch.no_grad()

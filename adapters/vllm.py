@@ -20,7 +20,7 @@ import signal
 import sys
 import traceback
 from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
@@ -195,11 +195,25 @@ class Engines:
         gc.freeze()  # or every engine goes through all of that seven times when it starts
         self.version = vllm.__version__
         self.engines: OrderedDict[str, _Engine] = OrderedDict()
-        self.refused: dict[str, str] = {}  # why engines do not start, by their settings
 
     def close(self) -> None:
         for engine in self.engines.values():
             engine.stop()
+
+    def load(self, target: str, draft: str, request: Request) -> str:
+        """Start the engine for a request, if there is none: its settings."""
+        key = repr(settings_of(target, draft, request))
+        if key not in self.engines:
+            while len(self.engines) >= _ENGINES:
+                self.engines.popitem(last=False)[1].stop()
+            self.engines[key] = _Engine(target, draft, request)
+            try:
+                self.engines[key].started()
+            except Exception:
+                self.engines.pop(key).stop()
+                raise
+        self.engines.move_to_end(key)
+        return key
 
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
         settings = settings_of(target, draft, request)
@@ -210,20 +224,9 @@ class Engines:
             raise eqcheck.Unsupported(
                 f"a row of more tokens than the {settings['max_model_len']} that an engine may have"
             )
-        key = repr(settings)
-        if key in self.refused:
-            raise eqcheck.Unsupported(self.refused[key])
-        if key not in self.engines:
-            while len(self.engines) >= _ENGINES:
-                self.engines.popitem(last=False)[1].stop()
-            self.engines[key] = _Engine(target, draft, request)
-        self.engines.move_to_end(key)
+        key = self.load(target, draft, request)
         try:
             outputs, self.observed = self.engines[key].decode(request)
-        except eqcheck.Unsupported as refusal:
-            self.refused[key] = str(refusal)
-            self.engines.pop(key).stop()
-            raise
         except Exception:
             self.engines.pop(key).stop()
             raise
@@ -240,19 +243,26 @@ class _Engine:
         self.process.start()
         theirs.close()
 
-    def decode(self, request: Request) -> tuple[list[list[int]], dict[str, Any]]:
-        try:
-            self.pipe.send((request, random.getrandbits(48)))
-            answer, failure, started = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join(5)
-            raise RuntimeError(f"the engine's process ended with exit code {self.process.exitcode}") from None
-        if not started:
+    def started(self) -> None:
+        """Wait until the engine has started."""
+        if failure := self._answer()[1]:
             raise eqcheck.Unsupported(f"the engine does not start: {failure.splitlines()[0]}")
+
+    def decode(self, request: Request) -> tuple[list[list[int]], dict[str, Any]]:
+        with suppress(OSError):  # of an engine that is gone, as reading tells
+            self.pipe.send((request, random.getrandbits(48)))
+        answer, failure = self._answer()
         if failure is not None:
             raise RuntimeError(failure)
         outputs, observed = answer
         return outputs, observed
+
+    def _answer(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(5)
+            raise RuntimeError(f"the engine's process ended with exit code {self.process.exitcode}") from None
 
     def stop(self) -> None:
         self.pipe.close()
@@ -265,11 +275,10 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
     theirs.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    started = False
     try:
         with _tap() as tap:
             llm = start(*arguments)
-            started = True
+            pipe.send((None, None))
             while True:
                 request, entropy = pipe.recv()
                 random.seed(entropy)
@@ -282,11 +291,11 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
                 if tap:
                     observed |= {"contexts": tap.queries, "wrong_context": next(iter(tap.faults()), None)}
                 llm.reset_prefix_cache()
-                pipe.send(((outputs, observed), None, True))
+                pipe.send(((outputs, observed), None))
     except EOFError:
         return
     except Exception as error:
-        pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}", started))
+        pipe.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 
 
 def _tap() -> AbstractContextManager[Any]:

@@ -30,6 +30,13 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
+class Loading(Event):
+    """The engine takes long to load this checkpoint; no case is charged for it."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True)
 class CaseDone(Event):
     """A case of this ``lane`` was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
 

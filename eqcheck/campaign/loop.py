@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from eqcheck.attribution.state import leaked
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign import events
 from eqcheck.campaign.pace import Pace
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.escaping import printable
@@ -30,7 +30,7 @@ UNREPEATED = "the case did not fail again when it was decoded alone, so no cause
 _OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
 
 
-def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> Audit:
+def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:
     """Audit one decoder. ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
 
     >>> from eqcheck.contract.registry import load
@@ -40,14 +40,14 @@ def audit(decoder: Decoder, options: Options, listen: Listener = lambda event: N
     start = time.monotonic()
     result = concluded(audits(decoder, options, listen))
     result.elapsed = time.monotonic() - start
-    listen(Finished(decoder.name, result))
+    listen(events.Finished(decoder.name, result))
     return result
 
 
-def audits(decoder: Decoder, options: Options, listen: Listener = lambda event: None) -> list[Audit]:
+def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    listen(Started(decoder.name, first.result.lane, options.cases, first.result.families, bool(others)))
+    listen(events.Started(decoder.name, first.result.lane, options.cases, first.result.families, bool(others)))
     results = [first.collect()]
     for other in others:
         if not results[0].interrupted:
@@ -69,7 +69,7 @@ def concluded(audits: list[Audit]) -> Audit:
 class Campaign:
     """An audit while it runs. ``pending`` are the failing cases that belong to no finding yet."""
 
-    def __init__(self, lane: Lane, listen: Listener) -> None:
+    def __init__(self, lane: Lane, listen: events.Listener) -> None:
         self.lane, self.listen, self.result = lane, listen, lane.result
         options, name = self.result.options, self.result.decoder.name
         self.total = lane.total
@@ -82,7 +82,7 @@ class Campaign:
         self.notes: dict[str, None] = {}
         self.hung: Counter[str] = Counter()
         self.over = False
-        self.pace = Pace(lane)
+        self.pace, lane.on_loading = Pace(lane), partial(self.tell, events.Loading)
         self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
@@ -124,7 +124,7 @@ class Campaign:
                 self.add(self.lane.unsettled(group[0], UNTRIED), count)
         self.pending = {}
 
-    def tell(self, event: type[Event], *values: Any) -> None:
+    def tell(self, event: type[events.Event], *values: Any) -> None:
         self.listen(event(self.result.decoder.name, *values))
 
     def replay(self) -> None:
@@ -140,7 +140,7 @@ class Campaign:
                 self.corpus.retire(path)
             if outcome.failed:
                 self.gather(outcome)
-            self.tell(CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane)
+            self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane)
             self.check()
 
     def _replayed(self, case: Any) -> Outcome:
@@ -166,7 +166,7 @@ class Campaign:
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            self.tell(CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
+            self.tell(events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
             if outcome.symptom == HANG and self._gives_up(outcome):
                 self.over = True
                 break
@@ -201,7 +201,7 @@ class Campaign:
         group = self._likeness(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
-            self.tell(ViolationSeen, outcome, len(self.groups_seen))
+            self.tell(events.ViolationSeen, outcome, len(self.groups_seen))
             if not outcome.minimal:
                 self.store(self.lane.unsettled(outcome, UNTRIED))
 
@@ -243,7 +243,7 @@ class Campaign:
             self._tell_settling("", len(self.result.findings))
 
     def _tell_settling(self, symptom: str, number: int) -> None:
-        self.tell(Settling, symptom, number, self.gathered - len(self.pending), self.gathered)
+        self.tell(events.Settling, symptom, number, self.gathered - len(self.pending), self.gathered)
 
     def _look(self, group: list[Outcome], groups: int, eager: bool) -> None:
         """Look into the cases of a group, one after the other, until there is a finding."""
@@ -292,7 +292,7 @@ class Campaign:
                 findings[number] = replace(joined, count=earlier.count + count)
                 return
         findings.append(finding)
-        self.tell(Settled, finding)
+        self.tell(events.Settled, finding)
 
 
 def _joined(earlier: Finding, later: Finding) -> Finding | None:

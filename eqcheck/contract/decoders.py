@@ -57,6 +57,8 @@ CAPABILITIES = {
     "seeds": "a sampled row may have a seed",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
+SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
+"""The fields of a request that an engine may have to be started with."""
 
 
 @dataclass
@@ -121,13 +123,15 @@ class Hooks:
     """Optional members of a decoder class beside ``__call__``, with their defaults.
 
     ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
-    calls itself, and ``note`` is printed in reports. After each request, ``observed`` holds what the engine counted
-    (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where drafts are dictated
-    ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. An engine that is read from
-    inside tells in ``contexts`` how many queries were read, and in ``wrong_context`` the first one that saw something
-    wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with the engine alone, the
-    class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft, request)``,
-    ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    calls itself, and ``note`` is printed in reports. ``load(target, draft, request)`` makes ready what a request with
+    these folders and settings needs, if it is not: it comes before each request, has a limit of its own, and takes no
+    time of a case. Whatever it raises declines the request, and those like it. After each request, ``observed`` holds
+    what the engine counted (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where
+    drafts are dictated ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. An
+    engine that is read from inside tells in ``contexts`` how many queries were read, and in ``wrong_context`` the first
+    one that saw something wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with
+    the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
+    request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
 
         >>> Hooks().version, Hooks().requirements
         ('', 'the engine')
@@ -142,6 +146,8 @@ class Hooks:
     def open(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def load(self, target: Any, draft: Any, request: Request) -> object: ...
 
 
 def hook(engine: Any, name: str) -> Any:

@@ -19,6 +19,7 @@ ENGINE_TOKENS = 2**16
 ENGINE_PENALTY = 100
 
 CASE_TIMEOUT, CASE_MEMORY = 60.0, 2**31  # seconds and bytes that a case usually may take
+LOADING = 300.0  # seconds that an engine may take to load a checkpoint under new settings
 TIMEOUTS = (1.0, 86400.0)  # in less, a right decoder on a slow machine would pass for one that hangs
 MEMORY = (2**26, 2**50)
 

@@ -42,7 +42,8 @@ class Lane(ABC):
     cases will be drawn, None where what is seen decides. Cases are drawn in this ``share`` of a time budget, or for
     so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
     ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
-    when the first case was drawn, on the monotonic clock.
+    when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
+    that takes long to be loaded.
     """
 
     share: float = 1.0
@@ -55,6 +56,7 @@ class Lane(ABC):
     def __init__(self, decoder: Decoder, options: Options) -> None:
         self.decoder, self.options = decoder, options
         self.total = options.cases
+        self.on_loading: Callable[[str], None] = lambda name: None
         self.begun = time.monotonic()
 
     def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:

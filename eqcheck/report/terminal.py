@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settling, Started, ViolationSeen
+from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settling, Started, ViolationSeen
 from eqcheck.contract.escaping import printable
+from eqcheck.contract.limits import LOADING
 from eqcheck.explanation.layout import columns, table, wrapped
 from eqcheck.explanation.records import many
 from eqcheck.explanation.text import explained, kinds_known
@@ -123,6 +124,8 @@ def _announced(event: Event, known: Mapping[str, Collection[str]]) -> list[str]:
             drawn = f"draws {cases}{', and sampled ones' if sampled else ''}"
             named = f", {'family' if len(families) == 1 else 'families'} {', '.join(families)}" if families else ""
             return [printable(f"{decoder}: {drawn}{named}")]
+        case Loading(decoder=decoder, checkpoint=name):
+            return [printable(f"{decoder}: loads {name}; this may take {LOADING:g} s, and no case is charged for it")]
         case ViolationSeen(decoder=decoder, outcome=outcome):
             listed = ", known" if outcome.symptom in known.get(decoder, ()) else ""
             where = f"(case {outcome.case.id})"

@@ -16,15 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.decoders import SETTINGS, Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.limits import LOADING
 from eqcheck.explanation.records import crash
-from eqcheck.result.outcome import Outcome
+from eqcheck.result.outcome import HANGS_TO_GIVE_UP, Outcome
 from eqcheck.workers.worker import Lost, ProcessWorker, guard_group
 
 SERVE = Path(__file__).with_name("serve.py")
-_SET_UP_S = 300.0  # for an engine to be imported, or to load a checkpoint under new settings
+_SET_UP_S = 300.0  # for an engine to be imported
+_TOLD_AFTER_S = 5.0  # of loading
 _CLOSE_S = 10.0
 _LOG_LINES = 30
 _PLACE = re.compile(r"[\w-]+\.(?:c|cc|cpp|cu|h|hpp|py|rs):\d+")  # where in its source an engine says it failed
@@ -66,12 +68,18 @@ class InterpreterWorker(ProcessWorker):
     >>> with worker(registry.load("eqspec"), sys.executable) as spawned:
     ...     spawned.try_case(EngineCase((EngineRow((1, 2), RowOptions(4)),))).status
     'equivalent'
+
+    A checkpoint is loaded before the time of a case begins; ``on_loading`` is called with its name if that takes long.
     """
 
     def __init__(self, decoder: Decoder, python: str, folders: Folders, ask: Ask, judge: Judge, timeout: float) -> None:
         super().__init__(timeout)
         self.decoder, self.python = decoder, python
         self._folders, self._ask, self._judge = folders, ask, judge
+        self.on_loading: Callable[[str], None] = lambda name: None
+        self._loads = False
+        self._refused: dict[tuple[object, ...], str] = {}  # why nothing is loaded, by folders and settings
+        self._stuck = 0  # times that loading did not end
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
 
@@ -111,6 +119,7 @@ class InterpreterWorker(ProcessWorker):
         if "error" in message:
             raise Lost("exception", str(message["error"]), _first_line(message))
         self.version = one_line(str(message.get("ready", "")), 100)
+        self._loads = bool(message.get("loads"))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -130,16 +139,54 @@ class InterpreterWorker(ProcessWorker):
             with suppress(OSError, AttributeError):
                 pipe.close()
 
+    def begin(self) -> None:
+        if not self._given_up():
+            super().begin()
+
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Mapping[str, Any]:
-        process = self._process
+        process, request = self._process, self._ask(case)
         folders = list(map(str, self._folders(case)))
-        sent = {"folders": folders, "request": self._ask(case), "entropy": getattr(case, "entropy", None)}
+        settings = (*folders, *(request.get(name) for name in SETTINGS))
+        if self._loads and (why := self._refused.get(settings) or self._given_up()):
+            return {"unsupported": why}
+        sent = {"folders": folders, "request": request, "entropy": getattr(case, "entropy", None)}
         try:
             process.stdin.write(json.dumps(sent) + "\n")
             process.stdin.flush()
         except OSError:
             raise self.lost(_CLOSE_S) from None
+        if self._loads and (why := self._not_loaded(case.checkpoint)):
+            self._refused[settings] = why
+            return {"unsupported": why}
         return self._receive(timeout)
+
+    def _not_loaded(self, name: str) -> str:
+        """Why a checkpoint is not loaded; empty as soon as it is."""
+        told = threading.Timer(_TOLD_AFTER_S, self.on_loading, (name,))
+        told.daemon = True
+        told.start()
+        try:
+            message = self._receive(self._loading_s)
+        except Lost as lost:
+            self.kill()
+            if lost.explanation.kind != "hang":
+                return f"{lost.explanation.detail} while it loaded the checkpoint"
+            self._stuck += 1
+            return f"the engine did not load the checkpoint within {self._loading_s:g} s"
+        finally:
+            told.cancel()
+        if "error" in message:
+            return f"the engine does not load the checkpoint: {one_line(str(message['error']))}: {_first_line(message)}"
+        return one_line(str(message.get("unsupported", "")))
+
+    @property
+    def _loading_s(self) -> float:
+        return max(LOADING, self.timeout)
+
+    def _given_up(self) -> str:
+        """Why nothing is loaded any more; empty while it is."""
+        hung = f"the engine did not load a checkpoint within {self._loading_s:g} s, {self._stuck} times"
+        return hung if self._stuck >= HANGS_TO_GIVE_UP else ""
 
     def judge(self, case: Any, answer: Mapping[str, Any]) -> Outcome:
         if "unsupported" in answer:

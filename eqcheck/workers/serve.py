@@ -2,10 +2,11 @@
 
     python serve.py SPEC
 
-One object per line. It says ``{"ready": VERSION}`` once the decoder is set up. Then ``{"folders": [TARGET, DRAFT],
-"request": {...}, "entropy": ...}``, where entropy seeds the global generators if it is a number, is answered by
-``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ..., "traceback":
-...}``, until standard input ends. The decoder's prints go to standard error.
+One object per line. It says ``{"ready": VERSION, "loads": BOOL}`` once the decoder is set up. Then ``{"folders":
+[TARGET, DRAFT], "request": {...}, "entropy": ...}``, where entropy seeds the global generators if it is a number, is
+answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ...,
+"traceback": ...}``, until standard input ends. A decoder that loads says ``{"loaded": true}`` first, as soon as it has.
+The decoder's prints go to standard error.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def serve(spec: str) -> None:
         decoder = registry.load(spec)
         running = decoder.running()
         generate = Guarded(running.__enter__(), decoder.requires)
+        load = getattr(generate, "load", None)
     except Exception as error:
         say(error=type(error).__name__, message=str(error), traceback=_traceback())
         return
-    say(ready=str(hook(generate, "version") or decoder.version))
+    say(ready=str(hook(generate, "version") or decoder.version), loads=load is not None)
     for line in sys.stdin:
         message = json.loads(line)
         sent, folders = message["request"], message["folders"]
@@ -61,6 +63,10 @@ def serve(spec: str) -> None:
         request = Request(**{**sent, "eos_token_ids": tuple(sent["eos_token_ids"])})
         try:
             target, draft = folders if decoder.checkpoints else map(_model, folders)
+            if load:
+                with decoder.inside():
+                    load(target, draft, request)
+                say(loaded=True)
             with _no_grad(decoder.checkpoints):
                 outputs = [[int(token) for token in row] for row in generate(target, draft, request)]
         except Unsupported as error:

@@ -59,10 +59,11 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
 @contextmanager
 def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
     """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
-    with worker(lane.decoder, python, lane.options.case_timeout, judge) as one:
-        one.open()
-        lane.result.version = one.version
-        yield Workers([one], batch=1, ahead=True)
+    with worker(lane.decoder, python, lane.options.case_timeout, judge) as process:
+        process.on_loading = lane.on_loading
+        process.open()
+        lane.result.version = process.version
+        yield Workers([process], batch=1, ahead=True)
 
 
 class CheckpointLane(Lane):

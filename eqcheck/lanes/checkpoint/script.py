@@ -28,7 +28,7 @@ from eqcheck.checkpoints import builder
 from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import AGREEMENT, SAVED, checkpoint
-from eqcheck.contract.decoders import Decoder, hook
+from eqcheck.contract.decoders import SETTINGS, Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
@@ -38,7 +38,6 @@ from eqcheck.result.findings import Finding
 from eqcheck.truth import law
 
 _RUN_S = 300.0
-SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
 
 ENGINE, CHECKPOINT, EVIDENCE, LAW = "_engine.py", "_checkpoint.py", "_sampling.py", "_law.py"
 
