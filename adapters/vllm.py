@@ -51,7 +51,7 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
         "dtype": request.dtype,
         "skip_tokenizer_init": True,
         "enforce_eager": True,
-        "max_model_len": 1024,
+        "max_model_len": 2048,  # of the checkpoints
         "max_num_seqs": rows,
         "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
         "disable_log_stats": False,

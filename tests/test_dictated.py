@@ -92,6 +92,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(drawing, "DICTATED_EVERY", 1_000_000)  # every block but the first
     monkeypatch.setattr(drawing, "BLOCK", 8)
+    monkeypatch.setattr(drawing, "REACHING", 0)
 
 
 def _decoded(engine: Engine, count: int = 6) -> Audit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from eqcheck.cli import _parsed, _parser
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.contract.sizes import WIDE
+from eqcheck.contract.sizes import SERVED, WIDE
 
 
 def plan(*words: str) -> Plan:
@@ -66,12 +67,13 @@ def test_two_reports_do_not_share_a_folder(tmp_path: Path) -> None:
         made.folders([decoder, decoder])
 
 
-def test_an_engine_has_targets_and_sizes_of_its_own() -> None:
-    engine = registry.load("eqspec")
-    plan("--max-rows", "2").check([engine])
-    assert plan("--max-rows", "2").asked.bounds != WIDE
-    with pytest.raises(UsageError, match=r"--max-\.\.\.: an engine that loads a checkpoint"):
-        plan("--max-rows", "2", "--python", sys.executable).check([engine])
+def test_an_engine_has_targets_of_its_own_and_heeds_the_sizes_that_were_given() -> None:
+    made = plan("--max-rows", str(WIDE.rows), "--python", sys.executable)
+    made.check([registry.load("eqspec")])
+    assert made.asked.within(SERVED) == replace(SERVED, rows=WIDE.rows), "also where it is the usual number of others"
+    assert plan("--max-rows", "2").asked.bounds == replace(WIDE, rows=2)
+    with pytest.raises(UsageError, match=r"--target: an engine that loads a checkpoint"):
+        plan("--target", "llama", "--python", sys.executable).check([registry.load("eqspec")])
 
 
 def test_a_plan_imports_no_torch() -> None:

@@ -124,6 +124,7 @@ def test_prompts_end_where_blocks_do_and_cases_share_beginnings_with_earlier_one
     assert {1, 16, 32} <= lengths
     assert any(len(row.prompt) == case.num_draft_tokens + 1 for case in drawn for row in case.rows)
     for block in range(12):
-        cached = [case for case in drawn[block * drawing.BLOCK :][: drawing.BLOCK] if case.prefix_caching]
+        ordinary = drawn[block * drawing.BLOCK :][: drawing.BLOCK - drawing.REACHING]
+        cached = [case for case in ordinary if case.prefix_caching]
         begins = Counter(row.prompt[:15] for case in cached for row in case.rows)
         assert not cached or begins.most_common(1)[0][1] > len(cached), "later cases hit what earlier ones left"

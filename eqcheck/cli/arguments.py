@@ -9,7 +9,7 @@ from dataclasses import replace
 from eqcheck.contract.decoders import FAMILIES
 from eqcheck.contract.errors import did_you_mean
 from eqcheck.contract.limits import MEMORY, MOST_DRAFT_TOKENS, MOST_ROWS, MOST_TOKENS_OF_ROW, TIMEOUTS
-from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.contract.sizes import SERVED, WIDE, Bounds
 
 
 def positive(text: str) -> int:
@@ -46,15 +46,19 @@ _BOUNDS = {
 def add_bounds(parser: argparse.ArgumentParser) -> None:
     """The options ``--max-rows`` and so on, which say how large cases get."""
     for name, (what, most) in _BOUNDS.items():
-        usual = getattr(WIDE, name)
+        usual = f"{getattr(WIDE, name)}; engines {getattr(SERVED, name)}"
         option = f"--max-{name.replace('_', '-')}"
         parser.add_argument(option, type=_up_to(most), metavar="N", help=f"the most {what} that are drawn ({usual})")
 
 
+def bounded(options: argparse.Namespace) -> tuple[str, ...]:
+    """The bounds that were given."""
+    return tuple(name for name in _BOUNDS if getattr(options, f"max_{name}") is not None)
+
+
 def bounds_of(options: argparse.Namespace) -> Bounds:
     """How large cases get."""
-    given = {name: getattr(options, f"max_{name}") for name in _BOUNDS}
-    return replace(WIDE, **{name: value for name, value in given.items() if value is not None})
+    return replace(WIDE, **{name: getattr(options, f"max_{name}") for name in bounded(options)})
 
 
 def seconds(text: str) -> float:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 
-from eqcheck.cli.arguments import bounds_of
+from eqcheck.cli.arguments import bounded, bounds_of
 from eqcheck.cli.common import writable
 from eqcheck.contract import known_violations, registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.contract.sizes import WIDE
 from eqcheck.result.findings import Options
 
 _LISTED = "`eqcheck checkpoint list` has all"
@@ -74,6 +73,7 @@ class Plan:
                 isolate=options.isolate,
                 case_memory=options.case_memory,
                 bounds=bounds_of(options),
+                bounded=bounded(options),
                 python=options.python or "",
                 memory=options.memory,
             ),
@@ -118,11 +118,8 @@ class Plan:
                     raise UsageError(f"{decoder.name}: kinds: there is no checkpoint {kind!r}{near}; {_LISTED}")
         python = self.asked.python
         engines = [environment(decoder, python) for decoder in decoders if decoder.checkpoints or python]
-        for option, given in (("--max-...", self.asked.bounds != WIDE), ("--target", bool(self.target))):
-            if engines and given:
-                raise UsageError(
-                    f"{option}: an engine that loads a checkpoint has models and sizes of its own; leave it out"
-                )
+        if engines and self.target:
+            raise UsageError("--target: an engine that loads a checkpoint has models of its own; leave it out")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

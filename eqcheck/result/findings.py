@@ -32,8 +32,8 @@ class Options:
 
     ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
     may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
-    for none. ``bounds`` is how large cases get. ``python`` is the Python to decode with, on checkpoints.
-    ``memory``: measure what keys and values take.
+    for none. ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is
+    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take.
     """
 
     cases: int | None = 300
@@ -46,8 +46,17 @@ class Options:
     case_memory: int | None = CASE_MEMORY
     corpus: Path | None = None
     bounds: Bounds = WIDE
+    bounded: tuple[str, ...] = ()
     python: str = ""
     memory: bool = False
+
+    def within(self, usual: Bounds) -> Bounds:
+        """The ``usual`` bounds of a lane, but for the ones the user gave.
+
+        >>> Options(bounds=Bounds(rows=3), bounded=("rows",)).within(Bounds(rows=128, prompt=1600))
+        Bounds(rows=3, prompt=1600, new_tokens=20, draft_tokens=8)
+        """
+        return replace(usual, **{name: getattr(self.bounds, name) for name in self.bounded})
 
 
 @dataclass(frozen=True)

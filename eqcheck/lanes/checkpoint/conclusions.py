@@ -15,6 +15,11 @@ from eqcheck.result.findings import Audit
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
 
 _ONLY = "only-dictated-drafts"
+# A need of cases, the counter by which an engine tells that it came to that, and the words where none does.
+_UNSEEN = (
+    ("kv_blocks", "preemptions", "preemption", "that need more KV blocks than there are that a row was preempted"),
+    ("prefix_caching", "prefix_hits", "use of a cache", "with prefix caching that a cached beginning was used"),
+)
 
 
 def conclusions(result: Audit) -> None:
@@ -64,6 +69,9 @@ def _warnings(result: Audit) -> list[str]:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
         warnings.append(Notice(said, VACUOUS))
     warnings += [*_about_rounds(result), *_about_contexts(result)]
+    for needed, seen, what, happened in _UNSEEN:
+        if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
+            warnings.append(f"{what} was not seen: the engine says of none of {many(cases, 'case')} {happened}")
     warnings += declining.of_requirements(result.decoder)
     warnings += declining.too_many(tally.declined, tally.drawn)
     warnings += refused(tally, result.decoder.dtype)

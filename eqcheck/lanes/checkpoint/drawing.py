@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
+from math import lcm
 from typing import Any
 
 import torch
@@ -21,21 +23,22 @@ from eqcheck.checkpoints.truth import Truth, row_with, with_options
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.options import PENALTIES
 from eqcheck.contract.requirements import prompts_meeting
+from eqcheck.contract.sizes import SERVED, Bounds
+from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
 
 BLOCK = 50  # cases under one setting of the engine
+REACHING = 2  # of them, the last ones
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
-_KV_BLOCK = 32  # tokens, in both engines
-_BOUNDARIES = (16, _KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
+_BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
-
-_LONGEST_SHARED = 3 * _KV_BLOCK
+_LONGEST_SHARED = 3 * KV_BLOCK
 _EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
 
 
 @dataclass(frozen=True)
 class EngineCases:
-    """Where the cases of an engine come from: same seed, capabilities and preconditions, same cases.
+    """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
@@ -46,18 +49,29 @@ class EngineCases:
     capabilities: tuple[str, ...]
     requires: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("full",)
+    bounds: Bounds = SERVED
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
         return map(self.case, count())
 
     def case(self, number: int) -> EngineCase:
-        """One of the cases; those of a block share the engine's settings."""
-        block = number // BLOCK
+        """One of the cases; those of a block share the engine's settings, but for the last, which reach far."""
+        block, place = divmod(number, BLOCK)
         settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
         stem = random.Random(f"eqcheck {self.seed} beginning {block}")
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
-        return self._case(random.Random(f"eqcheck {self.seed} case {number}"), settings, beginning)
+        rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
+        if place < BLOCK - REACHING or not far:
+            return self._case(rng, settings, beginning)
+        kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
+        of_block = random.Random(f"eqcheck {self.seed} reach {block}")
+        case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)
+        return self._dictated(rng, case, max(row.options.max_new_tokens for row in case.rows)).meeting(self.requires)
+
+    @cached_property
+    def _reaches(self) -> list[Reach]:
+        return reaches(self.capabilities, self.requires, self.bounds)
 
     def _has(self, rng: random.Random, capability: str, share: float) -> bool:
         return rng.random() < share and capability in self.capabilities
@@ -66,7 +80,7 @@ class EngineCases:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
         case = EngineCase(
             (EngineRow((0,), RowOptions(1)),),
-            rng.randint(1, 8),
+            min(rng.randint(1, 8), self.bounds.draft_tokens),
             checkpoint=checkpoint(self.kinds[number % len(self.kinds)]).name,
         )
         if "only-dictated-drafts" in self.capabilities:
@@ -92,11 +106,11 @@ class EngineCases:
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
             size, longest = max(size, 4), rng.choice((24, 48, 80))
-        prompts = prompts_meeting(
-            self.requires, self._prompts(rng, settings, size, longest, beginning), PAD, VOCAB_SIZE
-        )
+        drawn = self._prompts(rng, settings, min(size, self.bounds.rows), longest, beginning)
+        prompts = prompts_meeting(self.requires, [one[: self.bounds.prompt] for one in drawn], PAD, VOCAB_SIZE)
         size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
+        limit = min(limit, self.bounds.new_tokens)
         common = _options(rng, limit, prompts, truth(settings.checkpoint))
         rows = [EngineRow(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5):
@@ -116,9 +130,14 @@ class EngineCases:
                 rows[number] = _ending(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.2):
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
-        if settings.drafting == "dictated":
-            rows = [replace(row, accepts=_accepts(rng, settings.num_draft_tokens, limit)) for row in rows]
-        return replace(settings, rows=tuple(rows)).meeting(self.requires)
+        return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
+
+    def _dictated(self, rng: random.Random, case: EngineCase, limit: int) -> EngineCase:
+        """The case with what its rows accept, where drafts are dictated."""
+        if case.drafting != "dictated":
+            return case
+        rows = [replace(row, accepts=_accepts(rng, case.num_draft_tokens, limit)) for row in case.rows]
+        return replace(case, rows=tuple(rows))
 
     def _prompts(
         self, rng: random.Random, settings: EngineCase, size: int, longest: int, beginning: tuple[int, ...]
@@ -219,7 +238,7 @@ def ending_like(row: EngineRow, other: EngineRow, alone: Truth) -> EngineRow:
 def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
     """The counters that a decoded case raises."""
     rows, options = case.rows, [row.options for row in case.rows]
-    needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // _KV_BLOCK) for r in rows)
+    needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // KV_BLOCK) for r in rows)
     budget = case.token_budget or 10**9
     # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
     steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
@@ -245,7 +264,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "preemptions": observed.get("preemptions", 0) > 0,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
-    counters = {name for name, holds in checks.items() if holds} | answered(case, outputs, observed)
+    counters = {name for name, holds in (checks | reached(case)).items() if holds} | answered(case, outputs, observed)
     chosen = [number for number, row in enumerate(rows) if row.options.changes_scores]
     alone = truth(case.checkpoint)
     scores = alone.together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []

@@ -19,6 +19,7 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SCORING
+from eqcheck.contract.sizes import SERVED
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
@@ -88,9 +89,8 @@ class CheckpointLane(Lane):
             yield
 
     def cases(self) -> Iterator[EngineCase]:
-        return EngineCases(
-            self.options.seed, self.decoder.capabilities, self.decoder.requires, self.decoder.kinds
-        ).cases()
+        decoder, bounds = self.decoder, self.options.within(SERVED)
+        return EngineCases(self.options.seed, decoder.capabilities, decoder.requires, decoder.kinds, bounds).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""
