@@ -185,15 +185,15 @@ def _between(rows: Sequence[EngineRow]) -> list[int]:
 
     Rows are requests one after the other only where each arrives later than the one before.
     """
-    arrivals, begun, found = [row.options.arrival for row in rows], dict[tuple[int, ...], int](), list[int]()
-    if any(one >= later for one, later in pairwise(arrivals)):
+    arrivals, begun, blocks = [row.options.arrival for row in rows], dict[tuple[int, ...], int](), list[int]()
+    if any(arrival >= later for arrival, later in pairwise(arrivals)):
         return []
     for number, row in enumerate(rows):
         begins = row.prompt[:KV_BLOCK]
         if len(begins) == KV_BLOCK:
             if begins in begun:
                 since = rows[begun[begins] + 1 : number]
-                others = [one for one in since if one.prompt[:KV_BLOCK] != begins]
-                found += [sum(-(-len(one.prompt) // KV_BLOCK) for one in others)] if others else []
+                others = [len(other.prompt) for other in since if other.prompt[:KV_BLOCK] != begins]
+                blocks += [sum(-(-length // KV_BLOCK) for length in others)] if others else []
             begun[begins] = number
-    return found
+    return blocks
