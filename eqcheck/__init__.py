@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eqcheck import strategies as strategies
     from eqcheck.case.record import Case as Case
+    from eqcheck.contract.completion import Completion as Completion
     from eqcheck.contract.decoders import Decoder as Decoder
     from eqcheck.contract.decoders import Request as Request
     from eqcheck.contract.decoders import decoder as decoder
@@ -32,6 +33,7 @@ __version__ = "0.2.0"
 
 _LAZY = {
     "Case": "eqcheck.case.record",
+    "Completion": "eqcheck.contract.completion",
     "Decoder": "eqcheck.contract.decoders",
     "EqcheckError": "eqcheck.contract.errors",
     "Oracle": "eqcheck.oracle.check",

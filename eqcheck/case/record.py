@@ -171,6 +171,14 @@ def _state(case: Case) -> Iterator[str]:
         yield f"arrivals: expected one per row ({len(case.prompts)}), got {len(case.arrivals)}"
 
 
+def _stops(case: Case) -> Iterator[str]:
+    if case.stop_sequences and len(case.stop_sequences) != len(case.prompts):
+        yield f"stop_sequences: expected those of {len(case.prompts)} rows, got {len(case.stop_sequences)}"
+    for row, stops in enumerate(case.stop_sequences):
+        for stop in stops:
+            yield from within(f"stop_sequences[{row}]", stop, 0, case.vocab_size - 1)
+
+
 def _trees(case: Case) -> Iterator[str]:
     """Trees that are trees; in a case with trees, paths take the place of ``accepts``."""
     if case.paths and (case.agreement is not None or not case.tree):
@@ -212,7 +220,7 @@ class Case(AnyCase):
     ``paths[row][round]`` are the ranks among the draft's choices that lead along the target's own tokens, behind which
     no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
     decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition
-    of the target, so a stored case stays what it was.
+    of the target, so a stored case stays what it was. ``stop_sequences`` has those of each row.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -225,9 +233,9 @@ class Case(AnyCase):
     lane: ClassVar[str] = "transparent"
     checkpoint: ClassVar[str] = ""
     # Fields that the format got later: where they say nothing they are left out, so that cases keep their ids.
-    omitted = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before")
+    omitted = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before", "stop_sequences")
     nested = ("before", lambda data, place: Case.from_dict(data, f"{place}: "))
-    rules = (_rows, _work, _vocabulary, _accepted, _names, _state, _trees, _earlier)
+    rules = (_rows, _work, _vocabulary, _accepted, _names, _state, _stops, _trees, _earlier)
     prompts: Prompts
     max_new_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS_OF_ROW - 1)] = 4
     num_draft_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)] = 1
@@ -246,6 +254,7 @@ class Case(AnyCase):
     tree: OfRows[OfRounds[Tree]] = ()
     paths: OfRows[OfRounds[Path]] = ()
     before: Annotated[tuple[Case, ...], Meta(max_length=MOST_BEFORE, extra={"of": " cases"})] = ()
+    stop_sequences: OfRows[tuple[Prompt, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,7 +263,10 @@ class Case(AnyCase):
 
     @property
     def options(self) -> tuple[RowOptions, ...]:
-        return (RowOptions(self.max_new_tokens, self.eos_token_ids),) * len(self.prompts)
+        plain = RowOptions(self.max_new_tokens, self.eos_token_ids)
+        return tuple(replace(plain, stop_sequences=stops) for stops in self.stop_sequences) or (plain,) * len(
+            self.prompts
+        )
 
     @property
     def alone(self) -> Case:

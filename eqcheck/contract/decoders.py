@@ -55,6 +55,8 @@ CAPABILITIES = {
     "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
     "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
     "seeds": "a sampled row may have a seed",
+    "stop-sequences": "a row ends where its new tokens end with one of its stop sequences",
+    "finish-reason": "rows are returned with why they ended",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")

@@ -33,6 +33,7 @@ SCORING = {"min_new_tokens": 0, **PENALTIES}
 
 
 _TOKENS = {"is": "a list of token ids"}
+_STOPS = {"is": "a list of lists of token ids"}
 _ABOVE_0 = {"is": "a number above 0"}
 _FINITE = {"is": "a finite number"}
 _WARM = {"is": "0 (greedy) or a number from 1e-6 to 1e6"}
@@ -42,6 +43,8 @@ _SEED = {"is": "a whole number from 0 to 2**64 - 1, or None"}
 
 
 def _bounds(options: RowOptions) -> Iterator[str]:
+    if not all(options.stop_sequences):
+        yield "stop_sequences: expected at least one token id in each, got none"
     if 0 < options.temperature < 1e-6:
         yield f"temperature: expected {_WARM['is']}, got {options.temperature!r}"
     if options.seed is not None and not 0 <= options.seed < 2**64:  # more than a bound of msgspec can say
@@ -52,8 +55,9 @@ def _bounds(options: RowOptions) -> Iterator[str]:
 class RowOptions:
     """The options of one row; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
 
-    ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. ``arrival``: the row is handed over
-    after so many steps of the engine.
+    ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
+    ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
+    is handed over after so many steps of the engine.
 
     At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
     cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
@@ -76,6 +80,7 @@ class RowOptions:
     top_p: Annotated[float, Meta(ge=float_info.min, le=1, extra=_SHARE)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1, extra={"is": "a number from 0 (no cut) to 1"})] = 0.0
     seed: Annotated[int | None, Meta(extra=_SEED)] = None
+    stop_sequences: Annotated[tuple[tuple[int, ...], ...], Meta(extra=_STOPS)] = ()
 
     def __post_init__(self) -> None:
         check(self, (_bounds,), UsageError)
@@ -85,6 +90,21 @@ class RowOptions:
         """Whether an option changes the scores of tokens before the best is chosen."""
         penalised = any(getattr(self, name) != off for name, off in PENALTIES.items())
         return penalised or bool(self.min_new_tokens and self.eos_token_ids)
+
+    def stops_of(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """The stop sequences with which new tokens end."""
+        return [stop for stop in self.stop_sequences if tuple(tokens[-len(stop) :]) == stop]
+
+    def cut(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """New tokens up to and with the first EOS, or the first stop sequence.
+
+        >>> RowOptions(4, (9,), stop_sequences=((2, 3), (5,))).cut((3, 2, 3, 9))
+        (3, 2, 3)
+        """
+        ends = (
+            n for n in range(1, len(tokens) + 1) if tokens[n - 1] in self.eos_token_ids or self.stops_of(tokens[:n])
+        )
+        return tuple(tokens[: next(ends, len(tokens))])
 
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
         """How new tokens end wrongly: the kind, and the index of the first token too many or missing; None if rightly.

@@ -14,12 +14,13 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from eqcheck.case.record import Case
+from eqcheck.contract.completion import split
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.errors import OutputError, Unsupported
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.rounding import ties_of
-from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.decoding.run import Run, Truth
 from eqcheck.decoding.schedule import script_of
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.drafting.head import Contexts, ScriptedHead
@@ -38,7 +39,7 @@ def truth_of(case: Case) -> Truth:
     continued = continue_rows(case.family, case.vocab_size, case.seed, case.prompts, case.max_new_tokens)
     uncut = tuple(tokens for tokens, _ in continued)
     return Truth(
-        rows=tuple(cut(row, case.eos_token_ids) for row in uncut),
+        rows=tuple(options.cut(row) for options, row in zip(case.options, uncut, strict=True)),
         uncut=uncut,
         digests=tuple(digests for _, digests in continued),
     )
@@ -172,7 +173,8 @@ def answered(
         if request != untouched:
             changed = one_line(f"expected {untouched}, got {request}", 2000)
             return Run(case, truth, trace, None, crash("invalid-output", "mutated-request", changed))
-        return Run(case, truth, trace, check_rows(outputs, rows, case.known_ids))
+        tokens, completions = split(outputs)
+        return Run(case, truth, trace, check_rows(tokens, rows, case.known_ids), completions=completions)
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
         return Run(case, truth, trace, None, crash("invalid-output", what, _message(error)))

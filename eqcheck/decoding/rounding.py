@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eqcheck.contract.family import FAMILY
-from eqcheck.decoding.run import Run, Truth, cut
+from eqcheck.decoding.run import Run, Truth
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.real.truth import noise, scores_of
 from eqcheck.truth.continuation import continue_row, digests_of
@@ -61,5 +61,5 @@ def after(run: Run, row: int, index: int, more: Callable[[tuple[int, ...], int],
     left = run.case.max_new_tokens - len(kept)
     uncut[row] = (*kept, *more((*prompt, *kept), left)) if left > 0 else kept
     digests[row] = digests_of(run.case.family, [(*prompt, *uncut[row])])[0]
-    rows = tuple(cut(tokens, run.case.eos_token_ids) for tokens in uncut)
+    rows = tuple(options.cut(tokens) for options, tokens in zip(run.case.options, uncut, strict=True))
     return replace(run, truth=Truth(rows, tuple(uncut), tuple(digests)), ties=run.ties + 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from eqcheck.case.record import Case
+from eqcheck.contract.completion import Completion
 from eqcheck.decoding.rounds import Rounds
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.hashing import Words
@@ -17,8 +18,8 @@ from eqcheck.result.verdict import RowVerdict
 class Truth:
     """The output of the target alone, per row.
 
-    ``rows`` end at the first EOS or at the limit; ``uncut`` go on to the limit regardless. ``digests[row]``
-    ``[layers, positions]`` are the hashes of a query at each logical position that saw exactly its row.
+    ``rows`` end at the first EOS or stop sequence, or at the limit; ``uncut`` go on to the limit regardless.
+    ``digests[row]`` ``[layers, positions]`` are the hashes of a query at each logical position that saw just its row.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -32,7 +33,7 @@ class Run:
 
     ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
     ``ties`` counts tokens that rounding decided, where the target computes in less than float64; the truth then goes on
-    after them.
+    after them. ``completions`` are the rows that came as such, None for others.
     """
 
     case: Case
@@ -43,6 +44,7 @@ class Run:
     failure_text: str = ""
     declined: str = ""
     ties: int = 0
+    completions: tuple[Completion | None, ...] = ()
 
     @cached_property
     def rounds(self) -> Rounds:

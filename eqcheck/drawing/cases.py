@@ -31,12 +31,16 @@ _ONCE_IN = Bounds(rows=12, prompt=14, new_tokens=20, draft_tokens=6)  # how ofte
 
 @dataclass(frozen=True)
 class Claims:
-    """Which cases a decoder takes; ``requires`` names preconditions (`eqcheck.contract.requirements`)."""
+    """Which cases a decoder takes; ``requires`` names preconditions (`eqcheck.contract.requirements`).
+
+    Of the ``capabilities`` only those count that add options to cases.
+    """
 
     families: tuple[str, ...]
     padding_sides: tuple[str, ...]
     cache_states: tuple[str, ...]
     requires: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
 
 
 def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
@@ -72,6 +76,7 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
         pad_token_id=_pad(choose, prompts, truth, eos, "pad-not-in-prompt" in requires),
         padding_side=side,  # type: ignore[arg-type]
         family=family,
+        stop_sequences=_stops(choose, prompts, truth) if "stop-sequences" in claims.capabilities else (),
         **state,
     )
 
@@ -247,6 +252,24 @@ def _eos(
     if not barred and not (eos and "one-eos" in requires) and _seldom(choose, 8):
         eos.append(choose.pick(choose.pick(prompts)))
     return eos
+
+
+def _stops(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt]) -> tuple[tuple[Prompt, ...], ...]:
+    """Stop sequences of each row in two cases of three: most of them are emitted, some stand in the prompt."""
+    if not choose.integer(0, 2):
+        return ()
+    stops = tuple(_stop(choose, *pair) for pair in zip(prompts, truth, strict=True))
+    return stops if any(stops) else ()
+
+
+def _stop(choose: Choices, prompt: Prompt, new: Prompt) -> tuple[Prompt, ...]:
+    kind = choose.pick(("emitted", "emitted", "begun before", "of the prompt", "across", "none"))
+    start = choose.integer(0, len(new) - 1)
+    stop = new[start : start + choose.integer(1, 4)]
+    if kind == "begun before" and start:  # the tokens before the match begin another stop sequence, which is left open
+        return ((*new[start - 1 : start + 1], (new[start] + 1) % VOCAB_SIZE), stop)
+    inside = {"of the prompt": (prompt[-2:],), "across": ((*prompt[-1:], new[0]),), "none": ()}
+    return inside.get(kind, (stop,))
 
 
 def _pad(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt], eos: list[int], apart: bool) -> int:

@@ -80,6 +80,8 @@ TRANSPARENT = About(
         "last_id_emitted": "the last id of the vocabulary is a token to emit",
         "equal_prompts": "two prompts are equal",
         "prompt_begins_another": "a prompt is the beginning of another",
+        "stopped": "a row ended by a stop sequence",
+        "stop_in_prompt": "a stop sequence stands in the row's prompt",
         "tree": "draft tokens of a round as a tree",
         "different_trees": "rows whose trees differ",
         "off_spine": "an accepted node that is not the draft's first choice",

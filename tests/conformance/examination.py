@@ -122,7 +122,15 @@ class Examination:
         decoder = self.decoder
         states = tuple(state for state in decoder.cache_states if state in TAKEN)
         shard = list(self.laws).index(law.name), len(self.laws)
-        return Source(SEED, decoder.families, decoder.padding_sides, states, decoder.requires, shard=shard)
+        return Source(
+            SEED,
+            decoder.families,
+            decoder.padding_sides,
+            states,
+            decoder.requires,
+            shard=shard,
+            capabilities=decoder.capabilities,
+        )
 
     def _examine(self, law: Law) -> Found:
         """Examine a law in a process that can be ended; in this one, where a forked one would lack what is here."""

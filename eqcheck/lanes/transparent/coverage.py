@@ -59,6 +59,13 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
         "last_id_emitted": last in emitted,
         "equal_prompts": relation == "equal",
         "prompt_begins_another": relation == "beginning",
+        "stopped": any(options.stops_of(row) for options, row in zip(case.options, truth.rows, strict=True)),
+        "stop_in_prompt": any(
+            stop == prompt[at : at + len(stop)]
+            for prompt, stops in zip(case.prompts, case.stop_sequences, strict=False)
+            for stop in stops
+            for at in range(len(prompt))
+        ),
         "tree": bool(case.tree),
         "different_trees": len(set(case.tree)) > 1,
         **{f"row_past_{size}": longest > size for size in _SIZES[1:]},

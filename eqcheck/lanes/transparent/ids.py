@@ -32,17 +32,22 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the EOS ids and the pad id of a case stand; the pad None where its id occurs nowhere."""
+    """Where EOS ids, pad id and stop sequences of a case stand; the pad None where its id occurs nowhere."""
 
     eos: tuple[Place, ...]
     pad: Place | None
+    stops: tuple[tuple[tuple[Place, ...], ...], ...] = ()
 
     @classmethod
     def of(cls, case: Case) -> Places:
         truth, pad = truth_of(case), case.pad_token_id
         eos = {token: _place(case, truth, token) or Place("id", index=token) for token in case.eos_token_ids}
         alone = Place("id", index=pad) if pad in (0, case.vocab_size) else _place(case, truth, pad)
-        return cls(tuple(eos.values()), eos.get(pad, alone))
+        stops = tuple(
+            tuple(_places(number, truth.uncut[number], case.prompts[number], stop) for stop in of_row)
+            for number, of_row in enumerate(case.stop_sequences)
+        )
+        return cls(tuple(eos.values()), eos.get(pad, alone), stops)
 
     def without_row(self, row: int) -> Places:
         """The places in the case with one row less; what stood in that row is gone."""
@@ -52,7 +57,12 @@ class Places:
                 return place
             return None if place.row == row else replace(place, row=place.row - (place.row > row))
 
-        return Places(tuple(place for place in map(moved, self.eos) if place), moved(self.pad))
+        stops = tuple(
+            tuple(tuple(place for place in map(moved, stop) if place) for stop in of_row)
+            for number, of_row in enumerate(self.stops)
+            if number != row
+        )
+        return Places(tuple(place for place in map(moved, self.eos) if place), moved(self.pad), stops)
 
     def renamed(self, name: Sequence[int]) -> Places:
         """The places, with other ids where they are ids by themselves."""
@@ -60,12 +70,13 @@ class Places:
         def other(place: Place) -> Place:
             return replace(place, index=name[place.index]) if place.kind == "id" else place
 
-        return Places(tuple(map(other, self.eos)), self.pad and other(self.pad))
+        stops = tuple(tuple(tuple(map(other, stop)) for stop in of_row) for of_row in self.stops)
+        return Places(tuple(map(other, self.eos)), self.pad and other(self.pad), stops)
 
 
 def with_ids(case: Case, places: Places, **changes: Any) -> Case:
     """The case with other prompts, limits and so on, and the ids that now stand at the places."""
-    changed = replace(case, **{"eos_token_ids": (), "pad_token_id": 0, **changes})
+    changed = replace(case, **{"eos_token_ids": (), "pad_token_id": 0, "stop_sequences": (), **changes})
     uncut = truth_of(changed).uncut
 
     def standing(place: Place | None) -> list[int]:
@@ -76,7 +87,25 @@ def with_ids(case: Case, places: Places, **changes: Any) -> Case:
 
     eos = tuple(dict.fromkeys(token for place in places.eos for token in standing(place)))
     pad, *_ = (*standing(places.pad), unused_id(changed.prompts, uncut, case.vocab_size))
-    return replace(changed, eos_token_ids=eos, pad_token_id=pad)
+    stops = tuple(
+        tuple(
+            stop for places_of in of_row if (stop := tuple(token for place in places_of for token in standing(place)))
+        )
+        for of_row in places.stops
+    )
+    return replace(changed, eos_token_ids=eos, pad_token_id=pad, stop_sequences=stops if any(stops) else ())
+
+
+def _places(number: int, new: Sequence[int], prompt: Sequence[int], stop: tuple[int, ...]) -> tuple[Place, ...]:
+    """Where the tokens of a stop sequence stand: all in a row with its prompt, or each by itself as an id."""
+    text, size = (*prompt, *new), len(stop)
+    for start in (*range(len(prompt), len(text)), *range(len(prompt))):
+        if text[start : start + size] == stop:
+            places = range(start - len(prompt), start - len(prompt) + size)
+            return tuple(
+                Place("new", number, at) if at >= 0 else Place("prompt", number, at + len(prompt)) for at in places
+            )
+    return tuple(Place("id", index=token) for token in stop)
 
 
 def _place(case: Case, truth: Truth, token: int) -> Place | None:
@@ -226,6 +255,7 @@ def _traits(case: Case) -> tuple[Any, ...]:
 
     return (
         tuple(map(len, rows)),
+        tuple(tuple(map(len, stops)) for stops in case.stop_sequences),
         len(eos),
         eos.index(pad) if pad in eos else None,
         tuple(stands(prompt, eos) for prompt in case.prompts),

@@ -36,7 +36,10 @@ class TransparentLane(Lane):
         if targets := [family for family in families if FAMILY[family].target]:
             claimed = tuple(family for family in targets if claimed_by(decoder.families, family))
         states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
-        self.source = Source(options.seed, families, decoder.padding_sides, states, decoder.requires, options.bounds)
+        sides, requires = decoder.padding_sides, decoder.requires
+        self.source = Source(
+            options.seed, families, sides, states, requires, options.bounds, capabilities=decoder.capabilities
+        )
         self.result = Audit(decoder, options, "transparent", families, claimed)
         self.sequences: SequenceSearch | None = None
         self._drawing = ExitStack()

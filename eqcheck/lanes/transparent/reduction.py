@@ -175,6 +175,12 @@ class _Shrinking:
         for number, place in enumerate(self.places.eos):
             if place.kind == "new":
                 lowered(place.index, 0, partial(self.end_at, number))
+        for row, stops in enumerate(self.places.stops):
+            for number in reversed(range(len(stops))):
+                left = put(self.places.stops, (row,), stops[:number] + stops[number + 1 :])
+                fewer = replace(self.places, stops=left if any(left) else ())
+                self.attempt(with_ids(self.case, fewer), fewer)
+                stops = self.places.stops[row] if self.places.stops else ()
         plain = replace(self.places, pad=None)
         self.attempt(with_ids(self.case, plain), plain)
 

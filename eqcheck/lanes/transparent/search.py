@@ -66,6 +66,7 @@ class Source:
     requires: tuple[str, ...] = ()
     bounds: Bounds = WIDE
     shard: tuple[int, int] = (0, 1)
+    capabilities: tuple[str, ...] = ()
     _drawn: _Drawn = field(default_factory=lambda: _Drawn(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Source:
 
     @property
     def claims(self) -> Claims:
-        return Claims(self.families, self.padding_sides, self.cache_states, self.requires)
+        return Claims(self.families, self.padding_sides, self.cache_states, self.requires, self.capabilities)
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
         """The first ``size`` cases of the ``index``-th chunk; cases of a source are distinct while there are others."""

@@ -1,0 +1,99 @@
+"""The ends and counts that are told beside a row, held against the row; and rows that go on behind a stop sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqcheck.contract.completion import Completion
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.decoding.run import Run
+from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.statements import Statement, state
+from eqcheck.result.verdict import RowVerdict
+
+Ids = tuple[int, ...]
+
+
+def told_wrongly(
+    completions: Sequence[Completion | None], prompts: Sequence[Ids], options: Sequence[RowOptions], rows: Sequence[Ids]
+) -> Explanation | None:
+    """The first completion that tells another end of its row, or counts other tokens; None if all are right.
+
+    The rows are the target's own.
+
+    >>> told_wrongly([Completion((5,), "stop")], [(1,)], [RowOptions(1)], [(5,)]).fingerprint
+    'bookkeeping/finish-reason'
+    """
+    for number, told in enumerate(completions):
+        if told is None:
+            continue
+        for kind, statement in (
+            ("finish-reason", _reason(told, options[number], rows[number])),
+            ("usage", _usage(told, prompts[number], rows[number])),
+        ):
+            if statement:
+                return Explanation("bookkeeping", kind, row=number, **statement._asdict())
+    return None
+
+
+def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None:
+    """How a row ends, where something else is told; an EOS that completes a stop sequence may be told as either."""
+    stops, by_eos = options.stops_of(row), row[-1:] != () and row[-1] in options.eos_token_ids
+    reason = "stop" if stops or by_eos else "length"
+    given = f"its stop sequence {_ids(stops[0])}" if stops else "an EOS" if by_eos else "its limit"
+    if told.finish_reason not in (None, reason):
+        return state("reason", given=given, told=f"{told.finish_reason!r:.80}")
+    stop = None if told.stop is None else tuple(told.stop)
+    if told.finish_reason and not (stop in stops or (stop is None and not stops) or (stop is None and by_eos)):
+        return state("reason", given=given, told="no stop sequence" if stop is None else f"stop sequence {_ids(stop)}")
+    return None
+
+
+def _usage(told: Completion, prompt: Ids, row: Ids) -> Statement | None:
+    for name, tokens in (("prompt_tokens", prompt), ("completion_tokens", row)):
+        count = (told.usage or {}).get(name, len(tokens))
+        if count != len(tokens):
+            return state("usage", count=name, told=f"{count!r:.80}", tokens=len(tokens))
+    return None
+
+
+def without_passed_stops(run: Run) -> tuple[Run, Explanation | None]:
+    """The run as if no row went on behind its stop sequence, and the explanation of the first that does, if any.
+
+    The tokens of such a row are right, so other faults come first.
+    """
+    passed = [row for row in run.verdicts if _passes(run.case.options[row.row], row)]
+    if not passed:
+        return run, None
+    ended, row = {one.row: one.expected for one in passed}, passed[0]
+    said = state(
+        "stop-passed",
+        tokens=len(row.observed) - len(row.expected),
+        stop=_ids(run.case.options[row.row].stops_of(row.expected)[0]),
+    )
+    explanation = Explanation(
+        "options",
+        "ignored-option",
+        row=row.row,
+        token_index=row.first,
+        observed=row.observed[len(row.expected)],
+        expected_row=row.expected,
+        observed_row=row.observed,
+        wrong_rows=tuple(ended),
+        given=run.case.given(row.row),
+        subject="stop-sequences",
+        **said._asdict(),
+    )
+    return replace(run, outputs=tuple(ended.get(each.row, each.observed) for each in run.verdicts)), explanation
+
+
+def _passes(options: RowOptions, row: RowVerdict) -> bool:
+    """Whether a row is right up to its stop sequence and goes on behind it; an EOS there is another fault."""
+    expected = row.expected
+    ended = bool(options.stops_of(expected)) and expected[-1] not in options.eos_token_ids
+    return ended and len(row.observed) > len(expected) and row.first == len(expected)
+
+
+def _ids(tokens: Ids) -> str:
+    return " ".join(map(str, tokens))

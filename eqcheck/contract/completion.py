@@ -1,0 +1,53 @@
+"""A row as a decoder may return it in place of its tokens: with how it ended, and what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eqcheck.contract.errors import OutputError
+
+REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The new tokens of a row and what is returned beside them; None says nothing, and is not judged.
+
+    ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
+    ``stop`` is the stop sequence that ended it, None for an EOS. ``usage`` counts ``prompt_tokens`` and
+    ``completion_tokens``. ``logprobs`` and ``prompt_logprobs`` are not judged yet.
+
+    >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
+    (7,)
+    """
+
+    tokens: Sequence[int]
+    finish_reason: str | None = None
+    stop: Sequence[int] | None = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    usage: Mapping[str, int] | None = None
+
+
+def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
+    """Rows as tokens, and the completion of each row that came as one; `OutputError` for one that cannot be meant.
+
+    >>> split([[1], Completion([2], "length")])[0]
+    [[1], [2]]
+    """
+    if not isinstance(outputs, list | tuple):
+        return outputs, ()
+    completions = tuple(row if isinstance(row, Completion) else None for row in outputs)
+    for number, whole in enumerate(completions):
+        if whole and whole.finish_reason not in (None, *REASONS):
+            raise OutputError(
+                f"outputs[{number}].finish_reason: expected one of {REASONS}, got {whole.finish_reason!r:.80}"
+            )
+        if whole and not isinstance(whole.stop, list | tuple | None):
+            raise OutputError(f"outputs[{number}].stop: expected token ids, got {type(whole.stop).__name__}")
+        if whole and not isinstance(whole.usage, Mapping | None):
+            raise OutputError(f"outputs[{number}].usage: expected a mapping, got {type(whole.usage).__name__}")
+    rows = [whole.tokens if whole else row for whole, row in zip(completions, outputs, strict=True)]
+    return rows, completions if any(completions) else ()
