@@ -44,7 +44,7 @@ FULL = Case(
 OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(Case)}
 OTHER["agreement"] = 0.5
 OTHER |= {"cache_state": "pads-nan", "prefill_chunk": 3, "prefix_length": 1, "arrivals": (2,), "before": (FULL,)}
-OTHER |= {"tree": ((((0, 0),),),), "paths": (((0,),),)}
+OTHER |= {"tree": ((((0, 0),),),), "paths": (((0,),),), "stop_sequences": (((3, 4),),)}
 STATES = {
     "prefill_chunk": "chunked",
     "prefix_length": "prefix",
@@ -81,7 +81,7 @@ def test_no_field_is_forgotten(name: str) -> None:
 
 
 def test_a_stored_case_says_its_format_and_defaults_may_be_left_out() -> None:
-    assert set(FULL.to_dict()) == {"format", *OTHER} - {"cache_state", "before", *STATES}
+    assert set(FULL.to_dict()) == {"format", *OTHER} - {"cache_state", "before", "stop_sequences", *STATES}
     assert FULL.to_dict()["format"] == "eqcheck-case/1"
     assert Case.from_dict(MINIMAL) == Case(prompts=((1,),))
 
@@ -246,7 +246,8 @@ def test_drawn_cases_cover_everything() -> None:
     explore()
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
     trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
-    assert set(raised) | seldom | trees == set(TRANSPARENT.counters)
+    stops = {"stopped", "stop_in_prompt"}  # the same; `tests/test_completions.py` sees them
+    assert set(raised) | seldom | trees | stops == set(TRANSPARENT.counters)
 
 
 ROUNDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)

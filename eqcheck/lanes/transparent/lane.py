@@ -56,7 +56,8 @@ class TransparentLane(Lane):
     def asks(self, case: Any) -> bool:
         source = self.source
         within = super().asks(case) and case.padding_side in source.padding_sides
-        return within and case.cache_state in source.cache_states and all(map(self.asks, case.before))
+        stops = not case.stop_sequences or "stop-sequences" in source.capabilities
+        return within and stops and case.cache_state in source.cache_states and all(map(self.asks, case.before))
 
     @contextmanager
     def settling(self, check: Callable[[], None]) -> Iterator[None]:
@@ -185,4 +186,6 @@ def _not_taken(decoder: Decoder, case: Case) -> str:
     ):
         if asked not in taken:
             return f"it does not take the {what} {asked}, only {', '.join(taken)}"
+    if case.stop_sequences and "stop-sequences" not in decoder.capabilities:
+        return "it does not take stop sequences"
     return ""
