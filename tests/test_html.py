@@ -18,6 +18,7 @@ from eqcheck.report.finding import readable, tokens
 from eqcheck.report.page import to_html, trace_page
 from eqcheck.report.picture import SlotColumn, cell, columns, committed, drafts, timeline
 from eqcheck.report.templates import page
+from eqcheck.report.terminal import summary
 from eqcheck.result.findings import LawEvidence, OtherCase
 from eqcheck.result.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 
@@ -147,8 +148,20 @@ def test_what_was_never_exercised_and_what_is_vacuous_is_said_loudly() -> None:
     assert "<b>VACUOUS</b>" not in to_html(full)
 
 
-def test_a_violation_without_a_cause_is_not_called_a_cause() -> None:
-    assert "Found: 4 causes and 1 violation without a cause that could be shown." in to_html(told("openvino_genai"))
+def test_a_violation_without_a_cause_is_counted_and_not_listed_as_a_cause() -> None:
+    report = told("openvino_genai")
+    text, printed = to_html(report), summary([report], ["out"]).partition("openvino_genai: violation")[2]
+    listed = text[text.index('<ol class="causes">') : text.index("</nav>")]
+    assert "Found: 4 causes and 1 case without a cause that could be shown." in text
+    assert "unattributed" not in listed
+    assert "1 case without a cause:" in listed
+    assert "13 cases without a cause, inconclusive:" in listed
+    assert "  1 case without a cause\n  INCONCLUSIVE, 13 cases without a cause" in printed
+    assert "unattributed" not in printed
+    assert any(one.component == "unattributed" and one.reproduce for one in report.violations), "it stays a violation"
+    anchors = set(re.findall(r'href="#(r0-\d+)"', listed))
+    assert anchors <= set(re.findall(r'id="(r0-\d+)"', text)), "and can be looked at"
+    assert len(anchors) == len(report.violations) + len(report.inconclusive)
 
 
 def test_the_evidence_is_drawn_against_its_thresholds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,20 @@ class Content:
 
     @property
     def findings(self) -> list[tuple[str, ReportedViolation]]:
-        """Every finding behind its standing, in the order of the report."""
-        return [(standing, one) for group, standing in STANDINGS.items() for one in getattr(self.r, group)]
+        """Every finding behind its standing, in the order of the report, but without a cause after those with one."""
+        return [
+            (standing, finding)
+            for group, standing in STANDINGS.items()
+            for finding in sorted(getattr(self.r, group), key=lambda finding: not finding.caused)
+        ]
+
+    @property
+    def uncaused(self) -> dict[str, int]:
+        """How many cases have no cause that was shown, by standing."""
+        counts: Counter[str] = Counter()
+        for standing, finding in self.findings:
+            counts[standing] += 0 if finding.caused else finding.count
+        return {standing: count for standing, count in counts.items() if count}
 
     @property
     def exact(self) -> str:

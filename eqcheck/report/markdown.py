@@ -76,11 +76,13 @@ def _families(content: Content) -> list[str]:
 
 
 def _finding(content: Content, finding: ReportedViolation, standing: str) -> list[str]:
-    title = "" if standing == "violation" else standing.capitalize()
+    titles = [standing] * (standing != "violation") + ["without a cause"] * (not finding.caused)
     known = f" ({finding.in_known_words})" if finding.known else ""
     count = f"{cases(finding)}{' and one stored before' if finding.from_corpus else ''}"
     beyond = ", families not claimed" if standing == "discovery" else ""
-    head = ": ".join([*([title] if title else []), finding.fingerprint, f"{count}{beyond}{known}"])
+    head = ": ".join(
+        [*([", ".join(titles).capitalize()] if titles else []), finding.fingerprint, f"{count}{beyond}{known}"]
+    )
     text = "\n\n".join(part for part in (finding.explanation, finding.traceback.rstrip()) if part)
     # An axis: failing cases over cases run.
     axes = [

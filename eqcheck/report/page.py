@@ -73,11 +73,11 @@ class ReportPage(Content):
         if not run:
             return "Nothing was tested: no case ran."
         if self.r.verdict == "violation":
-            unknown = sum(one.component == "unattributed" for one in violations)
-            named = [many(len(violations) - unknown, "cause")] * (len(violations) > unknown)
-            named += [f"{many(unknown, 'violation')} without a cause that could be shown"] * bool(unknown)
-            causes = f" Found: {' and '.join(named)}." if named else ""
-            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}.{causes}"
+            causes, without = sum(one.caused for one in violations), self.uncaused.get("violation", 0)
+            named = [many(causes, "cause")] * bool(causes)
+            named += [f"{many(without, 'case')} without a cause that could be shown"] * bool(without)
+            found = f" Found: {' and '.join(named)}." if named else ""
+            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}.{found}"
         if self.r.verdict == "inconclusive":
             return f"{run} cases ran. They do not settle whether the decoder is right."
         ties = f" {self.r.cases.tie} ended in a near-tie." if self.r.cases.tie else ""

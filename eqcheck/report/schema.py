@@ -124,6 +124,11 @@ class ReportedViolation:
     others: tuple[OtherCase, ...] = ()
 
     @property
+    def caused(self) -> bool:
+        """Whether a cause was shown; `unattributed` is none."""
+        return self.component != "unattributed"
+
+    @property
     def in_known_words(self) -> str:
         """Why it is known, in words; empty for one that is not."""
         if self.known is None:

@@ -161,8 +161,9 @@ def _table(contents: Sequence[Content], width: int) -> str:
     for content in contents:
         by_component: Counter[str] = Counter()
         for violation in content.r.violations:
-            by_component[violation.component] += violation.count
-        shown = ", ".join(f"{name} {count}" for name, count in by_component.most_common()) or "-"
+            by_component[violation.component] += violation.count if violation.caused else 0
+        counts = [*by_component.most_common(), ("without a cause", content.uncaused.get("violation", 0))]
+        shown = ", ".join(f"{name} {count}" for name, count in counts if count) or "-"
         shown += " (VACUOUS)" * bool(content.loud)
         rows.append(
             [content.r.decoder.name, content.r.verdict, content.r.cases.run, content.exact, content.prefix, shown]
@@ -174,7 +175,7 @@ def _table(contents: Sequence[Content], width: int) -> str:
 
 
 def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str]:
-    """The verdict, a line for each cause with how many cases show it, and where the page is.
+    """The verdict, a line for each cause with how many cases show it, how many have none, and where the page is.
 
     ``short``: the causes are explained nowhere else, so what each means is said here.
     """
@@ -186,11 +187,19 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
         line += f"; exact match {content.exact}, prefix match {content.prefix}"
     lines = [line]
     for standing, finding in content.findings:
-        mark = "" if standing == "violation" else f"{standing.upper()}, "
+        if not finding.caused:
+            continue
+        mark = _mark(standing)
         meaning = f", {finding.cause.meaning}" if short else ""
         lines.append(f"  {mark}{cases(finding)}: {finding.fingerprint}{' (known)' if finding.known else ''}{meaning}")
+    for standing, count in content.uncaused.items():
+        lines.append(f"  {_mark(standing)}{many(count, 'case')} without a cause")
     page = f", page: {folder}/report.html" if Path(folder, "report.html").is_file() else ""
     return [wrapped(line, width) for line in [*lines, f"{name}: report in {folder}{page}"]]
+
+
+def _mark(standing: str) -> str:
+    return "" if standing == "violation" else f"{standing.upper()}, "
 
 
 _FOREIGN_FRAMES = (f"site-packages{os.sep}", f"{Path(__file__).parents[1].name}{os.sep}")  # torch's, and eqcheck's
