@@ -14,19 +14,21 @@ from typing import NamedTuple
 
 from eqcheck.contract.errors import UsageError, did_you_mean
 
-DTYPES = ("float64", "float32", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 class Architecture(NamedTuple):
     """A model of transformers as it is built here: its class, the family that it is like, the dtype it computes in.
 
-    ``windowed`` models have layers with an attention window beside others without one.
+    ``windowed`` models have layers with an attention window beside others without one. ``built`` is the name of a
+    built checkpoint, whose function is the truth.
     """
 
     model: str
     family: str
     dtype: str = "float64"
     windowed: bool = False
+    built: str = ""
 
 
 # In float32 those whose own attention makes NaN of a pad that sees nothing, where it is computed in float64.
@@ -46,9 +48,24 @@ ARCHITECTURES = {
     "mamba2": Architecture("Mamba2ForCausalLM", "recurrent"),
 }
 
+# The built checkpoints, which compute in bfloat16 if nothing else is asked. Two share a name with a model above.
+BUILT = {
+    name if name not in ARCHITECTURES else f"built-{name}": Architecture(model, family, "bfloat16", built=name, **more)
+    for name, model, family, more in (
+        ("full", "LlamaForCausalLM", "rotary", {}),
+        ("qwen3", "Qwen3ForCausalLM", "rotary", {}),
+        ("moe", "Qwen3MoeForCausalLM", "rotary", {}),
+        ("learned", "GPT2LMHeadModel", "learned", {}),
+        ("mla", "DeepseekV3ForCausalLM", "rotary", {}),
+        ("window", "Gemma3ForCausalLM", "rotary", {"windowed": True}),
+        ("mistral", "MistralForCausalLM", "window:32", {}),
+    )
+}
+TARGETS = {**ARCHITECTURES, **BUILT}
+
 # Why others that transformers has are not read.
 UNREAD = dict.fromkeys(
-    ("mamba", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
+    ("hybrid", "delta", "mamba", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
     "its layers, or some of them, have states that the tap does not read; of recurrent models it reads mamba2",
 )
 
@@ -95,7 +112,7 @@ def parsed(family: str) -> Parsed | None:
     """
     base, _, rest = family.partition("@")
     name, dtype = split(rest)
-    known = ARCHITECTURES.get(name)
+    known = TARGETS.get(name)
     if known is None and is_own(name) and _OWN_BASES.fullmatch(base):
         return Parsed(base, name, dtype or "float64")
     if known is None or known.family != base:
@@ -122,13 +139,13 @@ def family_of(name: str, dtype: str = "") -> str:
     """
     if name in UNREAD:
         raise UsageError(f"--target {name}: it cannot be read: {UNREAD[name]}; audit it by its tokens with --python")
-    if name not in ARCHITECTURES:
+    if name not in TARGETS:
         raise UsageError(
-            f"--target: unknown architecture {name!r}{did_you_mean(name, ARCHITECTURES) or '.'} "
-            f"Known: all, {', '.join(ARCHITECTURES)}; each also as NAME@DTYPE with {', '.join(DTYPES)}; "
+            f"--target: unknown architecture {name!r}{did_you_mean(name, TARGETS) or '.'} "
+            f"Known: all, {', '.join(TARGETS)}; each also as NAME@DTYPE with {', '.join(DTYPES)}; "
             "or package.module:Class, or the folder of a checkpoint, as ./folder"
         )
     if dtype and dtype not in DTYPES:
         raise UsageError(f"--target {name}@{dtype}: expected one of {', '.join(DTYPES)} behind the @")
-    plain = dtype in ("", ARCHITECTURES[name].dtype)
-    return f"{ARCHITECTURES[name].family}@{name}" + ("" if plain else f"@{dtype}")
+    plain = dtype in ("", TARGETS[name].dtype)
+    return f"{TARGETS[name].family}@{name}" + ("" if plain else f"@{dtype}")

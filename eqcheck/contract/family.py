@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eqcheck.contract.architectures import ARCHITECTURES, Parsed, parsed
+from eqcheck.contract.architectures import TARGETS, Parsed, parsed
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,17 @@ class Family:
     def stateful(self) -> bool:
         """Whether there is a state in place of slots: it cannot be cropped, and takes in nothing that is hidden."""
         return self.places == "steps"
+
+    @property
+    def built(self) -> str:
+        """The name of the built checkpoint that its real model is, empty for any other."""
+        known = TARGETS.get(self.target.architecture) if self.target else None
+        return known.built if known else ""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids its models emit, from 0."""
+        return 256 if self.built else 128
 
     def first_seen(self, position: int) -> int:
         """The first position that a query at this one is to see."""
@@ -110,11 +121,11 @@ def asked_by(name: str) -> tuple[str, ...]:
 
     One mask does not serve a model with a window in some of its layers only, as `rotary` ones are served.
 
-    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2")
-    (('rotary',), ('rotary', 'window'))
+    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2"), asked_by("rotary@window")
+    (('rotary',), ('rotary', 'window'), ('rotary', 'window'))
     """
     target = parsed(name)
-    known = ARCHITECTURES.get(target.architecture) if target else None
+    known = TARGETS.get(target.architecture) if target else None
     return (base_of(name), *(("window",) if known and known.windowed else ()))
 
 

@@ -20,7 +20,7 @@ from eqcheck.drawing.trees import draw_trees, end_before
 from eqcheck.hashlm.hashing import mix
 from eqcheck.truth.continuation import continue_rows, continued
 
-VOCAB_SIZE = 128
+VOCAB_SIZE = 128  # prompts are made of these ids
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
 T = TypeVar("T")
 
@@ -58,7 +58,8 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
     if special is not None:
         prompts = _emitting(choose, family, prompts, limit, special)
     prompts = tuple(without_ids(prompts, barred(requires), _ids(requires)))
-    truth = [tokens for tokens, _ in continue_rows(family, VOCAB_SIZE, 0, prompts, limit)]
+    size = FAMILY[family].vocab_size
+    truth = [tokens for tokens, _ in continue_rows(family, size, 0, prompts, limit)]
     eos = _eos(choose, prompts, truth, special, requires)
     if state["cache_state"] == "tree":
         k = min(max(k, choose.integer(2, 6)), bounds.draft_tokens)
@@ -73,10 +74,11 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
         accepts=accepts if agreement is None and state["cache_state"] != "tree" else (),
         agreement=agreement,
         eos_token_ids=tuple(dict.fromkeys(eos)),
-        pad_token_id=_pad(choose, prompts, truth, eos, "pad-not-in-prompt" in requires),
+        pad_token_id=_pad(choose, prompts, truth, eos, size, "pad-not-in-prompt" in requires),
         padding_side=side,  # type: ignore[arg-type]
         family=family,
         stop_sequences=_stops(choose, prompts, truth) if "stop-sequences" in claims.capabilities else (),
+        vocab_size=size,
         **state,
     )
 
@@ -223,7 +225,7 @@ def _emitting(choose: Choices, family: str, prompts: tuple[Prompt, ...], limit: 
     if len(shortest) > 2 * WINDOW:
         return prompts
     variants = [(*shortest[:-1], last) for last in range(VOCAB_SIZE)]
-    new, _ = continued(family, VOCAB_SIZE, 0, variants, min(limit, 4))
+    new, _ = continued(family, FAMILY[family].vocab_size, 0, variants, min(limit, 4))
     lasts = [last for last in np.flatnonzero((new == token).any(axis=1)).tolist() if last < LAST_ID]
     if not lasts:
         return prompts
@@ -272,13 +274,13 @@ def _stop(choose: Choices, prompt: Prompt, new: Prompt) -> tuple[Prompt, ...]:
     return inside.get(kind, (stop,))
 
 
-def _pad(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt], eos: list[int], apart: bool) -> int:
-    """A pad id; with ``apart`` one that occurs in no prompt."""
+def _pad(
+    choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt], eos: list[int], size: int, apart: bool
+) -> int:
+    """A pad id, at most the ``size`` of the vocabulary; with ``apart`` one that occurs in no prompt."""
     fed = {token for prompt in prompts for token in prompt}
     kind = choose.pick(("unused", "eos", "prompt", "emitted") * 2 + ("first", "last", "outside"))
-    pads: Sequence[int] = {"eos": eos[:1], "first": [FIRST_ID], "last": [LAST_ID], "outside": [VOCAB_SIZE]}.get(
-        kind, ()
-    )
+    pads: Sequence[int] = {"eos": eos[:1], "first": [FIRST_ID], "last": [LAST_ID], "outside": [size]}.get(kind, ())
     if kind in ("prompt", "emitted"):
         pads = choose.pick(prompts if kind == "prompt" else truth)
     pads = [token for token in pads if not (apart and token in fed)]

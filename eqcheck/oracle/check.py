@@ -26,6 +26,7 @@ from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run, cut
 from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
 from eqcheck.explanation.statements import Statement, state
+from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
 from eqcheck.truth.ties import Referee, coarse
 
@@ -40,7 +41,8 @@ class Oracle:
 
     ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
     Of a target below float32 a token may be a near-tie, which rounding decides: the oracle warns, and judges by margin
-    (`eqcheck.truth.ties`). ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
+    (`eqcheck.truth.ties`). A built checkpoint (`eqcheck.checkpoints`) is exact, so each token is judged.
+    ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
 
         >>> from eqcheck.hashlm.model import HashLM, HashConfig
         >>> oracle = Oracle(HashLM(HashConfig(seed=1)))
@@ -62,7 +64,7 @@ class Oracle:
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.vocab_size = int(text.vocab_size)
-        self._referee = Referee(target) if coarse(target) else None
+        self._referee = Referee(target) if coarse(target) and not recognised(target) else None
         if self._referee:
             warnings.warn(
                 f"target: computes in {str(target.dtype).removeprefix('torch.')}, so near-ties are possible, and a "

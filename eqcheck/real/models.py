@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from eqcheck.contract.architectures import ARCHITECTURES, is_class, is_folder
+from eqcheck.construction.function import CODES
+from eqcheck.contract.architectures import ARCHITECTURES, BUILT, is_class, is_folder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import WINDOW
+from eqcheck.real.built import loaded
 from eqcheck.real.loading import checkpoint, class_of, config_of
 
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
@@ -86,22 +88,27 @@ def model_of(architecture: str, dtype: str, seed: int) -> Any:
 
     Raises `UsageError` where transformers does not have it, or what the user named cannot be built.
     """
-    return _model(architecture, dtype, None if is_folder(architecture) else seed)
+    return _model(architecture, dtype, None if _has_weights(architecture) else seed)
 
 
 def draft_of(architecture: str, dtype: str, seed: int) -> Any:
     """A model like `model_of`'s with weights of its own, so that nothing in a cache of one model is of the other."""
-    return _model(architecture, dtype, _OF_DRAFT + (0 if is_folder(architecture) else seed))
+    return _model(architecture, dtype, _OF_DRAFT + (0 if _has_weights(architecture) else seed))
+
+
+def _has_weights(architecture: str) -> bool:
+    return is_folder(architecture) or architecture in BUILT
 
 
 @lru_cache(maxsize=24)
 def _model(architecture: str, dtype: str, seed: int | None) -> Any:
     if seed is None:
-        model = copy.deepcopy(checkpoint(architecture, VOCAB_SIZE))
+        known = loaded(architecture) if architecture in BUILT else checkpoint(architecture, VOCAB_SIZE)
+        model = copy.deepcopy(known)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _built(architecture)
+            model = _beside(loaded(architecture)) if architecture in BUILT else _built(architecture)
     model = model.to(getattr(torch, dtype)).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -134,6 +141,19 @@ def _built(architecture: str) -> Any:
             f"--target {architecture}: it cannot be built in float64, in which the truth is: "
             f"{type(error).__name__}: {one_line(str(error))}"
         ) from error
+    return model
+
+
+@torch.no_grad()
+def _beside(target: Any) -> Any:
+    """A draft for a built target: random weights, with which it never emits a special id."""
+    model = type(target)(copy.deepcopy(target.config))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=_EMBEDDINGS if _is_table(model, name) else _WEIGHTS)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.clone())  # it may be the table of the embeddings
+    head.weight[CODES:] = 0.0
     return model
 
 

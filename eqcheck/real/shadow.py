@@ -124,7 +124,9 @@ class Shadow:
         answer = answer.clone()
         for number, order in enumerate(forced):
             if order is not None:  # clear steps from choice to choice, or trees of a draft's own would be all breadth
-                answer[number, order] = torch.arange(len(order), 0, -1, dtype=answer.dtype, device=answer.device)
+                top = min(len(order), 256)  # bfloat16 holds no greater number exactly with the next one
+                steps = torch.arange(top, top - len(order), -1, dtype=answer.dtype, device=answer.device)
+                answer[number, order] = steps
         return answer.reshape(logits.shape)
 
     # The making of a call.

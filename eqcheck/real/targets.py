@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from eqcheck.contract.architectures import ARCHITECTURES, family_of, is_class, is_own, split
+from eqcheck.contract.architectures import ARCHITECTURES, family_of, is_class, is_folder, is_own, split
 from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
 from eqcheck.hashlm.parts import Script
 from eqcheck.hashlm.trace import Trace
+from eqcheck.real.built import in_folder
 from eqcheck.real.decode import watched
 from eqcheck.real.models import VOCAB_SIZE, model_of
 from eqcheck.real.tap import NotRead
@@ -50,7 +51,13 @@ def like(model: Any) -> str:
 
 
 def own_family(spec: str, dtype: str) -> str:
-    """The family of cases on a target of the user's; builds the model. Raises `UsageError`, as `model_of` does."""
+    """The family of cases on a target of the user's; builds the model. Raises `UsageError`, as `model_of` does.
+
+    A built checkpoint in a folder is the target of its name, in the dtype in which it is saved if none is asked for.
+    """
+    name, saved = in_folder(spec) if is_folder(spec) else ("", "")
+    if name:
+        return family_of(name, dtype or saved)
     try:
         base = like(model_of(spec, "float64", 0))
     except UsageError:

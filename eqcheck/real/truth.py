@@ -1,4 +1,7 @@
-"""The tokens that a real target emits for a row alone: in float64, with its own mask and positions, and no decoder."""
+"""The tokens that a real target emits for a row alone: in float64, with its own mask and positions, and no decoder.
+
+Those of a built checkpoint are its function's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from transformers import DynamicCache
 
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Ints
+from eqcheck.real.built import emitted
 from eqcheck.real.models import VOCAB_SIZE, model_of
 
 
@@ -23,6 +27,8 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
     query see its own row alone.
     """
     assert family.target is not None
+    if family.built:
+        return np.array(emitted(family.target.architecture, prompts, count), np.int64)
     model = model_of(family.target.architecture, "float64", seed)
     if family.counts_mask or family.stateful:
         return _recomputed(model, prompts, count)

@@ -43,6 +43,7 @@ _OF_DIVERGING = (
     "pad_token_id",
     "padding_side",
     "family",
+    "vocab_size",
 )
 _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats itself
 
