@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.contract import registry
@@ -136,6 +136,7 @@ def events() -> list[Event]:
     audit = Audit(decoder, Options(), findings=[finding], outcomes=[outcome], claimed_families=("rotary",))
     return [
         Started(HOSTILE, "transparent", None),
+        Loading("eqspec", HOSTILE),
         CaseDone("eqspec", 1, 2, 1),
         ViolationSeen("eqspec", outcome, 1),
         Settling("eqspec", "mask/window"),
@@ -150,11 +151,11 @@ def test_every_event_is_a_line_of_json() -> None:
     for event in events():
         log(event)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    names = ["started", "case-done", "violation-seen", "settling", "settled", "finished"]
+    names = ["started", "loading", "case-done", "violation-seen", "settling", "settled", "finished"]
     assert [line["event"] for line in lines] == names
     assert lines[0]["format"] == "eqcheck-events/1"
-    assert Case.from_dict(lines[2]["case"]) == Case.from_dict(lines[4]["case"]) == Case(prompts=((3, 1),))
-    assert lines[5]["violations"] == {"mask/window": 1}
+    assert Case.from_dict(lines[3]["case"]) == Case.from_dict(lines[5]["case"]) == Case(prompts=((3, 1),))
+    assert lines[6]["violations"] == {"mask/window": 1}
     assert "\x1b" not in stream.getvalue()
 
 

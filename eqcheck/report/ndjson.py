@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, TextIO
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.contract.escaping import cleaned
 
 FORMAT: Final = "eqcheck-events/1"
@@ -46,6 +46,8 @@ def told(event: Event) -> dict[str, Any] | None:
     match event:
         case Started(lane=lane, total=total):
             name, more = "started", {"format": FORMAT, "lane": lane, "total": total}
+        case Loading(checkpoint=checkpoint):
+            name, more = "loading", {"checkpoint": checkpoint}
         case CaseDone(done=done, total=total, failing=failing, stored=stored):
             name, more = "case-done", {"done": done, "total": total, "failing": failing, "stored": stored}
         case ViolationSeen(outcome=outcome, number=number):

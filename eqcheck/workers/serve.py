@@ -57,9 +57,7 @@ def serve(spec: str) -> None:
         sent, folders = message["request"], message["folders"]
         if message.get("entropy") is not None:
             _seed(message["entropy"])
-        sent["rows"] = tuple(
-            RowOptions(**{**row, "eos_token_ids": tuple(row["eos_token_ids"])}) for row in sent["rows"]
-        )
+        sent["rows"] = tuple(RowOptions(**{key: _tuples(value) for key, value in row.items()}) for row in sent["rows"])
         request = Request(**{**sent, "eos_token_ids": tuple(sent["eos_token_ids"])})
         try:
             target, draft = folders if decoder.checkpoints else map(_model, folders)
@@ -77,6 +75,11 @@ def serve(spec: str) -> None:
             say(outputs=outputs, observed=dict(hook(generate, "observed")))
     with suppress(Exception):
         running.__exit__(None, None, None)
+
+
+def _tuples(value: Any) -> Any:
+    """A value of JSON as the fields of a request hold it: tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _traceback() -> str:
