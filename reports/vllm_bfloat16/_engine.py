@@ -1,0 +1,153 @@
+"""How the engine is driven, for the scripts here; by eqcheck 0.2.0."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+def prepare() -> None:
+    """Settings that vLLM reads when it is imported."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+        NUMBA_NUM_THREADS="1",
+    )
+
+
+def architecture(folder: str) -> str:
+    """The architecture of a checkpoint, as its configuration has it."""
+    from pathlib import Path
+
+    return str(json.loads(Path(folder, "config.json").read_text())["model_type"])
+
+
+def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    k, kv_block, rows = request.num_draft_tokens, 32, 128
+    settings: dict[str, Any] = {
+        "model": target,
+        "dtype": request.dtype,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 2048,  # of the checkpoints
+        "max_num_seqs": rows,
+        "block_size": kv_block,  # the CPU backend's own 128 is more than most rows have
+        "disable_log_stats": False,
+    }
+    kind = architecture(target)
+    if kind == "lfm2":
+        settings["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+        settings["enable_prefix_caching"] = False  # with it, speculation raises in its first step on the CPU
+    if request.prefix_caching is not None:
+        settings["enable_prefix_caching"] = request.prefix_caching
+    if request.kv_blocks:  # one row of the greatest length must fit, or the engine does not start
+        settings["num_gpu_blocks_override"] = request.kv_blocks
+        spare = 1 if kind == "llama" else 3  # layers with a window or a state have blocks of their own
+        settings["max_model_len"] = (request.kv_blocks - spare) * kv_block - k - 1
+    if request.token_budget:
+        settings["max_num_batched_tokens"] = request.token_budget
+        settings["max_num_seqs"] = min(rows, request.token_budget)
+    if request.drafting == "dictated":
+        proposer = f"{Dictated.__module__}.{Dictated.__name__}"
+        settings["speculative_config"] = {"method": "custom_class", "model": proposer, "num_speculative_tokens": k}
+    elif request.drafting == "model":
+        settings["speculative_config"] = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
+    elif request.drafting == "ngram":
+        lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **lookup}
+    return settings
+
+
+class Dictated:
+    """The engine's proposer of draft tokens: ``drafts`` are a request's, ``proposed[row][new tokens]`` its answers."""
+
+    runner: Any = None  # of the engine in this process; it knows which request is where in the batch
+    drafts: Any = ()
+    proposed: Any = None
+
+    def __init__(self, config: Any) -> None:
+        self.k = config.speculative_config.num_speculative_tokens
+
+    def load_model(self, model: Any) -> None:
+        """There is none."""
+
+    def propose(self, sampled: Any, lengths: Any, tokens: Any, slot_mappings: Any = None) -> list[list[int]]:
+        """Draft tokens for each row of the batch; none for one whose prompt is not yet done."""
+        batch, drafts = self.runner.input_batch, []
+        for index, new in enumerate(sampled):
+            row = int(batch.req_ids[index].partition("-")[0])
+            count = int(lengths[index] - batch.num_prompt_tokens[index])
+            drafts.append(list(self.drafts[row][count : count + self.k]) if new else [])
+            self.proposed.setdefault(row, {})[count] = drafts[-1]
+        return drafts
+
+
+def introduce(worker: Any) -> None:
+    """Tell the proposer of an engine which engine it is in."""
+    Dictated.runner = worker.model_runner
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """An engine with the request's settings."""
+    from vllm import LLM
+
+    llm = LLM(**settings_of(target, draft, request))
+    llm.collective_rpc(introduce)
+    return llm
+
+
+def sampling(row: "RowOptions") -> Any:
+    """The options of one row, as the engine takes them."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=row.top_p,
+        seed=row.seed,
+        max_tokens=row.max_new_tokens,
+        min_tokens=row.min_new_tokens,
+        stop_token_ids=list(row.eos_token_ids),
+        repetition_penalty=row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        detokenize=False,
+    )
+
+
+def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import random
+
+    import torch
+
+    torch.manual_seed(random.getrandbits(48))
+    engine, observed = llm.llm_engine, {} if observed is None else observed
+    waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
+    outputs: dict[int, list[int]] = {}
+    rounds: list[list[Any]] = [[] for _ in request.prompts]
+    if request.drafting == "dictated":
+        Dictated.drafts, Dictated.proposed = request.drafts, {}
+    step = 0
+    while waiting or engine.has_unfinished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not engine.has_unfinished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            engine.add_request(str(row), {"prompt_token_ids": request.prompts[row]}, sampling(request.rows[row]))
+        for result in engine.step():
+            row, tokens = int(result.request_id.partition("-")[0]), list(result.outputs[0].token_ids)
+            before = len(outputs.get(row, ()))
+            if request.drafting == "dictated" and before:
+                rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
+            outputs[row] = tokens
+        step += 1
+    observed.update(steps=step, rounds=rounds)
+    return [outputs[row] for row in range(len(request.prompts))]
