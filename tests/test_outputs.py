@@ -13,7 +13,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settled, Settling, Started, ViolationSeen
+from eqcheck.campaign.events import (
+    CaseDone,
+    Event,
+    Finished,
+    Listener,
+    Loading,
+    Settled,
+    Settling,
+    Started,
+    ViolationSeen,
+)
 from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.contract import registry

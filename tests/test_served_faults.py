@@ -1,0 +1,40 @@
+"""A sample of the engine that serves: its right builds are right, and its faults are caught."""
+
+from __future__ import annotations
+
+import pytest
+from served.builds import ENGINES
+from served.catalogue import held
+from served.faults import FAULTS
+from served.score import Said, decoded, drawn
+
+BY_ID = {fault.id: fault for fault in (*held(), *FAULTS)}
+
+
+@pytest.mark.parametrize(("build", "kind"), [("paged", "window"), ("ring", "mistral"), ("ring", "delta")])
+def test_right_builds_are_right(build: str, kind: str) -> None:
+    engine = ENGINES[build]()
+    engine.open()
+    assert not decoded(engine, drawn(2, kind, caching=build == "paged")).failed
+
+
+@pytest.mark.parametrize("name", ["W01-window-too-wide", "B01-column-before", "S01-state-not-rolled-back"])
+def test_faults_are_caught(name: str) -> None:
+    fault = BY_ID[name]
+    engine = fault.broken()()
+    engine.open()
+    cases = (drawn(number, fault.kinds[0], caching=fault.build == "paged") for number in range(3))
+    assert any(decoded(engine, case).failed for case in cases)
+
+
+def test_only_the_component_counts() -> None:
+    fault = BY_ID["S01-state-not-rolled-back"]
+    fingerprints = fault.fingerprint, "cache/missing-entry", "mask/window"
+    said = (*map(Said, fingerprints), Said("cache/any", open=True), Said())
+    assert [one.verdict(fault) for one in said] == ["right", "right", "false", "open", "none"]
+
+
+def test_faults_have_ids_of_their_own_and_steps_that_exist() -> None:
+    assert len(BY_ID) == len(held()) + len(FAULTS)
+    for fault in BY_ID.values():
+        fault.broken()  # raises where a step has no name in its build
