@@ -38,3 +38,17 @@ def test_faults_have_ids_of_their_own_and_steps_that_exist() -> None:
     assert len(BY_ID) == len(held()) + len(FAULTS)
     for fault in BY_ID.values():
         fault.broken()  # raises where a step has no name in its build
+
+
+def test_a_third_of_the_mechanisms_is_held_out_and_reported_ones_are_replanted() -> None:
+    seen, kept = {fault.mechanism for fault in FAULTS}, {fault.mechanism for fault in held()}
+    assert not seen & kept
+    assert 2 * len(kept) >= len(seen)
+    assert len(BY_ID) >= 40
+    threads = [fault.thread.partition(".com/")[2] for fault in BY_ID.values()]
+    named = [
+        *(f"vllm-project/vllm/{thread}" for thread in ("issues/53051", "pull/52942", "issues/43559", "issues/39273")),
+        *("sgl-project/sglang/pull/34043", "ggml-org/llama.cpp/pull/20075", "ml-explore/mlx-lm/issues/1423"),
+    ]
+    assert all(thread in threads for thread in named)
+    assert sum(thread in named for thread in threads) >= 10

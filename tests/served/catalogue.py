@@ -1,22 +1,16 @@
-"""All planted faults by id; those that are held out are there where their module is."""
+"""All planted faults by id, and those that are held out."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
-
+from served import held as unseen
 from served.fault import Fault
 from served.faults import FAULTS
 from served.score import FaultScore, check_fault
 
-_HELD = "served.held"
-
 
 def held() -> tuple[Fault, ...]:
     """The faults of mechanisms that attribution was not developed on."""
-    faults: Any = import_module(_HELD).FAULTS if find_spec(_HELD) else ()
-    return tuple(faults)
+    return unseen.FAULTS
 
 
 def check(identifier: str) -> FaultScore:

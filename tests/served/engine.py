@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from eqcheck.abduction.evidence import looked_up
 from eqcheck.contract.decoders import Request
 from served.memory import Feed, Memory, Row, wrap
 
@@ -74,8 +75,9 @@ class Engine:
         return Feed(row, [row.text[-1], *drafts], drafts)
 
     def drafts(self, row: Row) -> list[int]:
-        """Draft tokens for a row."""
-        k, n = self.request.num_draft_tokens, len(row.new)
+        """Draft tokens for a row; its last place belongs to what follows them."""
+        n = len(row.new)
+        k = min(self.request.num_draft_tokens, row.options.max_new_tokens - n - 1)
         if self.request.drafting == "dictated":
             return list(self.request.drafts[row.number][n : n + k])
         if self.request.drafting == "ngram":
@@ -136,19 +138,6 @@ class Engine:
             if not row.ended:
                 row.text.append(token)
                 row.ended = token in row.options.eos_token_ids or len(row.new) >= row.options.max_new_tokens
-
-
-def looked_up(text: list[int], count: int) -> list[int]:
-    """What followed the last two tokens of a text when they came before, or the last one.
-
-    >>> looked_up([5, 7, 2, 3, 5, 7], 2), looked_up([5, 7], 2)
-    ([2, 3], [])
-    """
-    for size in (2, 1):
-        ends = [end for end in range(size, len(text)) if text[end - size : end] == text[-size:]]
-        if ends:
-            return text[ends[-1] : ends[-1] + count]
-    return []
 
 
 def loaded(folder: str, dtype: str) -> Any:
