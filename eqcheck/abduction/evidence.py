@@ -116,8 +116,8 @@ class Evidence:
 
     def end(self, row: int, options: RowOptions | None = None) -> int:
         """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
-        options = options or self.case.rows[row].options
-        ends = (n for n, token in enumerate(self.returned[row], 1) if token in options.eos_token_ids)
+        options, tokens = options or self.case.rows[row].options, self.returned[row]
+        ends = (n for n in range(1, len(tokens) + 1) if options.ended(tokens[:n]))
         end = next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens)
         return min(end, options.max_new_tokens)
 

@@ -36,6 +36,7 @@ _TABLE = {
     "bookkeeping/over-length": {"limit-passed": "the row goes on with {tokens} after its limit"},
     "options/ignored-option": {
         "option-ignored": "{options} is ignored",
+        "stop-passed": "the row goes on with {tokens} after its stop sequence",
         "forbidding-option-ignored": "an option that forbids a token is not applied",
         "option-stale": "the tokens of the current round do not count for {options}",
         "option-stale-for-bonus": "the tokens of the current round do not count for {options} at the bonus token",
@@ -44,7 +45,7 @@ _TABLE = {
         "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
         "or after a rejection with the number of all tokens but one, those of the prompt included",
         "options-of-another": "every row is given the options of row {row}",
-        "end-of-another": "rows end where the limit and the EOS ids of row {row} would end them",
+        "end-of-another": "rows end where the limit, the EOS ids and the stop sequences of row {row} would end them",
     },
 }
 EDITS = {id: Edit(fingerprint, id, words) for fingerprint, edits in _TABLE.items() for id, words in edits.items()}
@@ -66,7 +67,9 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
         if len(output) < end:
             ends.append((returned("ends-early", len(output)), row, len(output)))
         elif surplus:
-            edit = "eos-passed" if right[-1] in evidence.case.rows[row].options.eos_token_ids else "limit-passed"
+            options = evidence.case.rows[row].options
+            edit = "stop-passed" if options.ended(right) else "limit-passed"
+            edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
             edit = "pads-after-end" if set(surplus) == {PAD} else edit
             ends.append((returned(edit, len(surplus)), row, end))
     if not ends:
@@ -79,9 +82,10 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
 
 
 def _end_of_another(evidence: Evidence) -> int | None:
-    """The row by whose limit and EOS ids all rows end, where they have their own and some end wrongly."""
+    """The row by whose limit, EOS ids and stops all rows end, where they have their own and some end wrongly."""
     rows = evidence.case.rows
-    if len({(row.options.max_new_tokens, row.options.eos_token_ids) for row in rows}) > 1:
+    own = [(row.options.max_new_tokens, row.options.eos_token_ids, row.options.stop_sequences) for row in rows]
+    if len(set(own)) > 1:
         for other in range(len(rows)):
             ends = [evidence.end(row, rows[other].options) for row in range(len(rows))]
             if ends == list(map(len, evidence.returned)):

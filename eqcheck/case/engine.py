@@ -36,6 +36,9 @@ def _asked(row: EngineRow) -> Iterator[str]:
     options, most = row.options, POSITIONS - len(row.prompt)
     if said := complaint("eos_token_ids", options.eos_token_ids, Tokens):
         yield said
+    for number, stop in enumerate(options.stop_sequences):
+        if said := complaint(f"stop_sequences[{number}]", stop, Tokens):
+            yield said
     for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
         yield from within(name, [getattr(options, name)], least, greatest)
     for name, off in PENALTIES.items():

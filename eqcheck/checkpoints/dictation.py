@@ -136,13 +136,14 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
 
 def _exercised(turn: AskedRound, k: int, tokens: list[int], output: Sequence[int], row: EngineRow) -> set[str]:
     """The counters that a round raises which was played as asked."""
-    eos = row.options.eos_token_ids
+    eos, stops = row.options.eos_token_ids, row.options.stops_of(output)
     within = not turn.whole and turn.accepted < k
     checks = {
         "all_rejected": turn.accepted == 0,
         "all_accepted": turn.accepted == k,
         "eos_inside_block": within and output[-1] in eos,
-        "limit_inside_block": within and output[-1] not in eos,
+        "stop_inside_block": within and bool(stops),
+        "limit_inside_block": within and output[-1] not in eos and not stops,
         "eos_rejected": turn.whole and turn.accepted < k and tokens[turn.accepted] in eos,
     }
     return {name for name, holds in checks.items() if holds}

@@ -21,7 +21,8 @@ class RowJudgement:
     """One row: ``first`` is the index of the first wrong token or of a wrong end, None for a right row.
 
     ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the indices of
-    near-ties before it; ``margin`` is by how much the target prefers its own token. ``end`` is the kind of a wrong end.
+    near-ties before it; ``margin`` is by how much the target prefers its own token. ``end`` is the wrong end,
+    see `RowOptions.wrong_end`.
     """
 
     row: int
@@ -80,7 +81,7 @@ class Judge:
                     first, end = index, ""
                     break
                 near.append(index)
-        expected = None if first is None or end in ("past-eos", "over-length") else choices[first]
+        expected = None if first is None or end not in ("", "premature-stop") else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
     def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:

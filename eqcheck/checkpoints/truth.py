@@ -38,7 +38,7 @@ class FunctionTruth:
         *_, best = map(read, [*row.prompt, *begin])
         while len(output) < row.options.max_new_tokens:
             output.append(int(at_place(self.table[best], row, output).argmax()))
-            if output[-1] in row.options.eos_token_ids:
+            if row.options.ended(output):
                 break
             best = read(output[-1])
         return output
@@ -96,7 +96,7 @@ class ModelTruth:
             with torch.no_grad():
                 scores = self.model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
             output.append(int(at_place(scores[0], row, output).argmax()))
-            if output[-1] in row.options.eos_token_ids:
+            if row.options.ended(output):
                 break
             fed = output[-1:]
         return output

@@ -31,6 +31,26 @@ class Completion:
     usage: Mapping[str, int] | None = None
 
 
+def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:
+    """Rows as tokens, and of each that came as a completion its other fields that say something; None for a list.
+
+    >>> apart([[1], Completion([2], "length")])
+    ([[1], [2]], [None, {'finish_reason': 'length'}])
+    """
+    rows, told = list[Any](), list[dict[str, Any] | None]()
+    for row in outputs:
+        whole = isinstance(row, Completion)
+        rows.append(row.tokens if whole else row)
+        fields = {name: value for name, value in vars(row).items() if name != "tokens"} if whole else {}
+        told.append({name: value for name, value in fields.items() if value is not None} if whole else None)
+    return rows, told
+
+
+def told(completions: Sequence[Completion | None]) -> dict[str, bool]:
+    """Whether any completion says something that is judged, by the name of the counter."""
+    return {name: any(one and getattr(one, name) for one in completions) for name in ("finish_reason", "usage")}
+
+
 def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
     """Rows as tokens, and the completion of each row that came as one; `OutputError` for one that cannot be meant.
 

@@ -32,6 +32,9 @@ SCORING = {"min_new_tokens": 0, **PENALTIES}
 """All options of a row that change scores, greedy rows' as well, and the values at which they do not."""
 
 
+PAST_STOP = "past-stop"
+"""The wrong end of a row that goes on behind a stop sequence; the others are kinds."""
+
 _TOKENS = {"is": "a list of token ids"}
 _STOPS = {"is": "a list of lists of token ids"}
 _ABOVE_0 = {"is": "a number above 0"}
@@ -95,29 +98,33 @@ class RowOptions:
         """The stop sequences with which new tokens end."""
         return [stop for stop in self.stop_sequences if tuple(tokens[-len(stop) :]) == stop]
 
+    def ended(self, tokens: Sequence[int]) -> bool:
+        """Whether new tokens end with an EOS or a stop sequence."""
+        return tokens[-1:] != tokens[:0] and (tokens[-1] in self.eos_token_ids or bool(self.stops_of(tokens)))
+
     def cut(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """New tokens up to and with the first EOS, or the first stop sequence.
 
         >>> RowOptions(4, (9,), stop_sequences=((2, 3), (5,))).cut((3, 2, 3, 9))
         (3, 2, 3)
         """
-        ends = (
-            n for n in range(1, len(tokens) + 1) if tokens[n - 1] in self.eos_token_ids or self.stops_of(tokens[:n])
-        )
-        return tuple(tokens[: next(ends, len(tokens))])
+        return tuple(tokens[: next((n for n in range(1, len(tokens)) if self.ended(tokens[:n])), len(tokens))])
 
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
-        """How new tokens end wrongly: the kind, and the index of the first token too many or missing; None if rightly.
+        """How new tokens end wrongly, and the index of the first token too many or missing; None if rightly.
+
+        It is a kind of bookkeeping, or `PAST_STOP`.
 
         >>> row = RowOptions(3, eos_token_ids=(9,))
         >>> row.wrong_end((1, 9, 2)), row.wrong_end((1, 2)), row.wrong_end((1, 2, 3))
         (('past-eos', 2), ('premature-stop', 2), None)
         """
-        limit = self.max_new_tokens
-        eos = next((number for number, token in enumerate(tokens, 1) if token in self.eos_token_ids), limit + 1)
-        if len(tokens) > min(eos, limit):
-            return ("past-eos", eos) if eos <= limit else ("over-length", limit)
-        return ("premature-stop", len(tokens)) if len(tokens) < min(eos, limit) else None
+        right, limit = self.cut(tokens[: self.max_new_tokens]), self.max_new_tokens
+        if len(tokens) > len(right):
+            if self.ended(right):
+                return "past-eos" if right[-1] in self.eos_token_ids else PAST_STOP, len(right)
+            return "over-length", limit
+        return None if len(right) == limit or self.ended(right) else ("premature-stop", len(right))
 
 
 def sampling_of(options: RowOptions) -> str:

@@ -36,6 +36,13 @@ _OF_ROWS = {
     "seeded_rows": "rows with seeds",
     "cut_laws": "laws that are cut by top-k, top-p or min-p",
 }
+_OF_STOPS = {
+    "stops": "rows with stop sequences",
+    "stopped": "a row ended by a stop sequence",
+    "stop_in_prompt": "a stop sequence stands in the row's prompt",
+    "finish_reason": "rows came with a finish reason",
+    "usage": "rows came with counts of tokens",
+}
 SAMPLING = About(
     counters={
         **_OF_ROWS,
@@ -80,8 +87,7 @@ TRANSPARENT = About(
         "last_id_emitted": "the last id of the vocabulary is a token to emit",
         "equal_prompts": "two prompts are equal",
         "prompt_begins_another": "a prompt is the beginning of another",
-        "stopped": "a row ended by a stop sequence",
-        "stop_in_prompt": "a stop sequence stands in the row's prompt",
+        **_OF_STOPS,
         "tree": "draft tokens of a round as a tree",
         "different_trees": "rows whose trees differ",
         "off_spine": "an accepted node that is not the draft's first choice",
@@ -158,6 +164,11 @@ CHECKPOINT = About(
         "row_limits": "rows with limits of their own",
         "ended_by_eos": "a row ended by an EOS before its limit",
         "row_eos": "rows with EOS ids of their own",
+        **_OF_STOPS,
+        "stop_of_several": "a stop sequence of several tokens ended a row",
+        "stop_across_blocks": "it lay on both sides of the end of a block of 16 tokens",
+        "stop_inside_block": "a stop sequence ended among accepted drafts, with more drafts behind it",
+        "stop_left_open": "another stop sequence of an ended row began before, and was left open",
         "min_new_tokens": "an EOS held back by a minimum of new tokens",
         "penalty": "a penalty changed a token",
         "token_budget": "a token budget per step",

@@ -16,6 +16,7 @@ from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
+_OF_COMPLETIONS = ("finish_reason", "usage")
 _OF_TREES = ("tree", "different_trees", "off_spine")
 _SPLIT = {
     "rejected": "rejected drafts and fillers",
@@ -142,7 +143,9 @@ class Content:
         return [(title, sorted(rows, key=lambda row: row[2])) for title, rows in groups if rows]
 
     def asked(self, counter: str) -> bool:
-        """Whether cases could exercise what is counted: trees are for decoders alone that take them."""
+        """Whether cases could exercise what is counted: trees and stops are for decoders alone that take them."""
+        if counter in _OF_COMPLETIONS or counter.startswith("stop"):
+            return bool(self.r.coverage.get(counter if counter in _OF_COMPLETIONS else "stops"))
         return counter not in _OF_TREES or isinstance(self.r.cache_states.get("tree"), int)
 
     @property

@@ -66,6 +66,17 @@ def of_requirements(decoder: Decoder) -> list[str]:
     return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
 
 
+def of_ends(decoder: Decoder, coverage: Mapping[str, int]) -> list[str]:
+    """Warnings of what the decoder declares about the ends of rows, and was not seen to do in the cases run."""
+    warnings = list[str]()
+    if "finish-reason" in decoder.capabilities and not coverage.get("finish_reason"):
+        said = "the decoder declares finish-reason, and no row came with one"
+        warnings.append(f"{said}: return eqcheck.Completion(tokens, finish_reason=...) in place of a list")
+    if coverage.get("stops") and not coverage.get("stopped"):
+        warnings.append("rows had stop sequences, and none was seen to end a row")
+    return warnings
+
+
 def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
     """Warnings of the cases that preconditions keep away, and of the claims that declining leaves without meaning."""
     warnings = of_requirements(decoder)
@@ -73,6 +84,7 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
     warnings += too_many(tally.declined, tally.run + declined)
     if not tally.run:
         return warnings
+    warnings += of_ends(decoder, tally.coverage)
     drawn = tally.places(lambda one: one.claimed)
     passed = tally.places(lambda one: one.claimed and bool(one.declined))
     families = dict.fromkeys(name for axis, name in drawn if axis == "family")

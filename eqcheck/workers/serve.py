@@ -4,7 +4,8 @@
 
 One object per line. It says ``{"ready": VERSION, "loads": BOOL}`` once the decoder is set up. Then ``{"folders":
 [TARGET, DRAFT], "request": {...}, "entropy": ...}``, where entropy seeds the global generators if it is a number, is
-answered by ``{"outputs": [...], "observed": {...}}``, ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ...,
+answered by ``{"outputs": [...], "observed": {...}}``, with ``"told": [...]`` where rows are completions, by
+``{"unsupported": ...}`` or ``{"error": TYPE, "message": ...,
 "traceback": ...}``, until standard input ends. A decoder that loads says ``{"loaded": true}`` first, as soon as it has.
 The decoder's prints go to standard error.
 """
@@ -34,11 +35,12 @@ def serve(spec: str) -> None:
     sys.stdout = sys.stderr
 
     def say(**message: Any) -> None:
-        pipe.write(json.dumps(message) + "\n")
+        pipe.write(json.dumps(message, default=_plain) + "\n")
         pipe.flush()
 
     _import_eqcheck()
     from eqcheck.contract import registry
+    from eqcheck.contract.completion import apart
     from eqcheck.contract.decoders import Request, RowOptions, hook
     from eqcheck.contract.errors import Unsupported
     from eqcheck.contract.requirements import Guarded
@@ -66,13 +68,14 @@ def serve(spec: str) -> None:
                     load(target, draft, request)
                 say(loaded=True)
             with _no_grad(decoder.checkpoints):
-                outputs = [[int(token) for token in row] for row in generate(target, draft, request)]
+                rows, told = apart(generate(target, draft, request))
+                outputs = [[int(token) for token in row] for row in rows]
         except Unsupported as error:
             say(unsupported=next((line for line in str(error).splitlines() if line.strip()), "no reason given"))
         except Exception as error:
             say(error=type(error).__name__, message=str(error), traceback=_traceback())
         else:
-            say(outputs=outputs, observed=dict(hook(generate, "observed")))
+            say(outputs=outputs, observed=dict(hook(generate, "observed")), **({"told": told} if any(told) else {}))
     with suppress(Exception):
         running.__exit__(None, None, None)
 
@@ -80,6 +83,11 @@ def serve(spec: str) -> None:
 def _tuples(value: Any) -> Any:
     """A value of JSON as the fields of a request hold it: tuples in place of lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of numpy or torch as JSON has it; of anything else its text, which is judged."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _traceback() -> str:

@@ -73,6 +73,7 @@ def _warnings(result: Audit) -> list[str]:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"{what} was not seen: the engine says of none of {many(cases, 'case')} {happened}")
     warnings += declining.of_requirements(result.decoder)
+    warnings += declining.of_ends(result.decoder, result.coverage) if tally.run else []
     warnings += declining.too_many(tally.declined, tally.drawn)
     warnings += refused(tally, result.decoder.dtype)
     if result.doubtful:

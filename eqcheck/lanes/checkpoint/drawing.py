@@ -25,6 +25,7 @@ from eqcheck.contract.options import PENALTIES
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
+from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_stops
 
 BLOCK = 50  # cases under one setting of the engine
 REACHING = 2  # of them, the last ones
@@ -63,7 +64,10 @@ class EngineCases:
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < BLOCK - REACHING or not far:
-            return self._case(rng, settings, beginning)
+            case = self._case(rng, settings, beginning)
+            # A generator of its own: an engine without stops gets the cases that it got before there were any.
+            own = random.Random(f"eqcheck {self.seed} stops {number}")
+            return with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
         case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)
@@ -217,7 +221,7 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
             if options.eos_token_ids:
                 emitted = truth(case.checkpoint).row(row_with(other, eos_token_ids=(), min_new_tokens=0))
                 other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
-        elif options.eos_token_ids:
+        elif options.eos_token_ids or options.stop_sequences:
             other = ending_like(row, other, truth(case.checkpoint))
         rows.append(other)
     if len({row.options for row in case.rows}) == 1:  # they may have to share them
@@ -227,12 +231,17 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
 
 
 def ending_like(row: EngineRow, other: EngineRow, alone: Truth) -> EngineRow:
-    """``other`` with those of its tokens as EOS ids that stand where the EOS ids of ``row`` would."""
-    endless = alone.row(row_with(row, eos_token_ids=()))
-    others = alone.row(row_with(other, eos_token_ids=()))
-    ends = [endless.index(token) for token in row.options.eos_token_ids if token in endless]
-    found = tuple(dict.fromkeys(others[end] for end in ends if end < len(others)))
-    return row_with(other, eos_token_ids=found) if found else other
+    """``other`` with those of its tokens as EOS ids and stops that stand where EOS ids and stops of ``row`` would."""
+    endless, others = (alone.row(row_with(each, eos_token_ids=(), stop_sequences=())) for each in (row, other))
+
+    def there(sequence: tuple[int, ...]) -> tuple[int, ...]:
+        start = next(iter(places(sequence, endless)), len(others))
+        return tuple(others[start : start + len(sequence)])
+
+    ends = [there((token,)) for token in row.options.eos_token_ids]
+    eos = tuple(dict.fromkeys(token for ids in ends for token in ids)) or other.options.eos_token_ids
+    stops = tuple(dict.fromkeys(there(stop) or stop for stop in row.options.stop_sequences))
+    return row_with(other, eos_token_ids=eos, stop_sequences=stops)
 
 
 def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
@@ -264,6 +273,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "preemptions": observed.get("preemptions", 0) > 0,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
+    checks |= stops_seen(case, outputs)
     counters = {name for name, holds in (checks | reached(case)).items() if holds} | answered(case, outputs, observed)
     chosen = [number for number, row in enumerate(rows) if row.options.changes_scores]
     alone = truth(case.checkpoint)

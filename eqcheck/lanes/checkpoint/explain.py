@@ -31,6 +31,8 @@ def explain(outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAI
     search, statement = (cause.search, NOTHING) if cause else (None, Statement(unexplained, {}))
     # A cause that was searched for is named after its edit; a case that nobody can explain, after how it looks.
     subject = "" if cause or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
+    if outcome.symptom.partition(":")[0] == f"{component}/{kind}":
+        subject = outcome.symptom.partition(":")[2]
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]

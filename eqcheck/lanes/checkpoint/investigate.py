@@ -113,7 +113,7 @@ class Investigation:
 
     def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> Attempt:
         """The explanation of a small failing case: each attempt is made where those before it leave the case open."""
-        if read(outcome):
+        if read(outcome) or outcome.explanation is not None:
             return Attempt()
         option = outcome.outputs is not None and bool(set(needs(outcome.case)) & _OPTIONS)
         cause = abduced(outcome)

@@ -36,7 +36,13 @@ from eqcheck.workers.worker import Workers
 
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
-_ROW_OPTIONS = ("arrival", *(name.replace("_", "-") for name in SCORING), "eos-token-ids", "many-rows")
+_ROW_OPTIONS = (
+    "arrival",
+    *(name.replace("_", "-") for name in SCORING),
+    "eos-token-ids",
+    "stop-sequences",
+    "many-rows",
+)
 
 
 def worker(decoder: Decoder, python: str, timeout: float = 60.0, judge: Judged | None = None) -> InterpreterWorker:

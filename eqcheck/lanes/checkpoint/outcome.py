@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from eqcheck.attribution.completions import told_wrongly
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, RowJudgement
+from eqcheck.contract.completion import Completion, split, told
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.options import PAST_STOP
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.result.outcome import Outcome
@@ -18,6 +21,7 @@ from eqcheck.result.tally import DICTATED
 from eqcheck.result.verdict import check_rows
 
 WRONG_TOKEN = "wrong token"
+PASSED = "options/ignored-option:stop-sequences"
 HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a minimum of new tokens
 
 
@@ -44,19 +48,43 @@ class EngineOutcome(Outcome):
         return WRONG_TOKEN if WRONG_TOKEN in kinds else next(iter(kinds), "")
 
 
-def returned(case: EngineCase, answer: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], ...], Explanation | None]:
+class Returned(NamedTuple):
+    """The rows of an answer, and the completion of each that came as one; ``failure`` says why they are none."""
+
+    outputs: tuple[tuple[int, ...], ...] = ()
+    completions: tuple[Completion | None, ...] = ()
+    failure: Explanation | None = None
+
+    def told_wrongly(self, case: EngineCase) -> Explanation | None:
+        """The first completion that tells something wrong of its row, where all rows are right."""
+        return told_wrongly(self.completions, case.prompts, case.options, self.outputs)
+
+    @property
+    def coverage(self) -> set[str]:
+        """The counters of what is told beside rows."""
+        return {name for name, holds in told(self.completions).items() if holds}
+
+
+def returned(case: EngineCase, answer: Mapping[str, Any]) -> Returned:
     """The rows of an answer, or the reason why they are none."""
+    rows, beside = answer.get("outputs"), answer.get("told")
     try:
-        return check_rows(answer.get("outputs"), len(case.rows), VOCAB_SIZE), None
+        if beside:
+            whole = zip(rows or (), beside, strict=True)
+            rows = [row if fields is None else Completion(row, **fields) for row, fields in whole]
+        tokens, completions = split(rows)
+        return Returned(check_rows(tokens, len(case.rows), VOCAB_SIZE), completions)
     except OutputError as error:
-        return (), Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+        failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
+        return Returned(failure=failure)
 
 
 def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome:
     """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
-    outputs, failure = returned(case, answer)
-    if failure:
-        return EngineOutcome(case, "violation", explanation=failure)
+    answered = returned(case, answer)
+    if answered.failure:
+        return EngineOutcome(case, "violation", explanation=answered.failure)
+    outputs = answered.outputs
     observed, shown = dict(answer.get("observed") or {}), set[str]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
@@ -68,14 +96,16 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
             {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}
         )
     wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
+    explanation = None if wrong else answered.told_wrongly(case)
     shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
     return EngineOutcome(
         case,
-        "violation" if wrong else "tie" if ties else "equivalent",
+        "violation" if wrong or explanation else "tie" if ties else "equivalent",
         exact_match=1 - len(wrong) / len(rows),
         prefix_match=sum(shares) / len(rows),
-        coverage=frozenset(exercised(case, outputs, observed) | shown),
+        coverage=frozenset(exercised(case, outputs, observed) | answered.coverage | shown),
         outputs=outputs,
+        explanation=explanation,
         observed=observed,
         rows=rows,
     )
@@ -85,7 +115,7 @@ def _symptom(row: EngineRow, seen: RowJudgement) -> str:
     options, first = row.options, seen.first
     assert first is not None
     if seen.end:
-        return f"bookkeeping/{seen.end}"
+        return PASSED if seen.end == PAST_STOP else f"bookkeeping/{seen.end}"
     if options.min_new_tokens and seen.expected in options.eos_token_ids:
         return HELD_BACK
     if first + 1 <= options.min_new_tokens and seen.observed[first] in options.eos_token_ids:

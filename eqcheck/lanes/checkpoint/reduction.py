@@ -24,7 +24,8 @@ _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids")
+_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences")
+_ENDS = ("eos_token_ids", "stop_sequences")
 
 
 def minimise(
@@ -96,7 +97,8 @@ def candidates(case: EngineCase, capabilities: Collection[str] = CAPABILITIES) -
     for number, row in enumerate(() if sampled else case.rows):
         smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
         smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
-        smaller += [ending_like(row, candidate, alone) for candidate in smaller if row.options.eos_token_ids and own]
+        ends = any(getattr(row.options, name) for name in _ENDS)
+        smaller += [ending_like(row, candidate, alone) for candidate in smaller if ends and own]
         if own:
             smaller += [replace(row, options=options) for (options,) in _simpler([row.options])]
         for candidate in smaller:
@@ -111,9 +113,11 @@ def _simpler(rows: Sequence[RowOptions]) -> Iterator[list[RowOptions]]:
     for name in _ROW:
         if (plain := [_plain(options, name) for options in rows]) != list(rows):
             yield plain
-    if len(rows[0].eos_token_ids) > 1:
-        for token in rows[0].eos_token_ids:
-            yield [replace(options, eos_token_ids=(token,)) for options in rows]
+    for name in _ENDS:
+        ends: tuple[Any, ...] = getattr(rows[0], name)
+        for end in ends if len(ends) > 1 else ():
+            only: dict[str, Any] = {name: (end,)}
+            yield [replace(options, **only) for options in rows]
     limit = max(options.max_new_tokens for options in rows)
     drawn = any(options.temperature for options in rows)
     for most in sorted({limit // 2, limit // 2 if drawn else limit - 1} - {0, limit}):

@@ -95,7 +95,9 @@ from typing import Any
 
 def scripted(decoder: Decoder, finding: Finding) -> bool:
     """Whether there may be a script: the adapter has what it takes, and it would end."""
-    return bool(hook(decoder.function, "script")) and finding.outcome.symptom != "crash/hang"
+    failure = finding.outcome.explanation
+    told = failure is not None and finding.outcome.outputs is not None  # beside tokens that are right
+    return bool(hook(decoder.function, "script")) and finding.outcome.symptom != "crash/hang" and not told
 
 
 def checked_script(decoder: Decoder, version: str, python: str, finding: Finding) -> str | None:

@@ -185,14 +185,15 @@ GREEDY = "greedy-row"
 
 def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[str, Any]) -> Outcome:
     """The outcome of an answer: the message of a worker, with ``outputs`` and what the decoder ``observed``."""
-    outputs, failure = returned(case, answer)
-    if failure:
-        return SampledOutcome(case, "violation", explanation=failure)
+    told = returned(case, answer)
+    if told.failure:
+        return SampledOutcome(case, "violation", explanation=told.failure)
+    outputs = told.outputs
     observed = answer.get("observed") or {}
     laws = laws_of(case, outputs, dtype)
     sampled = {number: own.row for number, own in laws.items()}
     ends = wrong_end(case, outputs)
-    explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs)
+    explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs) or told.told_wrongly(case)
     status = "violation" if explanation else "equivalent"
     return SampledOutcome(
         case,

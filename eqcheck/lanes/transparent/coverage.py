@@ -12,6 +12,7 @@ from itertools import chain, combinations, pairwise
 
 from eqcheck.attribution.packing import packs
 from eqcheck.case.record import Case
+from eqcheck.contract.completion import told
 from eqcheck.contract.sizes import BLOCKS
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.decoding.schedule import Schedule, ScriptedRound
@@ -59,6 +60,7 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
         "last_id_emitted": last in emitted,
         "equal_prompts": relation == "equal",
         "prompt_begins_another": relation == "beginning",
+        "stops": any(case.stop_sequences),
         "stopped": any(options.stops_of(row) for options, row in zip(case.options, truth.rows, strict=True)),
         "stop_in_prompt": any(
             stop == prompt[at : at + len(stop)]
@@ -141,6 +143,7 @@ def exercised(run: Run) -> set[str]:
         "target_called": bool(made),
         "draft_called": bool(run.rounds.drafting or run.trace.heads),
         "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run),
+        **told(run.completions),
     }
     return {name for name, holds in (raised | _of_rounds(run)).items() if holds}
 

@@ -1,0 +1,76 @@
+"""Stop sequences of rows of engines: how they are drawn, and the counters that they raise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqcheck.case.engine import EngineCase
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.truth import row_with
+
+BLOCK = 16  # tokens in a block of an engine's cache
+_ROWS = 4  # more cost time: what rows emit must be known
+
+
+def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
+    """The case with stop sequences of some rows; not of one with a minimum: engines differ in what that holds back."""
+    free = [place for place, row in enumerate(case.rows) if not row.options.min_new_tokens]
+    chosen = rng.sample(free, min(len(free), _ROWS))
+    rows, count = list(case.rows), max(row.options.max_new_tokens for row in case.rows)
+    emitted = truth(case.checkpoint).emitted([rows[place] for place in chosen], count) if chosen else []
+    for place, tokens in zip(chosen, emitted, strict=True):
+        stops = stopping(rng, rows[place].prompt, tokens[: rows[place].options.max_new_tokens])
+        rows[place] = row_with(rows[place], stop_sequences=stops)
+    return replace(case, rows=tuple(rows))
+
+
+def stopping(rng: random.Random, prompt: Sequence[int], emitted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Stop sequences of a row that would emit these tokens; of most kinds one ends it, the last tokens least often."""
+    tokens = tuple(emitted)
+    start = rng.randrange(max(1, len(tokens) * 3 // 4))
+    stop = tokens[start : start + rng.choice((1, 1, 2, 3, 4))]
+    kind = rng.choice(("emitted", "several", "left open", "prefix", "across a block", "at the end", "prompt", "across"))
+    if kind == "across a block":  # of the engine's cache
+        edge = -len(prompt) % BLOCK
+        stop = tokens[max(0, edge - 1) : edge + 1] or stop
+    elif kind == "at the end":
+        stop = tokens[-rng.randint(1, 3) :]
+    other = {
+        "several": (tokens[start + 1 : start + 3] or stop, (tokens[0] ^ 1, tokens[-1])),
+        # The tokens before the match begin another stop sequence, which is left open.
+        "left open": ((*tokens[max(0, start - 1) : start + 1], tokens[start] ^ 1),),
+        "prefix": (tokens[start : start + 5],),
+        "prompt": (tuple(prompt[-2:]),),
+        "across": ((*prompt[-1:], tokens[0]),),
+    }.get(kind, ())
+    stops = [*other] if kind in ("prompt", "across") and rng.random() < 0.5 else [*other, stop]
+    return tuple(dict.fromkeys(rng.sample(stops, len(stops))))
+
+
+def places(stop: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Where a sequence begins among tokens."""
+    return [at for at in range(len(tokens)) if tuple(tokens[at : at + len(stop)]) == tuple(stop)]
+
+
+def stops_seen(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:
+    """The counters of stop sequences: which there are, and which ended a row."""
+    rows = [(row, row.options, tokens) for row, tokens in zip(case.rows, outputs, strict=True)]
+    ended = [(row, tokens, stop) for row, options, tokens in rows for stop in options.stops_of(tokens)]
+    return {
+        "stops": any(options.stop_sequences for _, options, _ in rows),
+        "stopped": bool(ended),
+        "stop_of_several": any(len(stop) > 1 for *_, stop in ended),
+        "stop_across_blocks": any(
+            ((end := len(row.prompt) + len(tokens)) - 1) // BLOCK != (end - len(stop)) // BLOCK
+            for row, tokens, stop in ended
+        ),
+        "stop_in_prompt": any(places(stop, row.prompt) for row, options, _ in rows for stop in options.stop_sequences),
+        "stop_left_open": any(
+            other[:1] and places(other[:1], tokens[:-1])
+            for row, tokens, _ in ended
+            for other in row.options.stop_sequences
+            if len(other) > 1 and tokens[-len(other) :] != other
+        ),
+    }

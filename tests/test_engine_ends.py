@@ -1,0 +1,146 @@
+"""Engines and the ends of rows: each fault of a stop, a reason or a count is named, and the right engine is clean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from eqcheck.campaign.loop import audit
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.contract import registry
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.result.findings import Audit, Options
+
+ENGINE = '''
+import eqcheck
+from eqcheck.checkpoints import built
+
+CAPABILITIES = ("row-limits", "row-eos", "stop-sequences", "finish-reason")
+
+@eqcheck.decoder(name="ends", checkpoints=True, capabilities=CAPABILITIES)
+class Engine:
+    def open(self):
+        self.target = built("full").function
+
+    def __call__(self, target, draft, request):
+        rows = zip(request.prompts, request.rows, strict=True)
+        return [self.row(prompt, options, request.num_draft_tokens + 1) for prompt, options in rows]
+
+    def row(self, prompt, options, block):
+        """Rounds of one length; behind a stop the rest of the round is cut."""
+        new, limit = self.target.emitted(prompt, options.max_new_tokens), options.max_new_tokens
+        ends = [n for n in range(1, len(new) + 1) if options.ended(new[:n])]
+        end = min([*ends, limit])
+        rounds = -(-end // block)
+        FAULT
+        row = new[:end]
+        stops = options.stops_of(row)
+        told = "stop" if options.ended(row) else "length"
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(row)}
+        completion = eqcheck.Completion(row, told, stops[0] if stops else None, usage=usage)
+        TOLD
+        return completion
+'''
+FAULTS = {
+    "right": ("", "", set()),
+    "stop in the middle of a round": (
+        "end = min([n for n in ends if n % block == 0 or new[n - 1] in options.eos_token_ids] + [limit])",
+        "",
+        {"options/ignored-option:stop-sequences"},
+    ),
+    "stop over the prompt": (
+        "text = [*prompt, *new]\n"
+        "        matches = [n for n in range(1, end) if options.stops_of(text[: len(prompt) + n])]\n"
+        "        end = min([*matches, end])",
+        "completion = row",
+        {"bookkeeping/premature-stop"},
+    ),
+    "tokens behind the stop": (
+        "end = end if new[end - 1] in options.eos_token_ids else min(rounds * block, limit)",
+        "completion = row",
+        {"options/ignored-option:stop-sequences"},
+    ),
+    "stop taken away": (
+        "",
+        "completion = row[: end - max(map(len, stops), default=0)]",
+        {"bookkeeping/premature-stop"},
+    ),
+    "length at the last token": (
+        "",
+        "completion = eqcheck.Completion(row, 'length', usage=usage) if end == limit else completion",
+        {"bookkeeping/finish-reason"},
+    ),
+    "another stop": (
+        "",
+        "completion = eqcheck.Completion(row, told, options.stop_sequences[-1] if stops else None)",
+        {"bookkeeping/finish-reason"},
+    ),
+    "rejected drafts counted": (
+        "",
+        "completion = eqcheck.Completion(row, told, completion.stop, usage={'completion_tokens': rounds * block})",
+        {"bookkeeping/usage"},
+    ),
+}
+
+
+def audited(folder: Path, fault: str = "", told: str = "", cases: int = 60) -> Audit:
+    (folder / "ends.py").write_text(ENGINE.replace("FAULT", fault or "pass").replace("TOLD", told or "pass"))
+    return audit(registry.load(str(folder / "ends.py")), Options(cases=cases, python=sys.executable))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_ends_is_named(tmp_path: Path, name: str) -> None:
+    fault, told, named = FAULTS[name]
+    found = audited(tmp_path, fault, told)
+    assert {finding.fingerprint for finding in found.findings} == named
+    if not named:
+        assert found.verdict == "equivalent"
+        for counter in ("stopped", "stop_of_several", "stop_in_prompt", "stop_left_open", "finish_reason", "usage"):
+            assert found.coverage[counter] > 2, counter
+
+
+def test_a_decoder_that_tells_no_reason_is_told_so_in_one_line(tmp_path: Path) -> None:
+    found = audited(tmp_path, told="completion = row", cases=20)
+    (said,) = (warning for warning in found.warnings if "finish-reason" in warning and "declares" in warning)
+    assert "return eqcheck.Completion(tokens, finish_reason=...)" in said
+    assert found.verdict == "equivalent"
+
+
+NEW = truth("full").row(EngineRow((1, 2, 3), RowOptions(8)))
+
+
+def case_with(*stops: tuple[int, ...], limit: int = 8) -> EngineCase:
+    return EngineCase((EngineRow((1, 2, 3), RowOptions(limit, stop_sequences=stops)),), checkpoint="full")
+
+
+def test_the_truth_ends_rows_at_stops_and_a_row_behind_one_is_wrong() -> None:
+    case = case_with(tuple(NEW[2:4]), (3, NEW[0]))
+    assert truth("full").row(case.rows[0]) == NEW[:4]
+    judge = Judge("bfloat16")
+    for output, end, first in ((NEW[:4], "", None), (NEW, "past-stop", 4), (NEW[:3], "premature-stop", 3)):
+        row = judge.rows(case, [output])[0]
+        assert (row.end, row.first) == (end, first)
+
+
+def test_cases_alike_have_stops_that_end_rows() -> None:
+    other = alike(case_with(tuple(NEW[2:4])), 0)
+    assert len(truth("full").row(other.rows[0])) == 4
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"finish_reason": "eos"}, "outputs[0].finish_reason: expected one of ('stop', 'length'), got 'eos'"),
+        ({"finish_reason": 3}, "outputs[0].finish_reason: expected one of ('stop', 'length'), got 3"),
+        ({"usage": [3]}, "outputs[0].usage: expected a mapping, got list"),
+    ],
+)
+def test_completions_that_cannot_be_meant(told: dict[str, object], said: str) -> None:
+    outcome = judged(Judge("float32"), case_with(limit=8), {"outputs": [NEW], "told": [told]})
+    assert outcome.explanation is not None
+    assert (outcome.explanation.kind, outcome.explanation.detail) == ("invalid-output", said)
