@@ -1,12 +1,12 @@
 """llama.cpp's server with parallel slots, as the wheel of xllamacpp holds it: a draft model, or n-grams of the row.
 
 The checkpoint is written as GGUF as the engine's converter does, without a token that ends a row for everybody: an EOS
-of a row is a stop string, for every token has a text of its own. In float16 and bfloat16 the matrices are stored so,
-and the cache (float16) and attention (flash) are the engine's default; norms and sums are in float32 there. Each
-request gets a server of its own, which takes 20 ms: nothing is left from the one before. It has four slots that share
-one KV cache, as by default; from 32 rows on 16, each with its own. More rows wait for a slot, and find there what
-another row left. The rows are sent at the same time, and one that arrives late a few milliseconds later: so which rows
-share a step can differ when a case is decoded again.
+of a row is a stop string, for every token has a text of its own, and a stop sequence is one of several. In float16 and
+bfloat16 the matrices are stored so, and the cache (float16) and attention (flash) are the engine's default; norms and
+sums are in float32 there. Each request gets a server of its own, which takes 20 ms: nothing is left from the one
+before. It has four slots that share one KV cache, as by default; from 32 rows on 16, each with its own. More rows wait
+for a slot, and find there what another row left. The rows are sent at the same time, and one that arrives late a few
+milliseconds later: so which rows share a step can differ when a case is decoded again.
 """
 
 import json
@@ -190,7 +190,7 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
     body: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": row.max_new_tokens,
-        "stop": [text(token) for token in row.eos_token_ids],
+        "stop": [*map(text, row.eos_token_ids), *("".join(map(text, stop)) for stop in row.stop_sequences)],
         "return_tokens": True,
         "samplers": ["penalties", "temperature"],
         "temperature": 0.0,
@@ -200,6 +200,17 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
     if request.prefix_caching is not None:
         body["cache_prompt"] = request.prefix_caching
     return body
+
+
+def completed(row: RowOptions, answer: dict[str, Any]) -> eqcheck.Completion:
+    """A row with its end and its counts, as the server tells them."""
+    word = answer["stopping_word"] if answer["stop_type"] == "word" else None
+    return eqcheck.Completion(
+        answer["tokens"],
+        {"word": "stop", "limit": "length"}.get(answer["stop_type"]),
+        next((stop for stop in row.stop_sequences if "".join(map(text, stop)) == word), None),
+        usage={"prompt_tokens": answer["tokens_evaluated"], "completion_tokens": answer["tokens_predicted"]},
+    )
 
 
 class LlamaServer:
@@ -218,7 +229,7 @@ class LlamaServer:
         """Target and draft as GGUF."""
         return self._exported(target, request.dtype), self._exported(draft, request.dtype)
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         import xllamacpp
 
         server = xllamacpp.Server(parameters(*self.load(target, draft, request), request))
@@ -235,7 +246,7 @@ class LlamaServer:
             "prefix_hits": sum(one.get("cache_n") or 0 for one in timings),
             "late_rows": sum(0 < wait < last for wait in late),
         }
-        return [answer["tokens"] for answer in answers]
+        return [completed(*pair) for pair in zip(request.rows, answers, strict=True)]
 
     def _exported(self, folder: str, dtype: str) -> Path:
         if (folder, dtype) not in self.models:
@@ -265,6 +276,8 @@ _CLAIMS: dict[str, Any] = {
     "capabilities": (
         "row-limits",
         "row-eos",
+        "stop-sequences",
+        "finish-reason",
         "repetition-penalty",
         "many-rows",
         "arrivals",

@@ -58,6 +58,8 @@ def _dtype() -> str:
     capabilities=(
         "row-limits",
         "row-eos",
+        "finish-reason",
+        *(() if _served() == _RANDOM else ("stop-sequences",)),
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
@@ -77,7 +79,7 @@ class OpenAIServers:
         if (served := _served()) != _RANDOM:
             _check(self.urls[True] or self.urls[False], served)
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         plain = request.drafting == "none"
         url = self.urls[plain]
         if not url:
@@ -86,8 +88,12 @@ class OpenAIServers:
             raise eqcheck.Unsupported(f"{url} does not honour stop_token_ids")
         if any(row.top_k for row in request.rows) and not _honours_top_k(url):
             raise eqcheck.Unsupported(f"{url} does not honour top_k")
+        if any(row.stop_sequences for row in request.rows) and not _keeps_stop(url):
+            raise eqcheck.Unsupported(
+                f"{url} does not return the tokens of a stop (asked for include_stop_str_in_output)"
+            )
         with ThreadPoolExecutor(len(request.prompts)) as pool:
-            return list(pool.map(lambda pair: _complete(url, *pair), zip(request.prompts, request.rows, strict=True)))
+            return list(pool.map(lambda pair: _completion(url, *pair), zip(request.prompts, request.rows, strict=True)))
 
 
 _URLS = {False: "EQCHECK_SPECULATIVE_URL", True: "EQCHECK_PLAIN_URL"}
@@ -109,6 +115,11 @@ def _check(url: str, name: str) -> None:
 
 def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
     """The new tokens of one prompt."""
+    return list(_completion(url, prompt, row).tokens)
+
+
+def _completion(url: str, prompt: list[int], row: RowOptions) -> eqcheck.Completion:
+    """The new tokens of one prompt, with their end and counts as the server tells them."""
     body: dict[str, Any] = {
         "model": _model(url),
         "prompt": prompt,
@@ -131,12 +142,21 @@ def _complete(url: str, prompt: list[int], row: RowOptions) -> list[int]:
     ):
         if getattr(row, name) != default:
             body[key] = getattr(row, name)
-    choice = _call(f"{url}/completions", body)["choices"][0]
+    texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}  # of a built checkpoint
+    if texts:
+        body |= {"stop": list(texts), "include_stop_str_in_output": True, "skip_special_tokens": False}
+    answer = _call(f"{url}/completions", body)
+    choice = answer["choices"][0]
+    told = {
+        "finish_reason": reason if (reason := choice.get("finish_reason")) in ("stop", "length") else None,
+        "stop": texts.get(choice.get("stop_reason")),
+        "usage": answer.get("usage"),
+    }
     if choice.get("token_ids") is not None:
-        return list(choice["token_ids"])
+        return eqcheck.Completion(list(choice["token_ids"]), **told)
     tokens = (choice.get("logprobs") or {}).get("tokens") or []
     if tokens and all(token.startswith("token_id:") for token in tokens):
-        return [int(token.partition(":")[2]) for token in tokens]
+        return eqcheck.Completion([int(token.partition(":")[2]) for token in tokens], **told)
     raise eqcheck.Unsupported(f"{url} returns text without token ids (asked for return_token_ids and for logprobs)")
 
 
@@ -146,6 +166,14 @@ def _honours_stop(url: str) -> bool:
     free = _complete(url, [1, 2, 3], RowOptions(4))
     stopped = _complete(url, [1, 2, 3], RowOptions(4, tuple(free[1:2])))
     return len(free) == 4 and stopped == free[: free.index(free[1]) + 1]
+
+
+@lru_cache
+def _keeps_stop(url: str) -> bool:
+    """Whether the server ends at a stop string and returns its tokens, which the OpenAI interface leaves out."""
+    free = _complete(url, [1, 2, 3], RowOptions(4))
+    stopped = _complete(url, [1, 2, 3], RowOptions(4, stop_sequences=(tuple(free[1:3]),)))
+    return len(free) == 4 and stopped == free[:3]
 
 
 @lru_cache

@@ -22,12 +22,18 @@ from eqcheck.contract.errors import Unsupported, UsageError
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))
 
 
+def _ids(text: str) -> tuple[int, ...]:
+    """The tokens of a text of a built checkpoint."""
+    return tuple(int(one) for one in text[1:-1].split("]["))
+
+
 @contextmanager
 def serving(
     *,
     token_ids: bool = True,
     stops: bool = True,
     cuts: bool = True,
+    keeps: bool = True,
     error: int = 0,
     heard: list[Any] | None = None,
     name: str = "full",
@@ -50,8 +56,12 @@ def serving(
                 asked.get("min_tokens", 0),
                 asked.get("repetition_penalty", 1.0),
                 asked.get("presence_penalty", 0.0),
+                stop_sequences=tuple(_ids(stop) for stop in asked.get("stop", ())),
             )
             tokens = truth.row(EngineRow(tuple(asked["prompt"]), options))
+            matched = options.stops_of(tokens)
+            if matched and not keeps:
+                tokens = tokens[: -len(matched[0])]
             if asked["temperature"] and not (cuts and asked.get("top_k") == 1):
                 tokens = tokens[::-1]  # whatever was drawn
             if heard is not None:
@@ -59,7 +69,10 @@ def serving(
             choice: dict[str, Any] = {"text": "?", "logprobs": {"tokens": [f"token_id:{token}" for token in tokens]}}
             if not token_ids:
                 choice = {"text": "?", "logprobs": {"tokens": ["a"] * len(tokens)}}
-            self._send({"choices": [choice]})
+            choice["finish_reason"] = "stop" if matched else "length"
+            choice["stop_reason"] = "".join(f"[{token}]" for token in matched[0]) if matched else None
+            usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(tokens)}
+            self._send({"choices": [choice], "usage": usage})
 
         def _send(self, data: Any, status: int = 200) -> None:
             body = json.dumps(data).encode()
@@ -80,9 +93,13 @@ def serving(
         server.server_close()
 
 
-def _decode(case: EngineCase) -> Any:
+def _completions(case: EngineCase) -> Any:
     with registry.load("openai_http").running() as generate:
         return generate("", "", case.request())
+
+
+def _decode(case: EngineCase) -> Any:
+    return [list(row.tokens) for row in _completions(case)]
 
 
 def test_rows_come_back_as_the_server_emits_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +126,22 @@ def test_what_a_server_cannot_do_is_passed_over(monkeypatch: pytest.MonkeyPatch)
         plain = EngineCase(CASE.rows, drafting="none")
         with pytest.raises(Unsupported, match="EQCHECK_PLAIN_URL"):
             _decode(plain)
+
+
+def test_ends_come_back_as_the_server_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted = tuple(FunctionTruth(built("full").function).row(CASE.rows[0]))
+    asked = RowOptions(6, stop_sequences=(emitted[2:4], (7, 7)))
+    case = EngineCase((EngineRow((1, 2, 3), asked), EngineRow((9,), RowOptions(4))))
+    with serving() as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        stopped, plain = _completions(case)
+    assert (stopped.tokens, stopped.finish_reason, stopped.stop) == (list(emitted[:4]), "stop", emitted[2:4])
+    assert stopped.usage == {"prompt_tokens": 3, "completion_tokens": 4}
+    assert (plain.finish_reason, plain.stop) == ("length", None)
+    with serving(keeps=False) as url:
+        monkeypatch.setenv("EQCHECK_SPECULATIVE_URL", url)
+        with pytest.raises(Unsupported, match="does not return the tokens of a stop"):
+            _completions(case)
 
 
 def test_sampling_is_asked_for_as_the_interface_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None
     if told.finish_reason not in (None, reason):
         return state("reason", given=given, told=f"{told.finish_reason!r:.80}")
     stop = None if told.stop is None else tuple(told.stop)
-    if told.finish_reason and not (stop in stops or (stop is None and not stops) or (stop is None and by_eos)):
-        return state("reason", given=given, told="no stop sequence" if stop is None else f"stop sequence {_ids(stop)}")
+    if stop is not None and stop not in stops:
+        return state("reason", given=given, told=f"stop sequence {_ids(stop)}")
     return None
 
 

@@ -16,7 +16,7 @@ class Completion:
     """The new tokens of a row and what is returned beside them; None says nothing, and is not judged.
 
     ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
-    ``stop`` is the stop sequence that ended it, None for an EOS. ``usage`` counts ``prompt_tokens`` and
+    ``stop`` is the stop sequence that ended it, and None for an EOS. ``usage`` counts ``prompt_tokens`` and
     ``completion_tokens``. ``logprobs`` and ``prompt_logprobs`` are not judged yet.
 
     >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
