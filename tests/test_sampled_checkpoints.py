@@ -61,7 +61,10 @@ class Local:
         random.seed(entropy)
         torch.manual_seed(entropy)
         with torch.no_grad():
-            outputs = self.decode(*checkpoint().models(), case.request())
+            dtype = self.judge.args[1]
+            pair = checkpoint(case.checkpoint, dtype)
+            models = pair.models(getattr(torch, dtype) if pair.built else torch.float64)
+            outputs = self.decode(*models, case.request())
         outcome: Outcome = self.judge(case, {"outputs": outputs, "observed": {"drafted": 1}})
         return outcome
 
@@ -218,6 +221,36 @@ def test_rounding_to_float32_is_no_violation() -> None:
     assert (result.findings, result.evidence.verdict) == ([], "equivalent")
 
 
+def in_bfloat16(decoder: Decoder) -> Decoder:
+    return replace(decoder, dtype="bfloat16", kinds=("full",))
+
+
+def test_the_laws_of_a_built_checkpoint_are_those_of_its_scores_in_bfloat16() -> None:
+    case = SampledEngineCases(0, ("temperature",), kind="full").case(0)
+    outputs = np.random.default_rng(4).integers(0, 256, (len(case.rows), 12)).tolist()
+    laws = laws_of(case, outputs, "bfloat16")
+    for which, name in enumerate(("p", "q")):
+        model = checkpoint("full", "bfloat16").models(torch.bfloat16)[which]
+        for number, own in laws.items():
+            ids = torch.tensor([[*case.rows[number].prompt, *outputs[number]]])
+            with torch.no_grad():
+                scores = model(ids).logits[0, len(case.rows[number].prompt) - 1 : -1]
+            p = (scores.float() / case.rows[number].options.temperature).softmax(-1).double().numpy()
+            right = getattr(own.row, name)  # up to an EOS
+            assert (np.abs(p[: len(right)] / right - 1).max(-1) <= np.asarray(own.row.eps)).all()
+
+
+def test_rows_of_an_engine_in_bfloat16_sample_on_a_built_checkpoint() -> None:
+    _, result = audited(in_bfloat16(right("rejection")), 14)
+    assert result.evidence is not None
+    assert (result.findings, result.evidence.verdict) == ([], "equivalent")
+    assert result.evidence.tokens > 600
+    assert {case.case.checkpoint.partition("-")[0] for case in result.outcomes} == {"full"}
+    options = Options(budget=100.0, python="python3")
+    one = replace(in_bfloat16(right("rejection")), checkpoints=True)
+    assert [len(lanes_of(its, options)) for its in (one, replace(one, kinds=("window",)))] == [2, 1]
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
@@ -256,6 +289,14 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert fixed.observed["tokens"] >= 600
     assert lane.gathered.wealth.crossed
     assert lane.gathered.wealth.by_regime()["std"] > np.log(1e6)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_wrong_law_in_bfloat16_is_named() -> None:
+    _, result = audited(in_bfloat16(planted("greedy-draft")), 40)
+    (finding,) = (one for one in result.violations if one.explanation.component == "sampling")
+    assert finding.fingerprint == "sampling/draft-law"
+    assert finding.case.checkpoint.startswith("full")
 
 
 @pytest.mark.usefixtures("short")

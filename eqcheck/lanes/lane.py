@@ -32,7 +32,8 @@ LANES = {
     "checkpoint-sampling": f"{_SAMPLED} eqcheck.lanes.sampling.checkpoint:CheckpointTarget",
 }
 REPEATS = 3
-LESS = ("float16", "bfloat16")
+LESS = ("float16", "bfloat16")  # than float32
+EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
 
 
 class Lane(ABC):
@@ -167,13 +168,13 @@ class Lane(ABC):
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
 
-    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. The
-    laws are those of the random checkpoint, whose scores are not exact in ``LESS`` than float32: there no row samples.
+    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
+    ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
     """
     names = ("checkpoint", "checkpoint-sampling")
     if not (decoder.checkpoints or options.python):
         names = ("transparent", "sampling")
-    if names[0] == "checkpoint" and decoder.dtype in LESS:
+    if names[0] == "checkpoint" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds:
         return [new_lane(names[0], decoder, options)]
     if "temperature" not in decoder.capabilities or any(FAMILY[family].target for family in options.families):
         return [new_lane(names[0], decoder, options)]

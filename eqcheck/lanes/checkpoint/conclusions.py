@@ -9,7 +9,7 @@ from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.lanes.lane import LESS
+from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
@@ -56,10 +56,9 @@ def _warnings(result: Audit) -> list[str]:
         lacking.remove("dictated-drafts")
     if lacking:
         warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
-    if "temperature" in claimed and result.decoder.dtype in LESS:
-        warnings.append(
-            f"no row was sampled: the laws of the random checkpoint are not exact in {result.decoder.dtype}"
-        )
+    if "temperature" in claimed and result.decoder.dtype in LESS and EXACT_LAW not in result.decoder.kinds:
+        said = f"in {result.decoder.dtype} the laws of the checkpoint {EXACT_LAW} are exact, which is not in kinds="
+        warnings.append(f"no row was sampled: {said}")
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]

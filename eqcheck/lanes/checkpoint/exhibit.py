@@ -45,7 +45,7 @@ def earned(models: Any, prompts: Any, options: Any, outputs: Any, order: Any) ->
     """
     total, count, impossible = np.zeros(len(names())), 0, False
     seen: list[tuple[Any, Any, Any]] = []
-    change = 1e-10
+    change = 1e-6  # at least, by a softmax in float32
     for prompt, asked, output in zip(prompts, options, outputs, strict=True):
         if not asked.temperature:
             continue
@@ -58,7 +58,7 @@ def earned(models: Any, prompts: Any, options: Any, outputs: Any, order: Any) ->
         q, near = (law(score, [asked] * n, order, measured=False)[0].numpy() for score in scores[1:])
         raw = scores[0].softmax(-1).numpy()
         likely = p >= 1e-7
-        eps = 16 * np.maximum(np.abs(np.where(likely, near / np.maximum(p, 1e-7) - 1, 0.0)).max(-1), 1e-10)
+        eps = 16 * np.maximum(np.abs(np.where(likely, near / np.maximum(p, 1e-7) - 1, 0.0)).max(-1), change)
         eps = eps + np.where(likely, 0.0, p).sum(-1)  # rare tokens are not bet on
         twin: Any = next((text for *key, text in seen if key == [prompt, asked_for(asked)]), None)
         for t, token in enumerate(output):
@@ -154,7 +154,7 @@ def main(rows: Any, settings: dict[str, Any], order: Any, most: int) -> None:
     request = request_of(rows, settings)
     folder = Path(tempfile.mkdtemp())
     try:
-        folders = build(folder)
+        folders = tuple(sys.argv[1:3]) or build(folder)
         pairs = ((folders[0], torch.float64), (folders[1], torch.float64), (folders[0], torch.float32))
         models = [AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval() for path, dtype in pairs]
         seen = {"with": drawn(folders, models, request, order, most)}

@@ -10,6 +10,8 @@ from eqcheck.attribution.completions import told_wrongly
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, RowJudgement
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import Completion, split, told
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
@@ -67,13 +69,15 @@ class Returned(NamedTuple):
 
 def returned(case: EngineCase, answer: Mapping[str, Any]) -> Returned:
     """The rows of an answer, or the reason why they are none."""
+    sampled = any(row.options.temperature for row in case.rows)  # the special ids of a built checkpoint have a chance
+    ids = VOCABULARY if sampled and checkpoint(case.checkpoint).built else VOCAB_SIZE
     rows, beside = answer.get("outputs"), answer.get("told")
     try:
         if beside:
             whole = zip(rows or (), beside, strict=True)
             rows = [row if fields is None else Completion(row, **fields) for row, fields in whole]
         tokens, completions = split(rows)
-        return Returned(check_rows(tokens, len(case.rows), VOCAB_SIZE), completions)
+        return Returned(check_rows(tokens, len(case.rows), ids), completions)
     except OutputError as error:
         failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
         return Returned(failure=failure)

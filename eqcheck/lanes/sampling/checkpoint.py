@@ -23,6 +23,7 @@ from eqcheck.lanes.checkpoint.lane import engine
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
 from eqcheck.lanes.checkpoint.reduction import candidates, needs
 from eqcheck.lanes.checkpoint.script import checked_script, shared
+from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import GREEDY, SampledOutcome, judged
@@ -72,7 +73,8 @@ class CheckpointTarget(SampledTarget):
         self.python = environment(decoder, options.python)
         self.families = self.claimed = (SampledEngineCase.family,)
         takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
-        self.source = SampledEngineCases(options.seed, *takes, decoder.requires)
+        kind = EXACT_LAW if decoder.dtype in LESS else ""
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind)
         self.regimes = self.source.regimes
         self.request: Smallest | None = None  # that shows the wrong law by itself
         self.greedy: Outcome | None = None  # a request that is wrong with greedy rows, too

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
 from eqcheck.case.sampling import Sampled, SampledCase, SampledEngineCase
-from eqcheck.checkpoints.judge import random_truth
+from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import PaddingSide, RowOptions
 from eqcheck.contract.options import ORDER
@@ -179,6 +179,8 @@ def cut(rng: Random, row: RowOptions, capabilities: Sequence[str]) -> RowOptions
 class SampledEngineCases:
     """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
 
+    ``kind`` is that of a built checkpoint, or empty for the random one.
+
     >>> cases = SampledEngineCases(1, ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
     True
@@ -190,6 +192,7 @@ class SampledEngineCases:
     promise: str = "none"
     order: tuple[str, ...] = ORDER
     requires: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def regimes(self) -> tuple[str, ...]:
@@ -222,7 +225,7 @@ class SampledEngineCases:
             tuple(rows),
             num_draft_tokens=k,
             drafting="ngram" if name == "ngram" else "model",
-            checkpoint=checkpoint().name,
+            checkpoint=checkpoint(self.kind).name,
             regime=name,
             entropy=rng.getrandbits(48),
             promise=self.promise if rng.randrange(_PROMISE_IN) == 0 else "none",
@@ -239,7 +242,7 @@ class SampledEngineCases:
         prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice((1, 2, 3, 5, 9, 14))))
         if regime != "ngram":
             return prompt
-        (after,) = random_truth().emitted([EngineRow(prompt, RowOptions(1))], 12)
+        (after,) = truth(self.kind).emitted([EngineRow(prompt, RowOptions(1))], 12)
         return (*prompt, *after, *prompt)
 
     def _options(self, rng: Random, regime: EngineRegime, limit: int, eos: tuple[int, ...]) -> RowOptions:

@@ -9,7 +9,7 @@ from typing import Any
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
-from eqcheck.checkpoints.judge import Judge, RowJudgement, random_truth
+from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
@@ -234,6 +234,6 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
     )
     before = seen.observed[: seen.first]
-    row = tuple(random_truth().row(case.rows[seen.row], before)) if seen.expected is not None else ()
+    row = tuple(truth(case.checkpoint).row(case.rows[seen.row], before)) if seen.expected is not None else ()
     row = row or seen.observed[: seen.first]  # it should have ended there
     return replace(explanation, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)

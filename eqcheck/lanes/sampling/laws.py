@@ -3,7 +3,8 @@
 Of engines, positions near a cut are skipped: where the scores need to change by less than `ties.FACTOR` times what
 float32 changes to move it. The change by float32 is measured at the prefixes up to there, in the order in which tokens
 count as evidence; so a position is skipped for text before its token only. The bound on rounding, `SampledRow.eps`, is
-as many times the change by float32 of the row's own probabilities. The laws of the transparent target are exact.
+as many times the change by float32 of the row's own probabilities. The laws of the transparent target are exact. The
+scores of a built checkpoint are exact in the dtypes that `EXACT_LAWS` names: there the rounding is that of a softmax.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import torch
 
 from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.judge import random_truth
+from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.decoding.run import cut
 from eqcheck.sampling.laws import UNCUT, misused
@@ -29,6 +30,7 @@ from eqcheck.truth.law import law, penalised
 from eqcheck.truth.ties import FACTOR
 
 EXACT = 1e-10  # what float64 may change, in an engine that adds in another order
+SOFTMAX = 1e-6  # what a softmax in float32 may change of exact scores
 _NGRAM = 2  # tokens that are looked up at most
 
 
@@ -84,9 +86,16 @@ class Laws(NamedTuple):
     raw_draft: Floats
 
 
+@lru_cache(maxsize=4)
+def _truth_of_draft(name: str) -> Truth:
+    pair = checkpoint(name)
+    return FunctionTruth(pair.built[1].function) if pair.built else ModelTruth(pair.models()[1])
+
+
 @lru_cache(maxsize=2)
-def _model(which: int, dtype: torch.dtype) -> ModelTruth:
-    return random_truth() if (which, dtype) == (0, torch.float64) else ModelTruth(checkpoint().models(dtype)[which])
+def _rounded(dtype: str) -> ModelTruth:
+    """The target of the random checkpoint in the dtype of an engine."""
+    return ModelTruth(checkpoint().models(getattr(torch, dtype))[0])
 
 
 def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: str) -> dict[int, Laws]:
@@ -99,21 +108,22 @@ def laws_of(case: SampledEngineCase, outputs: Sequence[Sequence[int]], dtype: st
     texts = [_ended(row.options, outputs[number]) for row, number in zip(rows, numbers, strict=True)]
     if not rows:
         return {}
-    target = random_truth().together(rows, texts)
+    built = bool(checkpoint(case.checkpoint).built)
+    target = truth(case.checkpoint).together(rows, texts)
     rounded = target
-    if dtype != "float64":
-        rounded = [scores.double() for scores in _model(0, getattr(torch, dtype)).together(rows, texts)]
-    draft = _model(1, torch.float64).together(rows, texts)
+    if dtype != "float64" and not built:
+        rounded = [scores.double() for scores in _rounded(dtype).together(rows, texts)]
+    draft = _truth_of_draft(case.checkpoint).together(rows, texts)
     laws: dict[int, Laws] = {}
-    change = EXACT  # of a score, up to the position that is looked at
+    change = least = SOFTMAX if built else EXACT  # of a score, up to the position that is looked at
     for at, number in enumerate(numbers):
         n = len(texts[at])
         changes = (target[at][:n] - rounded[at][:n]).abs().amax(-1).numpy()
         changes = np.maximum.accumulate(np.concatenate([[change], changes]))
         change = float(changes[-1])
-        looked_up = _looked_up(rows[at], texts[at]) if case.drafting == "ngram" else None
+        looked_up = _looked_up(rows[at], texts[at], target[at].shape[-1]) if case.drafting == "ngram" else None
         scores = [part[at][:n] for part in (target, rounded, draft)]
-        laws[number] = _laws(case, number, texts[at], scores, changes[1:], looked_up)
+        laws[number] = _laws(case, number, texts[at], scores, changes[1:], looked_up, least)
     return laws
 
 
@@ -129,8 +139,9 @@ def _laws(
     scores: list[torch.Tensor],
     changes: Floats,
     looked_up: Floats | None,
+    least: float,
 ) -> Laws:
-    """A row by the ``scores`` of the target, of the target rounded, and of the draft."""
+    """A row by the ``scores`` of the target, of the target rounded, and of the draft; ``least``: rounding."""
     prompt, options = case.rows[number].prompt, case.rows[number].options
     target, rounded, draft = (penalised(part, options, prompt, text) for part in scores)
     p, margin = law(target, options, case.order)
@@ -139,19 +150,19 @@ def _laws(
     change = torch.where(p > RARE, near / p.clamp(min=RARE) - 1, 0.0).abs().amax(-1).numpy()
     change = np.where(skip, 0.0, change)  # there the cut may have moved
     usual = np.array([np.median(change[: at + 1]) for at in range(len(change))])  # of what came before, for a proof
-    eps = FACTOR * np.maximum(np.maximum(change, usual), EXACT)
+    eps = FACTOR * np.maximum(np.maximum(change, usual), least)
     q = law_of(draft, options, case.order) if looked_up is None else looked_up
     raw_draft = law_of(draft, replace(options, **UNCUT), case.order)
     return Laws(sampled_row(case, number, text, target, q, skip, eps), raw_draft)
 
 
-def _looked_up(row: EngineRow, text: Sequence[int]) -> Floats:
+def _looked_up(row: EngineRow, text: Sequence[int], vocabulary: int) -> Floats:
     """The law of a look-up at each prefix: the tokens that followed the last ones before, all alike; zeros without any.
 
     Engines differ in which of several places they take, so this is good for bets only.
     """
     whole = [*row.prompt, *text]
-    laws = np.zeros((len(text), int(random_truth().model.config.vocab_size)))
+    laws = np.zeros((len(text), vocabulary))
     for at in range(len(text)):
         end = len(row.prompt) + at
         for size in range(min(_NGRAM, end - 1), 0, -1):

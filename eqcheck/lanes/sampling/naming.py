@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.judge import random_truth
+from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.sampling.evidence import rows_of
 from eqcheck.lanes.sampling.judge import SampledOutcome
@@ -150,7 +150,7 @@ def _behind(case: SampledEngineCase, number: int, row: SampledRow) -> tuple[Floa
     of = start + torch.arange(n).repeat_interleave(size)  # how many tokens of the text each sees
     seen[branch, : len(text)] = torch.arange(len(text)) < of[:, None]
     seen[branch, branch] = True
-    model = random_truth().model
+    model, _ = checkpoint(case.checkpoint).models()
     mask = torch.zeros(1, 1, length, length, dtype=model.dtype).masked_fill(~seen, float("-inf"))
     logits = model(
         input_ids=torch.tensor([[*text, *likeliest.flatten().tolist()]]),
