@@ -21,8 +21,9 @@ from eqcheck.abduction.commits import RULES, follow
 from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
+from eqcheck.abduction.misuse import misused
 from eqcheck.abduction.occurrences import single, systematic
-from eqcheck.abduction.outputs import emitted, misused, wrong_end
+from eqcheck.abduction.outputs import emitted, wrong_end
 from eqcheck.abduction.simulation import EditedContext
 from eqcheck.explanation.records import Search
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from math import comb, prod
 
 from eqcheck.abduction.answers import answers
 from eqcheck.abduction.evidence import Evidence, pick
 from eqcheck.abduction.hypotheses import Edit, Explained, Hypothesis, explained, predictions
-from eqcheck.abduction.program import Turn, plain_row
-from eqcheck.case.engine import PAD, EngineRow
+from eqcheck.abduction.program import plain_row
+from eqcheck.case.engine import PAD
 from eqcheck.checkpoints.dictation import agreeing
-from eqcheck.checkpoints.truth import row_with
-from eqcheck.contract.decoders import RowOptions
-from eqcheck.contract.options import SCORING
 from eqcheck.explanation.records import many
 
 _TABLE = {
@@ -41,10 +37,15 @@ _TABLE = {
         "option-stale": "the tokens of the current round do not count for {options}",
         "option-stale-for-bonus": "the tokens of the current round do not count for {options} at the bonus token",
         "option-for-first-alone": "{options} is applied to the first token of a round alone",
+        "option-missing-at-bonus": "{options} is not applied to the bonus token",
+        "option-missing-at-correction": "{options} is not applied to the token in place of a rejected one",
+        "option-over-rejected": "rejected draft tokens count for {options}",
+        "option-once-a-round": "of each round the last token alone counts for {options}",
         "minimum-stale": "min_new_tokens is compared with the number of new tokens when the round began",
         "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
         "or after a rejection with the number of all tokens but one, those of the prompt included",
         "options-of-another": "every row is given the options of row {row}",
+        "options-of-neighbour": "rows are given the options of the row {row} them",
         "end-of-another": "rows end where the limit, the EOS ids and the stop sequences of row {row} would end them",
     },
 }
@@ -220,101 +221,3 @@ def _continued(
     repeated = evidence.outputs[row][begin : begin + max(0, shift)]
     predicted |= {(row, n): token for n, token in enumerate(repeated, begin)}
     return explained(evidence, hypothesis, predicted)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionMisuse(Hypothesis):
-    """An edit of an option; ``schedule`` names its rounds, see `Evidence.schedules_with_options`."""
-
-    schedule: str = ""
-
-
-def misused(evidence: Evidence) -> Iterator[Explained]:
-    """The tokens explained by options that are off, stale or another row's; options that no row has are left out."""
-    rows = evidence.case.rows
-
-    def finding(edit: str, predicted: Predicted, schedule: str = "", **named: object) -> Explained:
-        parameters = tuple((name, str(value)) for name, value in named.items())
-        return explained(evidence, OptionMisuse(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
-
-    names = [name for name, off in SCORING.items() if any(getattr(row.options, name) != off for row in rows)]
-    for name in names:
-        altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
-        yield finding("option-ignored", _chosen(evidence, altered), options=name)
-    # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
-    for schedule in evidence.schedules_with_options if names else ():
-        for edit, misplaced in _MISPLACED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule, options=" and ".join(names))
-    for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
-        for edit, misplaced in _MISCOUNTED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
-    kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
-    for other in kinds.values() if len(kinds) > 1 else ():
-        altered = [replace(one, options=rows[other].options) for one in rows]
-        yield finding("options-of-another", _chosen(evidence, altered), row=other)
-
-
-def _scoring(options: RowOptions) -> tuple[object, ...]:
-    eos = options.eos_token_ids if options.min_new_tokens else ()
-    return eos, *(getattr(options, name) for name in SCORING)
-
-
-def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
-    return {
-        (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
-        for row, plain in enumerate(evidence.plain)
-        for index, scores in enumerate(plain[:-1])
-    }
-
-
-@dataclass(frozen=True)
-class TokenPlace:
-    """A new token's ``index`` in its row, and the turn it comes from.
-
-    It begins at ``start``; ``late``: after a rejection.
-    """
-
-    row: EngineRow
-    turn: Turn
-    start: int
-    index: int
-    late: bool
-
-    @property
-    def bonus(self) -> bool:
-        return self.index == self.start + len(self.turn.drafts)
-
-    def counted_from(self, count: int) -> EngineRow:
-        """The row, where the turn is taken to begin after so many tokens, as far as its minimum is concerned."""
-        return row_with(self.row, min_new_tokens=max(0, self.row.options.min_new_tokens + self.index - count))
-
-
-# With which options, and after how many new tokens, the token in a place is chosen.
-Misplaced = Callable[[TokenPlace], tuple[EngineRow, int]]
-_MISPLACED: dict[str, Misplaced] = {
-    "option-stale": lambda at: (at.row, at.start),
-    "option-stale-for-bonus": lambda at: (at.row, at.start if at.bonus else at.index),
-    "option-for-first-alone": lambda at: (at.row if at.index == at.start else row_with(at.row, **SCORING), at.index),
-}
-_MISCOUNTED: dict[str, Misplaced] = {
-    "minimum-stale": lambda at: (at.counted_from(at.start), at.index),
-    # After a rejection the prompt's tokens count as well: that is the entries that are left in the cache.
-    "minimum-stale-with-prompt": lambda at: (
-        at.counted_from(at.turn.start - 1 if at.late else at.start),
-        at.index,
-    ),
-}
-
-
-def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
-    chosen, rounds = {}, evidence.schedules_with_options[schedule]
-    turns = [turn for turns in rounds for turn in turns]
-    rejected = {(turn.row, turn.end) for turn in turns if turn.accepted < len(turn.drafts)}
-    for turn in turns:
-        start = turn.start - len(evidence.prompts[turn.row])
-        for index in range(start, start + turn.end - turn.start):
-            late = (turn.row, turn.start) in rejected
-            row, count = misplaced(TokenPlace(evidence.case.rows[turn.row], turn, start, index, late))
-            before = evidence.outputs[turn.row][:count]
-            chosen[turn.row, index] = pick(evidence.plain[turn.row][index], row, before)
-    return chosen

@@ -34,11 +34,16 @@ def _prompt(row: EngineRow) -> Iterator[str]:
 
 def _asked(row: EngineRow) -> Iterator[str]:
     options, most = row.options, POSITIONS - len(row.prompt)
-    if said := complaint("eos_token_ids", options.eos_token_ids, Tokens):
-        yield said
-    for number, stop in enumerate(options.stop_sequences):
-        if said := complaint(f"stop_sequences[{number}]", stop, Tokens):
+    biased, most_biased = tuple(token for token, _ in options.logit_bias), f"-{ENGINE_PENALTY} to {ENGINE_PENALTY}"
+    named = [(name, getattr(options, name)) for name in ("eos_token_ids", "allowed_ids")] + [("logit_bias", biased)]
+    for name in ("stop_sequences", "bad_words"):
+        named += [(f"{name}[{number}]", ids) for number, ids in enumerate(getattr(options, name))]
+    for name, ids in named:
+        if said := complaint(name, ids, Tokens):
             yield said
+    for _, bias in options.logit_bias:
+        if abs(bias) > ENGINE_PENALTY:
+            yield f"logit_bias: expected numbers from {most_biased}, got {bias!r}"
     for name, least, greatest in (("max_new_tokens", 1, most), ("min_new_tokens", 0, most), ("arrival", 0, 4096)):
         yield from within(name, [getattr(options, name)], least, greatest)
     for name, off in PENALTIES.items():

@@ -5,7 +5,7 @@ A decoder declares the options that it takes by `eqcheck.contract.decoders.CAPAB
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import float_info
 from typing import Annotated, Any
@@ -25,10 +25,13 @@ SEEDS = {
 """What may be promised of rows with a seed; each includes those before it."""
 
 
-PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0}
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Options that change the scores of tokens that were there before, and the values at which they do not."""
 
-SCORING = {"min_new_tokens": 0, **PENALTIES}
+LISTS = ("logit_bias", "bad_words", "allowed_ids")
+"""Options that change the scores of the tokens that they name; off where they name none."""
+
+SCORING: dict[str, Any] = {"min_new_tokens": 0, **PENALTIES, **dict.fromkeys(LISTS, ())}
 """All options of a row that change scores, greedy rows' as well, and the values at which they do not."""
 
 
@@ -37,17 +40,20 @@ PAST_STOP = "past-stop"
 
 _TOKENS = {"is": "a list of token ids"}
 _STOPS = {"is": "a list of lists of token ids"}
+_BIAS = {"is": "finite numbers by token id"}
 _ABOVE_0 = {"is": "a number above 0"}
 _FINITE = {"is": "a finite number"}
 _WARM = {"is": "0 (greedy) or a number from 1e-6 to 1e6"}
 _RANK = {"is": "a whole number from 0 (no cut) to 2**31 - 1"}
 _SHARE = {"is": "a number above 0 and at most 1 (no cut)"}
+_Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max, extra=_FINITE)]
 _SEED = {"is": "a whole number from 0 to 2**64 - 1, or None"}
 
 
 def _bounds(options: RowOptions) -> Iterator[str]:
-    if not all(options.stop_sequences):
-        yield "stop_sequences: expected at least one token id in each, got none"
+    for name in ("stop_sequences", "bad_words"):
+        if not all(getattr(options, name)):
+            yield f"{name}: expected at least one token id in each, got none"
     if 0 < options.temperature < 1e-6:
         yield f"temperature: expected {_WARM['is']}, got {options.temperature!r}"
     if options.seed is not None and not 0 <= options.seed < 2**64:  # more than a bound of msgspec can say
@@ -61,6 +67,9 @@ class RowOptions:
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
     ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
     is handed over after so many steps of the engine.
+
+    `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
+    and ``allowed_ids`` change scores; where no ids are allowed by name, all are.
 
     At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
     cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
@@ -76,7 +85,7 @@ class RowOptions:
     eos_token_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0
     repetition_penalty: Annotated[float, Meta(ge=float_info.min, le=float_info.max, extra=_ABOVE_0)] = 1.0
-    presence_penalty: Annotated[float, Meta(ge=-float_info.max, le=float_info.max, extra=_FINITE)] = 0.0
+    presence_penalty: _Finite = 0.0
     arrival: int = 0
     temperature: Annotated[float, Meta(ge=0, le=1e6, extra=_WARM)] = 0.0
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1, extra=_RANK)] = 0
@@ -84,15 +93,21 @@ class RowOptions:
     min_p: Annotated[float, Meta(ge=0, le=1, extra={"is": "a number from 0 (no cut) to 1"})] = 0.0
     seed: Annotated[int | None, Meta(extra=_SEED)] = None
     stop_sequences: Annotated[tuple[tuple[int, ...], ...], Meta(extra=_STOPS)] = ()
+    frequency_penalty: _Finite = 0.0
+    logit_bias: Annotated[tuple[tuple[int, _Finite], ...], Meta(extra=_BIAS)] = ()
+    bad_words: Annotated[tuple[tuple[int, ...], ...], Meta(extra=_STOPS)] = ()
+    allowed_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         check(self, (_bounds,), UsageError)
 
     @property
     def changes_scores(self) -> bool:
         """Whether an option changes the scores of tokens before the best is chosen."""
-        penalised = any(getattr(self, name) != off for name, off in PENALTIES.items())
-        return penalised or bool(self.min_new_tokens and self.eos_token_ids)
+        own = any(getattr(self, name) != off for name, off in SCORING.items() if name != "min_new_tokens")
+        return own or bool(self.min_new_tokens and self.eos_token_ids)
 
     def stops_of(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The stop sequences with which new tokens end."""

@@ -28,22 +28,32 @@ class Law(NamedTuple):
 def penalised(
     scores: torch.Tensor, options: RowOptions, prompt: Sequence[int], output: Sequence[int], start: int = 0
 ) -> torch.Tensor:
-    """Scores ``[n, vocabulary]`` with the row's penalties and its minimum; row i comes after ``output[:start + i]``.
+    """Scores ``[n, vocabulary]`` with the row's options on scores; row i comes after ``output[:start + i]``.
 
-    A repetition penalty divides the scores of what is in prompt and output, or multiplies them below zero (Keskar and
-    others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from those of what is in the output.
+    A bias is added first. A repetition penalty divides the scores of what is in prompt and output, or multiplies them
+    below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from those of
+    what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a bad
+    word whose others end the output, those that are not among the allowed ones, and an EOS before the minimum.
     """
-    if (options.repetition_penalty, options.presence_penalty, options.min_new_tokens) == (1.0, 0.0, 0):
+    asked = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.min_new_tokens)
+    if (*asked, options.logit_bias, options.bad_words, options.allowed_ids) == (1.0, 0.0, 0.0, 0, (), (), ()):
         return scores
     scores = scores.clone()
+    for token, bias in options.logit_bias:
+        scores[:, token] += bias
     for number, score in enumerate(scores, start):
-        before = output[:number]
-        seen = sorted({*prompt, *before})
+        before = list(output[:number])
+        seen, new = sorted({*prompt, *before}), sorted(set(before))
         penalty = options.repetition_penalty
         score[seen] = torch.where(score[seen] > 0, score[seen] / penalty, score[seen] * penalty)
-        score[sorted(set(before))] -= options.presence_penalty
+        counts = torch.tensor([before.count(token) for token in new], dtype=score.dtype)
+        score[new] -= options.presence_penalty + options.frequency_penalty * counts
+        forbidden = [word[-1] for word in options.bad_words if before[number - len(word) + 1 :] == list(word[:-1])]
         if number < options.min_new_tokens:
-            score[list(options.eos_token_ids)] = float("-inf")
+            forbidden += options.eos_token_ids
+        score[forbidden] = float("-inf")
+    if options.allowed_ids:
+        scores[:, sorted({*range(scores.shape[-1])} - {*options.allowed_ids})] = float("-inf")
     return scores
 
 

@@ -14,16 +14,14 @@ from itertools import count
 from math import lcm
 from typing import Any
 
-import torch
-
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import Truth, row_with, with_options
+from eqcheck.checkpoints.truth import Truth, row_with
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.contract.options import PENALTIES
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
+from eqcheck.lanes.checkpoint import changing
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
 from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_stops
 
@@ -126,6 +124,7 @@ class EngineCases:
             if self._has(rng, name, 0.15):
                 field = name.replace("-", "_")
                 rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
+        rows = changing.drawn(rng, rows, self.capabilities, truth(settings.checkpoint), _ROWS_WITH_EOS)
         least = self._has(rng, "min-new-tokens", 0.25)
         if self._has(rng, "row-eos", 0.4) or least:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
@@ -223,7 +222,7 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
                 other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
         elif options.eos_token_ids or options.stop_sequences:
             other = ending_like(row, other, truth(case.checkpoint))
-        rows.append(other)
+        rows.append(changing.again(rng, other, truth(case.checkpoint)))
     if len({row.options for row in case.rows}) == 1:  # they may have to share them
         rows = [replace(row, options=rows[0].options) for row in rows]
     other_k = _OTHER_K if number % 2 else case.num_draft_tokens
@@ -274,17 +273,8 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs)
-    counters = {name for name, holds in (checks | reached(case)).items() if holds} | answered(case, outputs, observed)
-    chosen = [number for number, row in enumerate(rows) if row.options.changes_scores]
-    alone = truth(case.checkpoint)
-    scores = alone.together([rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
-    for number, plain in zip(chosen, scores, strict=True):
-        row, output, o = rows[number], outputs[number], rows[number].options
-        if o.min_new_tokens and o.eos_token_ids and _changed(plain, row, output, min_new_tokens=0):
-            counters.add("min_new_tokens")
-        if _changed(plain, row, output, **PENALTIES):
-            counters.add("penalty")
-    return counters
+    counters = {name for name, holds in (checks | reached(case)).items() if holds}
+    return counters | answered(case, outputs, observed) | changing.triggered(case, outputs)
 
 
 def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]) -> set[str]:
@@ -296,9 +286,3 @@ def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Map
     )
     checks = {"ended_by_eos": ended, "drafted": drafted > 0, "accepted": accepted > 0, "rejected": drafted > accepted}
     return {name for name, holds in checks.items() if holds}
-
-
-def _changed(scores: torch.Tensor, row: EngineRow, output: tuple[int, ...], **off: Any) -> bool:
-    """Whether an option decides a token of the row."""
-    on, off_row = (with_options(scores, one, output)[:-1].argmax(-1) for one in (row, row_with(row, **off)))
-    return on.tolist() != off_row.tolist()

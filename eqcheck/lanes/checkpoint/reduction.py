@@ -61,7 +61,10 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
 
 
 def _plain(options: RowOptions, name: str) -> RowOptions:
-    value: Any = 1.0 if name == "temperature" and options.temperature else _PLAIN[name]
+    return _with(options, name, 1.0 if name == "temperature" and options.temperature else _PLAIN[name])
+
+
+def _with(options: RowOptions, name: str, value: Any) -> RowOptions:
     return replace(options, **{name: value})
 
 
@@ -113,11 +116,9 @@ def _simpler(rows: Sequence[RowOptions]) -> Iterator[list[RowOptions]]:
     for name in _ROW:
         if (plain := [_plain(options, name) for options in rows]) != list(rows):
             yield plain
-    for name in _ENDS:
-        ends: tuple[Any, ...] = getattr(rows[0], name)
-        for end in ends if len(ends) > 1 else ():
-            only: dict[str, Any] = {name: (end,)}
-            yield [replace(options, **only) for options in rows]
+    for name in (*_ENDS, "bad_words", "logit_bias"):
+        if len(given := getattr(rows[0], name)) > 1:
+            yield from ([_with(options, name, (one,)) for options in rows] for one in given)
     limit = max(options.max_new_tokens for options in rows)
     drawn = any(options.temperature for options in rows)
     for most in sorted({limit // 2, limit // 2 if drawn else limit - 1} - {0, limit}):

@@ -1,0 +1,101 @@
+"""Options that change scores, drawn so that they change a token of their row, and whether they did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.truth import Truth, row_with, with_options
+from eqcheck.contract.options import LISTS, SCORING
+
+_SHARE, _ALWAYS = 0.2, 0.7  # of the cases, for each option; of the rows chosen in them
+_TRIES = 4  # until one changes a token
+COUNTERS = {
+    "min_new_tokens": ("min_new_tokens",),
+    "penalty": ("repetition_penalty", "presence_penalty"),
+    "frequency_penalty": ("frequency_penalty",),
+    **{name: (name,) for name in LISTS},
+}
+"""By counter, the options of which it counts that they changed a token."""
+
+
+def _counted(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    return row_with(row, frequency_penalty=rng.choice((0.6, 1.3, 2.0, -0.4, -1.3)))
+
+
+def _biased(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    """Less for a token that the row emits, and more for another one or two."""
+    bias = {rng.randrange(VOCAB_SIZE): rng.choice((0.7, 2.0, 5.0)) for _ in range(rng.randint(0, 2))}
+    bias[rng.choice(output)] = rng.choice((-1.5, -4.0, -100.0, 2.0))
+    return row_with(row, logit_bias=tuple(sorted(bias.items())))
+
+
+def _banned(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    """One to three words of one to three tokens that the row emits, and some that it begins."""
+    words = []
+    for _ in range(rng.randint(1, 3)):
+        start = rng.randrange(len(output))
+        word = tuple(output[start : start + rng.randint(1, 3)])
+        words.append(word if rng.random() < 0.8 else (*word, rng.randrange(VOCAB_SIZE)))
+    return row_with(row, bad_words=tuple(words))
+
+
+def _allowed(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    """A few or most ids; enough, so that some are left whatever else is forbidden."""
+    ids = {*rng.sample(range(VOCAB_SIZE), rng.choice((16, 64, 250))), *rng.sample(output, len(output) // 2)}
+    return row_with(row, allowed_ids=tuple(sorted(ids - {rng.choice(output)})))
+
+
+CHANGING: dict[str, Callable[[random.Random, EngineRow, Sequence[int]], EngineRow]] = {
+    "frequency-penalty": _counted,
+    "logit-bias": _biased,
+    "bad-words": _banned,
+    "allowed-ids": _allowed,
+}
+"""Options that are drawn so that they change a token of their row, by what the row emits without them."""
+
+
+def drawn(
+    rng: random.Random, rows: Sequence[EngineRow], capabilities: Sequence[str], alone: Truth, most: int
+) -> list[EngineRow]:
+    """The rows, at most so many of them with options that change a token of what they emit without."""
+    rows, names = list(rows), [name for name in CHANGING if name in capabilities and rng.random() < _SHARE]
+    for number in rng.sample(range(len(rows)), min(len(rows), most)) if names else ():
+        for name in names:
+            if rng.random() < _ALWAYS:
+                rows[number] = _until_changed(rng, rows[number], name, alone)
+    return rows
+
+
+def again(rng: random.Random, row: EngineRow, alone: Truth) -> EngineRow:
+    """A row with another prompt, and its options of `CHANGING` drawn anew: of what it emits now."""
+    for name in CHANGING:
+        field = name.replace("-", "_")
+        if getattr(row.options, field) != SCORING[field]:
+            row = _until_changed(rng, row_with(row, **{field: SCORING[field]}), name, alone)
+    return row
+
+
+def _until_changed(rng: random.Random, row: EngineRow, name: str, alone: Truth) -> EngineRow:
+    """The row with the option; without it, where no try changes a token."""
+    output = alone.row(row)
+    tries = (CHANGING[name](rng, row, output) for _ in range(_TRIES))
+    return next((one for one in tries if alone.row(one) != output), row)
+
+
+def triggered(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> set[str]:
+    """The counters of options that decided a token of the outputs."""
+    chosen = [number for number, row in enumerate(case.rows) if row.options.changes_scores]
+    alone = truth(case.checkpoint)
+    scores = alone.together([case.rows[n] for n in chosen], [outputs[n] for n in chosen]) if chosen else []
+    counters = set[str]()
+    for number, plain in zip(chosen, scores, strict=True):
+        row, output = case.rows[number], outputs[number]
+        with_all = with_options(plain, row, output)[:-1].argmax(-1).tolist()
+        for counter, names in COUNTERS.items():
+            off = row_with(row, **{name: SCORING[name] for name in names})
+            if off != row and with_options(plain, off, output)[:-1].argmax(-1).tolist() != with_all:
+                counters.add(counter)
+    return counters
