@@ -31,9 +31,9 @@ def penalised(
     """Scores ``[n, vocabulary]`` with the row's options on scores; row i comes after ``output[:start + i]``.
 
     A bias is added first. A repetition penalty divides the scores of what is in prompt and output, or multiplies them
-    below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from those of
-    what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a bad
-    word whose others end the output, those that are not among the allowed ones, and an EOS before the minimum.
+    below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from the scores
+    of what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a
+    bad word whose others end the output, every token but the allowed ones, and an EOS before the minimum.
     """
     asked = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.min_new_tokens)
     if (*asked, options.logit_bias, options.bad_words, options.allowed_ids) == (1.0, 0.0, 0.0, 0, (), (), ()):

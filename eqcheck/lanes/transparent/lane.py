@@ -56,7 +56,7 @@ class TransparentLane(Lane):
     def asks(self, case: Any) -> bool:
         source = self.source
         within = super().asks(case) and case.padding_side in source.padding_sides
-        stops = not case.stop_sequences or "stop-sequences" in source.capabilities
+        stops = "stop-sequences" in source.capabilities or not any(row.stop_sequences for row in case.options)
         return within and stops and case.cache_state in source.cache_states and all(map(self.asks, case.before))
 
     @contextmanager
