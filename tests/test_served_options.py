@@ -106,7 +106,7 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
         RowOptions(4, logit_bias=((3, float("nan")),))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"logit_bias": ((300, 1.0),)}, "logit_bias: expected token ids below 256"),
-        ({"bad_words": ((1, 256),)}, "bad_words: expected token ids below 256"),
+        ({"bad_words": ((1, 256),)}, r"bad_words\[0\]: expected token ids below 256"),
         ({"allowed_ids": (-1,)}, "allowed_ids: expected token ids below 256"),
         ({"logit_bias": ((3, 101.0),)}, "logit_bias: expected numbers from -100 to 100"),
     )
