@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,9 +368,12 @@ def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any
 
 
 def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> None:
-    tried = {hypothesis.edit.id for hypothesis in (*systematic(recurrent=True), *RULES)}
+    target: Any = SimpleNamespace(recurrent=True, windows={0: 32}, scopes={"state": [], "window": [], "": []})
+    everywhere = {hypothesis.edit.id for hypothesis in systematic(target)}
+    tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}
-    evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted", "state-cut"}
+    evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted", "window-cut", "state-cut"}
+    evidence_of_one_row |= {"state-without-end", "state-left", "state-of-another-place"}
     rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
     assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}
     for name, edit in EDITS.items():
@@ -377,7 +381,7 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
         assert KINDS[edit.kind].component == edit.component
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
     assert tried <= set(EDITS)
-    assert {edit.id for edit in CONTEXTS} == {one.edit.id for one in systematic(recurrent=True)} | evidence_of_one_row
+    assert {edit.id for edit in CONTEXTS} == everywhere | evidence_of_one_row
 
 
 def test_an_id_has_the_parameters_that_the_words_tell() -> None:

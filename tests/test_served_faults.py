@@ -6,7 +6,7 @@ import pytest
 from served.builds import ENGINES
 from served.catalogue import held
 from served.faults import FAULTS
-from served.score import Said, decoded, drawn
+from served.score import Said, decoded, drawn, explained
 
 BY_ID = {fault.id: fault for fault in (*held(), *FAULTS)}
 
@@ -25,6 +25,15 @@ def test_faults_are_caught(name: str) -> None:
     engine.open()
     cases = (drawn(number, fault.kinds[0], caching=fault.build == "paged") for number in range(3))
     assert any(decoded(engine, case).failed for case in cases)
+
+
+@pytest.mark.parametrize("name", ["W05-windowed-layer-full", "W07-freed-before-rollback", "S03-conv-keeps-rejected"])
+def test_the_component_is_found_from_tokens_alone(name: str) -> None:
+    fault = BY_ID[name]
+    engine = fault.broken()()
+    engine.open()
+    outcome = decoded(engine, drawn(0, fault.kinds[0], caching=fault.build == "paged"))
+    assert explained(outcome).verdict(fault) == "right"
 
 
 def test_only_the_component_counts() -> None:

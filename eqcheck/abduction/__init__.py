@@ -4,7 +4,7 @@ program     what every query saw, as data; one forward answers for all calls of 
 evidence    where the model alone disagrees with the output, what was drafted, which rounds there were
 hypotheses  an edit in particular, how much it explains, and by how small a chance
 simulation  who writes which entry where in a batch engine, and what is seen, in one context
-contexts    every edit of what is seen, what it changes of that, and where it is tried
+contexts    every edit of what is seen, and what it changes of that; parts: those of windows and of states
 commits     edits of what is done with predictions; outputs: of what is returned, and of options
 """
 
@@ -166,7 +166,7 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
     ]
     findings = [explained(evidence, rule, follow(evidence, rule)) for rule in rules]
     findings += [*emitted(evidence), *misused(evidence)]
-    contexts = list(systematic(evidence.recurrent)) if rows <= BATCH else []
+    contexts = list(systematic(evidence)) if rows <= BATCH else []
     count = len(findings) + len(contexts)
     if evidence.first is not None:
         findings += tried(evidence, contexts, evidence.first)

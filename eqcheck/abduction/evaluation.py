@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from eqcheck.abduction.program import BLANK, EMPTY, Answers, Program
-from eqcheck.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head
+from eqcheck.construction.function import BITS, CODES, INPUTS, MEMORY, VOCABULARY, Function, Head
 from eqcheck.construction.pointers import KEYED_PAIRS, POSITIONS, Reads, Rotation, amplitudes
 from eqcheck.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, slope, staircase
 
@@ -40,10 +40,9 @@ def evaluated(function: Function, programs: Sequence[Program]) -> list[Answers]:
 class _Evaluation:
     def __init__(self, function: Function, program: Program) -> None:
         self.function, self.program = function, program
-        entries, width = len(program.tokens), len(program.columns)
-        self.sees = np.zeros((entries, width), bool)
-        queries = [query for query, seen in enumerate(program.sees) for _ in seen]
-        self.sees[queries, [column for seen in program.sees for column in seen]] = True
+        width = len(program.columns)
+        self.sees = _table(program.sees, width)
+        self.near = {number: _table(sees, width) for number, sees in program.near.items()}
         pairs = np.array(program.columns)
         positions = np.array(program.positions)
         self.columns, self.empty = np.maximum(pairs, 0), pairs[:, 0] == BLANK
@@ -59,8 +58,8 @@ class _Evaluation:
         for number, heads in enumerate(function.layers):
             scale = np.sqrt(expected / square)
             taps = not any((0, 0) in head.reads for head in heads)
-            sums = self._taps(heads, codes, scale) if taps else self._sums(number, heads, codes, scale)
-            sums += sum(self._kept(rule, codes) for rule in function.rules[number])
+            sums = (self._taps if taps else self._sums)(number, heads, codes, scale)
+            sums += self._kept(number, codes)
             joined = function.joined(number)
             square, expected = square + (sums**2).sum(-1), expected + BITS * joined
             total = codes + sums
@@ -74,9 +73,9 @@ class _Evaluation:
         scores[:, list(function.tokens_out)] = scaled * LOGITS @ signs(range(CODES)).T
         return dict(zip(program.queries, torch.from_numpy(scores), strict=True))
 
-    def _taps(self, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
+    def _taps(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
         """The sum of the taps of a short convolution; a tap before the beginning counts as +1 for each bit."""
-        follows = np.array(self.program.follows)
+        follows = np.array(self.program.following(INPUTS, number))
         sums, at, distance = np.zeros_like(codes), np.arange(len(codes)), 0
         for head in sorted(heads, key=lambda head: head.reads):
             while distance < head.reads[0][0]:
@@ -85,16 +84,25 @@ class _Evaluation:
             sums += np.where((at == EMPTY)[:, None], 1.0, tapped)
         return sums
 
-    def _kept(self, rule: DeltaRule, codes: Array) -> Array:
-        """The codes that a memory joins in, after each entry; a memory goes on from the entry that is followed."""
-        whole = (codes < 0) @ (1 << np.arange(BITS))
-        texts: list[list[int]] = []  # by entry, the codes that its memory has seen
-        joined = []
-        for entry, code in enumerate(whole.tolist()):
-            follows = self.program.follows[entry]
-            texts.append([*([] if follows == EMPTY else texts[follows]), code])
-            joined.append(rule.after(texts[entry]))
-        return signs(joined)
+    def _kept(self, number: int, codes: Array) -> Array:
+        """The sum of the codes that memories join in; inputs and memory go on from the entries that are followed."""
+        sums, rules = np.zeros_like(codes), self.function.rules[number]
+        if not rules:
+            return sums
+        whole = ((codes < 0) @ (1 << np.arange(BITS))).tolist()
+        reach = max(max(rule.key_distance, rule.value_distance) for rule in rules)
+        texts: list[list[int]] = []  # by entry, the last codes that it has as inputs
+        for code, follows in zip(whole, self.program.following(INPUTS, number), strict=True):
+            texts.append([*([] if follows == EMPTY else texts[follows][-reach:] if reach else []), code])
+        memory = self.program.following(MEMORY, number)
+        for rule in rules:
+            kept: list[dict[int, int]] = []
+            joined = []
+            for text, follows in zip(texts, memory, strict=True):
+                kept.append({} if follows == EMPTY else kept[follows].copy())
+                joined.append(rule.joined(kept[-1], text))
+            sums += signs(joined)
+        return sums
 
     def _sums(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
         """The codes that the heads of a layer read, added up; ``scale`` is how far its norm is off."""
@@ -110,11 +118,19 @@ class _Evaluation:
             if turned is not None:
                 scores = scores - turned[distance + POSITIONS] * codes[keys, head.bit]
             scores = scores * scale[:, None] * np.where(self.empty, 0.0, scale[keys])
-            seen = self.sees if head.window is None else self.sees & (distance < head.window)
+            seen = self.near.get(number, self.sees if head.window is None else self.sees & (distance < head.window))
             read = codes[values] * np.where(self.empty, 0.0, scale[values])[:, None]
             told = _read(np.where(seen, scores, _UNSEEN), read, self.program)
             sums += told[:, list(head.order)] * np.where(head.flips, -1, 1)
         return sums
+
+
+def _table(sees: Sequence[Sequence[int]], width: int) -> Array:
+    """Whether each query sees each column."""
+    table = np.zeros((len(sees), width), bool)
+    queries = [query for query, seen in enumerate(sees) for _ in seen]
+    table[queries, [column for seen in sees for column in seen]] = True
+    return table
 
 
 def _read(scores: Array, values: Array, program: Program) -> Array:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from eqcheck.abduction.answers import answers
-from eqcheck.abduction.program import Answers, Round, Turn, plain_row
+from eqcheck.abduction.program import Answers, Part, Round, Turn, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import at_place, with_options
-from eqcheck.construction.function import Function
+from eqcheck.construction.function import ATTENTION, INPUTS, MEMORY, Function
 from eqcheck.contract.decoders import RowOptions
 
 _PADDED = -1  # no token
@@ -109,6 +109,27 @@ class Evidence:
         """Whether the target has a recurrent state, as far as it is known."""
         return isinstance(self.target, Function) and self.target.recurrent
 
+    @cached_property
+    def windows(self) -> dict[int, int]:
+        """By layer with attention its window, or 0; empty for a target without windows."""
+        parts = self.target.parts if isinstance(self.target, Function) else {}
+        windows = {layer: window for (kind, layer), window in parts.items() if kind == ATTENTION}
+        return windows if any(windows.values()) else {}
+
+    @cached_property
+    def scopes(self) -> dict[str, list[tuple[str, tuple[Part, ...]]]]:
+        """The parts of the target that may be wrong alone, with the words for them: of its ``state`` or ``window``."""
+        parts = self.target.parts if isinstance(self.target, Function) else {}
+        stateful = [part for part in parts if part[0] != ATTENTION]
+        windowed = tuple(part for part, window in parts.items() if window)
+        layers = sorted({layer for _, layer in stateful})
+        scopes = [(f"in layer {n} only", tuple(part for part in stateful if part[1] == n)) for n in layers]
+        if any(kind == MEMORY for kind, _ in stateful):
+            for kind, words in ((INPUTS, "in convolutions only"), (MEMORY, "in what is remembered only")):
+                scopes.append((words, tuple(p for p in stateful if p[0] == kind)))
+        others = len(windowed) < len(self.windows)
+        return {"state": scopes, "window": [("in layers with a window only", windowed)] * others, "": []}
+
     @property
     def least_chance(self) -> float:
         """That of an edit that happens once and explains everything."""
@@ -193,12 +214,15 @@ class Evidence:
         """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts.
 
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
-        do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds.
+        do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds. ``in
+        turn`` a row begins when the one before has ended.
         """
+        own, rows = self._rounds(self.drafts), range(len(self.texts))
         return {
-            "own": self._rounds(self.drafts),
+            "own": own,
             "least": self._rounds(self.drafts, least=True),
             "prefilled": self._rounds(self.drafts, prefilled=True),
+            "in turn": [(turn,) for row in rows for turns in own for turn in turns if turn.row == row],
         }
 
     @cached_property

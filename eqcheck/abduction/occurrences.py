@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from eqcheck.abduction.blocks import ALWAYS
 from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.simulation import EditedContext
+from eqcheck.checkpoints.dictation import agreeing
 
 AT_ONSET = (
     "newest-shifted",
@@ -20,18 +22,31 @@ AT_ONSET = (
     "itself-hidden",
     "restored-with-all",
 )
+GRAIN, BEHIND = 8, 32  # prefixes are cached in blocks of so many tokens; a state may be so many away from its place
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
 
-def systematic(recurrent: bool) -> Iterator[EditedContext]:
-    """Every edit in every style that it makes a difference to; of a state only where the target has one."""
+def systematic(evidence: Evidence) -> Iterator[EditedContext]:
+    """Every edit in every style that it makes a difference to, and in parts of the target that it may happen in alone.
+
+    Those of a state or window are tried where the target has one.
+    """
     for edit in CONTEXTS:
-        if edit.change.state and not recurrent:
+        if (edit.change.state and not evidence.recurrent) or (edit.change.least and not evidence.windows):
             continue
         for amount in edit.amounts:
             for place in edit.places:
                 style, _, schedule = place.partition("/")
-                yield EditedContext(edit=edit, amount=amount, style=style, schedule=schedule)
+                context = EditedContext(edit=edit, amount=amount, style=style, schedule=schedule)
+                yield context
+                if style == "separate":
+                    yield from _in_parts(evidence, context)
+
+
+def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
+    """The same, in parts of the target only."""
+    for words, parts in evidence.scopes[context.edit.scope]:
+        yield replace(context, when=f"{context.when} {words}".strip(), parts=parts)
 
 
 def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
@@ -62,14 +77,38 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
             yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
     for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted", *["state-cut"] * evidence.recurrent):
+        for name in ("chunk-lost", "chunk-blind", "chunk-restarted", *["window-cut"] * bool(evidence.windows)):
             yield _once(name, row, token=token, position=token)
+    if evidence.recurrent:
+        for context in _of_states(evidence, row, others):
+            yield context
+            yield from _in_parts(evidence, context)
+
+
+def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[EditedContext]:
+    """Edits of the state with which a row begins, or goes on in its prompt or behind it."""
+    prompt = evidence.prompts[row]
+    for token in range(1, len(prompt) + 1):
+        yield _once("state-cut", row, token=token, position=token)
+    for token in range(1, len(prompt)):
+        yield _once("state-without-end", row, token=token, position=token)
+    for other in (other for other in others if other < row):  # it has ended
+        for rejected in (0, 1):
+            yield _once("state-left", row, other, token=rejected, schedule="in turn", row=other)
+        text = evidence.texts[other]
+        for token in range(GRAIN, min(agreeing(prompt, text), len(prompt) - 1) + 1, GRAIN):
+            for count in range(max(1, token - BEHIND), min(len(text), token + BEHIND)):
+                if count != token:
+                    said: dict[str, Any] = {"token": token, "source": count, "schedule": "in turn"}
+                    said |= {"position": token, "row": other, "count": count}
+                    yield _once("state-of-another-place", row, other, **said)
 
 
 def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> EditedContext:
-    """An edit that happens to a row; besides the token and the rounds, ``said`` are the parameters of its words."""
+    """An edit that happens to a row; besides places and rounds, ``said`` are the parameters of its words."""
     edit = next(edit for edit in CONTEXTS if edit.id == name)
-    token, when = said.pop("token", -1), said.pop("when", "")
+    tried: dict[str, Any] = {key: said.pop(key) for key in ("token", "source", "schedule") if key in said}
+    when = said.pop("when", "")
     parameters = tuple((key, str(value)) for key, value in said.items())
-    tried: dict[str, Any] = {"amount": amount, "first": first, "last": last, "row": of, "token": token}
+    tried |= {"amount": amount, "first": first, "last": last, "row": of}
     return EditedContext(edit=edit, parameters=parameters, when=when, once=True, **tried)

@@ -7,15 +7,19 @@ predictions: `eqcheck.abduction.answers` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from eqcheck.case.engine import PAD
+from eqcheck.construction.function import ATTENTION
 
 BLANK = -1  # a column whose key and value are zero
 EMPTY = -1  # the state before the first token
+
+
+Part = tuple[str, int]  # of a function: see `Function.parts`
 
 
 @dataclass
@@ -25,7 +29,9 @@ class Program:
     ``columns`` are pairs of entries: in a ``torn`` program (``"values"``, ``"layers"`` or ``"heads"``) the second is
     where values, all layers but the first, or all heads but the first come from; otherwise both are the same. ``blind``
     are queries whose scores are all as low as can be, with the columns of their call: they attend to all of them alike.
-    ``follows`` is, by entry, the entry from whose recurrent state it goes on, or `EMPTY`.
+    ``follows`` is, by entry, the entry from whose recurrent state it goes on, or `EMPTY`. Parts of a built function may
+    go other ways: in the layers ``near`` these columns are seen, and no window hides any; ``apart`` has, by part with a
+    state (`Function.parts`), the entries that are followed there.
     (A query that gets nothing from a kernel because it sees nothing is one that sees a blank column.) ``queries`` maps
     (row, index of a new token) to its query.
     """
@@ -38,6 +44,8 @@ class Program:
     queries: dict[tuple[int, int], int] = field(default_factory=dict)
     torn: str = ""
     follows: list[int] = field(default_factory=list)
+    near: dict[int, list[Sequence[int]]] = field(default_factory=dict)
+    apart: dict[Part, list[int]] = field(default_factory=dict)
 
     def write(self, token: int, position: int, follows: int = EMPTY) -> int:
         """A new entry, in a column of its own; returns the column."""
@@ -56,6 +64,14 @@ class Program:
         """The entry that a column was written for."""
         return self.columns[column][0]
 
+    def following(self, kind: str, layer: int) -> list[int]:
+        """By entry, the entry that is followed in a part with a state."""
+        return self.apart.get((kind, layer), self.follows)
+
+    def within(self, query: int, column: int, window: int) -> bool:
+        """Whether a column is in the window of a query; 0 is no window."""
+        return not window or self.positions[query] - self.positions[self.entry(column)] < window
+
     def blank(self) -> int:
         """A new column whose key and value are zero."""
         return self.column(BLANK, BLANK)
@@ -66,14 +82,15 @@ class Program:
         reached = set(stack)
         while stack:
             entry = stack.pop()
-            columns = (self.columns[column] for column in (*self.sees[entry], *self.blind.get(entry, ())))
-            for source in {self.follows[entry], *(source for pair in columns for source in pair)}:
+            columns = (self.columns[column] for column in self._columns_of(entry))
+            ways = (self.follows, *self.apart.values())
+            for source in {*(way[entry] for way in ways), *(source for pair in columns for source in pair)}:
                 if source >= 0 and source not in reached:
                     reached.add(source)
                     stack.append(source)
         order = sorted(reached)
         new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK, EMPTY: EMPTY}
-        kept = sorted({column for entry in order for column in (*self.sees[entry], *self.blind.get(entry, ()))})
+        kept = sorted({column for entry in order for column in self._columns_of(entry)})
         place = {column: number for number, column in enumerate(kept)}
         return Program(
             [self.tokens[e] for e in order],
@@ -84,7 +101,27 @@ class Program:
             {key: new[e] for key, e in self.queries.items() if key in keys and e in new},
             self.torn,
             [new[self.follows[e]] for e in order],
+            {layer: [[place[c] for c in sees[e]] for e in order] for layer, sees in self.near.items()},
+            {part: [new[way[e]] for e in order] for part, way in self.apart.items()},
         )
+
+    def _columns_of(self, entry: int) -> set[int]:
+        """All columns that a query sees in some layer."""
+        return {*self.sees[entry], *self.blind.get(entry, ()), *(c for sees in self.near.values() for c in sees[entry])}
+
+
+def restricted(right: Program, edited: Program, parts: Sequence[Part], windows: Mapping[int, int]) -> Program:
+    """The right program, with the edited one in some parts of a function; both have the same entries and columns."""
+    assert (right.tokens, right.columns) == (edited.tokens, edited.columns)
+    for kind, layer in parts:
+        if kind == ATTENTION:
+            right.near[layer] = [
+                [column for column in seen if right.within(query, column, windows.get(layer, 0))]
+                for query, seen in enumerate(edited.sees)
+            ]
+        else:
+            right.apart[kind, layer] = edited.follows
+    return right
 
 
 def plain_row(row: int, text: Sequence[int], start: int) -> Program:

@@ -15,12 +15,22 @@ makes a difference. A `Change` has a place for each thing that an engine does; t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Hypothesis
-from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed
+from eqcheck.abduction.program import (
+    EMPTY,
+    RIGHT_ANEW,
+    Part,
+    Program,
+    Recomputation,
+    Round,
+    Turn,
+    recomputed,
+    restricted,
+)
 from eqcheck.case.engine import PAD
 
 
@@ -54,9 +64,11 @@ class Change:
     zeroed: bool = False  # what is kept of the rejected tokens is zeros
     restored: bool = False  # after a rejection the round's tokens are fed again
     drift: Callable[[Rollback], int] = lambda back: 0
-    # the entry whose recurrent state goes on; whether the state is empty before a position
+    # the first position that a query sees in a layer, of a target with windows
+    least: Callable[[Simulation, FedBlock, int, int], int] | None = None
+    # the entry whose recurrent state goes on after a round, and before a token at a position, if another one
     state: Callable[[Simulation, Rollback], int] | None = None
-    forgets: Callable[[Simulation, int], bool] | None = None
+    follows: Callable[[Simulation, int, int], int | None] = lambda sim, row, at: None
     # where it goes in the batch's cache
     sources: Callable[[list[int], list[int]], Sequence[int]] = lambda rows, batch: rows
     placed: Callable[[list[int], int, int], list[int | None]] = _at_the_right_edge
@@ -75,21 +87,29 @@ class ContextEdit(Edit):
     """An edit of what is seen: what it changes in an engine with caches, and in one without.
 
     ``places`` are the styles of engines and the schedules in which it makes a difference or a difference of its own,
-    ``amounts`` are tried in each. Without places it is only tried in single rows.
+    ``amounts`` are tried in each. Without places it is only tried in single rows. It may happen in some parts of the
+    target only, see `Evidence.scopes`.
     """
 
     places: tuple[str, ...] = ()
     amounts: tuple[int, ...] = (0,)
     change: Change = RIGHT
     anew: Recomputation = RIGHT_ANEW
+    scope: str = ""
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """No mask hides a token from a state, and none but a window's from the layers that have it."""
+        apart = self.scope == "state" or self.change.least
+        return () if apart else super().rivals
 
 
 @dataclass(frozen=True, kw_only=True)
 class EditedContext(Hypothesis):
     """One edit of what is seen: by how much, in which rounds, and with the row or token where it concerns only one.
 
-    ``amount`` is a number of tokens or positions, or another row. The engine is of one ``style``; ``schedule`` names
-    its rounds, see `Evidence.schedules`.
+    ``amount`` is a number of tokens or positions, or another row, and ``source`` a number of its tokens. The engine is
+    of one ``style``; ``schedule`` names its rounds, see `Evidence.schedules`. With ``parts`` it happens in these only.
     """
 
     edit: ContextEdit
@@ -100,6 +120,8 @@ class EditedContext(Hypothesis):
     last: int = ALWAYS
     row: int | None = None
     token: int = -1
+    source: int = 0
+    parts: tuple[Part, ...] = ()
 
     def programs(self, evidence: Evidence, final: int) -> list[Program]:
         """The programs of all calls up to the round ``final``."""
@@ -108,14 +130,22 @@ class EditedContext(Hypothesis):
             texts, prompts, expanded = evidence.texts, evidence.prompts, self.style == "expanded"
             return recomputed(texts, prompts, self.edit.anew, self.amount, rounds[: final + 1], expanded)
         final = len(rounds) if self.edit.change.end else final  # what it ends with may concern any round
-        return [Simulation(evidence, self, rounds[: final + 1]).program]
+        program = Simulation(evidence, self, rounds[: final + 1]).program
+        if not self.parts:
+            return [program]
+        right = Simulation(evidence, replace(self, edit=_UNEDITED), rounds[: final + 1]).program
+        return [restricted(right, program, self.parts, evidence.windows)]
+
+
+_UNEDITED = ContextEdit("", "", "")
 
 
 class Simulation:
     """One batch in one context, round by round.
 
-    ``held[row]`` are the columns in the row's slots; ``lengths`` the tokens cached, and ``drift`` is how far positions
-    are ahead of them; ``blocks`` are what each row is fed in the present round; ``rows`` those of the entries.
+    ``held[row]`` are the columns in the row's slots; ``lengths`` the tokens cached, ``reached`` the most there were
+    before this round, and ``drift`` is how far positions are ahead of them; ``blocks`` are what each row is fed in the
+    present round; ``rows`` those of the entries.
     """
 
     def __init__(self, evidence: Evidence, context: EditedContext, rounds: Sequence[Round]) -> None:
@@ -124,13 +154,14 @@ class Simulation:
         self.rows: list[int] = []
         self.slots: list[list[HeldToken]] = [[] for _ in range(count)]
         self.held: list[list[int]] = [[] for _ in range(count)]
-        self.lengths, self.drift = [0] * count, [0] * count
+        self.lengths, self.drift, self.reached = [0] * count, [0] * count, [0] * count
         # by row, the entry whose recurrent state the next token goes on from, and the same at the begin of the round
         self.states = self.began = [EMPTY] * count
         self.paths: list[dict[int, int]] = [{} for _ in range(count)]  # by row and position, the entry fed there last
         self.blocks: dict[int, FedBlock] = {}
         change = context.edit.change
-        self.program = Program(torn=change.torn)
+        self.windows = evidence.windows if change.least else {}
+        self.program = Program(torn=change.torn, near={layer: [] for layer in self.windows})
         if change.start:
             change.start(self)
         for self.number, turns in enumerate(rounds):
@@ -193,8 +224,8 @@ class Simulation:
         if rank < 0:
             return
         change = self.change(row)
-        forgotten = change.forgets is not None and change.forgets(self, at)
-        self.program.follows[entry] = EMPTY if forgotten else self.states[change.cache_of(self, row)]
+        follows = change.follows(self, row, at)
+        self.program.follows[entry] = self.states[change.cache_of(self, row)] if follows is None else follows
         self.states[row] = self.paths[row][at] = entry
 
     def _pads_after(self, block: FedBlock, width: int) -> list[int]:
@@ -218,12 +249,20 @@ class Simulation:
             if not visible and change.blind:
                 program.blind[entry] = list(view.held)
             program.sees[entry] = visible or ([] if change.blind else [self.program.blank()])
+            self._see_near(block, view.slots[query].at, visible)
         for pad in after:
             program.sees[program.entry(pad)] = [*(column for column in view.seen if column is not None), *after]
         first = turn.start - len(self.evidence.prompts[row])
         newest = len(view.slots) - len(turn.drafts) - 1
         for offset in range(turn.end - turn.start):
             program.queries[row, first + offset] = program.entry(view.held[newest + offset])
+
+    def _see_near(self, block: FedBlock, at: int, visible: list[int]) -> None:
+        """Write down what a query sees in each layer of a target with windows."""
+        change, program = self.change(block.turn.row), self.program
+        for layer, window in self.windows.items():
+            least = change.least(self, block, at, layer) if change.least else at - window + 1 if window else 0
+            program.near[layer].append([c for c in visible if program.positions[program.entry(c)] >= least])
 
     # The tokens that are kept after it.
 
@@ -238,6 +277,7 @@ class Simulation:
                 self._crop(back)
             elif not back.ended:
                 self._mark(back)
+            self.reached[row] = max(self.reached[row], self.lengths[row])
             self.lengths[row] = before[row] if change.restored and back.surplus else length
             state = change.state
             self.states[row] = self.at(row, length) if state is None else state(self, back)

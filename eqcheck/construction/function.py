@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, cached_property, partial
 from hashlib import sha256
 
 from eqcheck.construction.pointers import POSITIONS, ROTARY, Reads, Rotation
 
 BITS = 8
 CODES = 2**BITS
+ATTENTION, INPUTS, MEMORY = "attention", "inputs", "memory"
 VOCABULARY = CODES + 64  # ids behind the codes are never emitted: room for special tokens
 
 
@@ -75,34 +76,33 @@ class DeltaRule:
     writing: int | None = None
     forgetting: tuple[int, ...] = ()
 
+    @cached_property
+    def table(self) -> tuple[int, ...]:
+        """By code, the shuffled code."""
+        return Head((), 0, self.order, self.flips).table
+
+    def joined(self, kept: dict[int, int], codes: Sequence[int]) -> int:
+        """The code that it joins in after the last of some codes; ``kept`` is brought up to date."""
+        code = codes[-1]
+        if self.forgetting and all(code >> bit & 1 for bit in self.forgetting):
+            kept.clear()
+        if len(codes) > self.key_distance and (self.writing is None or code >> self.writing & 1):
+            kind = _patterns(self.key)[codes[-1 - self.key_distance]]
+            if len(codes) > self.value_distance:
+                kept[kind] = self.table[codes[-1 - self.value_distance]]
+            else:
+                kept.pop(kind, None)  # a value from before the beginning is 0, as if the class had never come
+        return kept.get(_patterns(self.query)[code], 0)
+
     def reader(self) -> Callable[[Sequence[int]], int]:
-        """Called with all codes of a text after each of them, it returns what it joins in."""
-        kept: dict[int, int] = {}
-        table, forgetting = Head((), 0, self.order, self.flips).table, sum(1 << bit for bit in self.forgetting)
-        writing = 0 if self.writing is None else 1 << self.writing
-
-        def read(codes: Sequence[int]) -> int:
-            code = codes[-1]
-            if forgetting and code & forgetting == forgetting:
-                kept.clear()
-            if len(codes) > self.key_distance and code & writing == writing:
-                kind = _pattern(codes[-1 - self.key_distance], self.key)
-                if len(codes) > self.value_distance:
-                    kept[kind] = table[codes[-1 - self.value_distance]]
-                else:
-                    kept.pop(kind, None)  # a value from before the beginning is 0, as if the class had never come
-            return kept.get(_pattern(code, self.query), 0)
-
-        return read
-
-    def after(self, codes: Sequence[int]) -> int:
-        """The code that it joins in after a text of these codes."""
-        read = self.reader()
-        return [read(codes[: end + 1]) for end in range(len(codes))][-1]
+        """Called with all codes of a text after each of them, it returns the code that it joins in."""
+        return partial(self.joined, {})
 
 
-def _pattern(code: int, bits: Sequence[int]) -> int:
-    return sum((code >> bit & 1) << place for place, bit in enumerate(bits))
+@cache
+def _patterns(bits: tuple[int, ...]) -> tuple[int, ...]:
+    """By code, the number that some of its bits make."""
+    return tuple(sum((code >> bit & 1) << place for place, bit in enumerate(bits)) for code in range(CODES))
 
 
 class Function:
@@ -144,7 +144,21 @@ class Function:
     @property
     def recurrent(self) -> bool:
         """Whether a layer has a state in place of slots: none of its heads sees the query's own place."""
-        return any(self.rules) or any(not any((0, 0) in head.reads for head in layer) for layer in self.layers)
+        return any(kind != ATTENTION for kind, _ in self.parts)
+
+    @property
+    def parts(self) -> dict[tuple[str, int], int]:
+        """The parts by kind and number of layer, with the window of attention: 0 where there is none.
+
+        A layer with a state has `INPUTS` of a convolution, and what it remembers (`MEMORY`) where it has rules.
+        """
+        parts: dict[tuple[str, int], int] = {}
+        for number, (heads, rules) in enumerate(zip(self.layers, self.rules, strict=True)):
+            if any((0, 0) in head.reads for head in heads):
+                parts[ATTENTION, number] = heads[0].window or 0
+            else:
+                parts |= {(kind, number): 0 for kind in (INPUTS, MEMORY) if rules or kind == INPUTS}
+        return parts
 
     def next(self, ids: Sequence[int]) -> int:
         """The token after these ids, at least one."""

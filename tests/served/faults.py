@@ -22,6 +22,7 @@ from served.steps import (
     opened_without_window,
     places_in_ring,
     recurrent_of_last,
+    runs_on,
     unwritten_like_verify,
     windowed,
 )
@@ -86,7 +87,7 @@ FAULTS = (
         "ring",
         WINDOWS,
         "cache/missing-entry",
-        "https://github.com/ml-explore/mlx-lm/issues/1914",
+        "own",
         "A ring has the length of the window, and drafts overwrite tokens that are still in it",
         {"size": lambda right, self, layer: self.window if windowed(self, layer) else right(layer)},
     ),
@@ -128,7 +129,7 @@ FAULTS = (
         "cache/stale-entry",
         f"{LLAMA_CPP}/pull/20075",
         "All tokens of a block run through the layers with states again, not the accepted ones",
-        {"run_again": lambda right, self, layer, row, begin, end: right(layer, row, begin, None)},
+        {"commit": runs_on},
     ),
     Fault(
         "S03-conv-keeps-rejected",
@@ -148,7 +149,7 @@ FAULTS = (
         "cache/stale-entry",
         f"{VLLM}/pull/50272",
         "Convolutions take in all tokens of a block, what is remembered the accepted ones",
-        {"run_again": conv_runs_on},
+        {"commit": conv_runs_on},
     ),
     Fault(
         "S05-recurrent-keeps-rejected",

@@ -61,12 +61,37 @@ def recurrent_of_last(right: Any, memory: Any, layer: int, feed: Feed, kept: int
     return State(right(layer, feed, kept).conv, last(memory, layer, feed).recurrent)
 
 
-def conv_runs_on(right: Any, memory: Any, layer: int, row: Row, begin: int, end: int) -> None:
-    """The convolution takes in the drafts that were rejected, too; what is remembered does not."""
-    run, hidden = memory.inputs[layer, row.number]
-    after = run(memory.states[layer, row.number], hidden[:, begin:])[1]
-    right(layer, row, begin, end)
-    memory.states[layer, row.number] = State(after.conv, memory.states[layer, row.number].recurrent)
+def after_all(memory: Any, feed: Feed, before: dict[int, State]) -> dict[int, State]:
+    """By layer, the state after all tokens of a step, rejected drafts too."""
+    after = {}
+    for layer, state in before.items():
+        run, hidden = memory.inputs[layer, feed.row.number]
+        after[layer] = run(state, hidden[:, : len(feed.tokens)])[1]
+    return after
+
+
+def states_before(memory: Any, feed: Feed) -> dict[int, State]:
+    """By layer, the state of a row."""
+    return {layer: memory.states[layer, feed.row.number] for layer in memory.stateful}
+
+
+def runs_on(right: Any, memory: Any, feed: Feed, kept: int) -> None:
+    """States take in the drafts that were rejected, too."""
+    before = states_before(memory, feed)
+    right(feed, kept)
+    if feed.drafts:
+        for layer, state in after_all(memory, feed, before).items():
+            memory.states[layer, feed.row.number] = state
+
+
+def conv_runs_on(right: Any, memory: Any, feed: Feed, kept: int) -> None:
+    """Convolutions take in the drafts that were rejected, too; what is remembered does not."""
+    before = states_before(memory, feed)
+    right(feed, kept)
+    if feed.drafts:
+        for layer, state in after_all(memory, feed, before).items():
+            remembered = memory.states[layer, feed.row.number].recurrent
+            memory.states[layer, feed.row.number] = State(state.conv, remembered)
 
 
 def unwritten_like_verify(right: Any, memory: Any, layer: int, feed: Feed, kept: int) -> State:
@@ -99,13 +124,10 @@ def aside_at_end_of_step(right: Any, memory: Any, feed: Feed, kept: int) -> None
 
 def aside_with_drafts(right: Any, memory: Any, feed: Feed, kept: int) -> None:
     """What is put aside at an end of a block has taken in the drafts of the step, rejected ones too."""
-    before = {layer: memory.states[layer, feed.row.number] for layer in memory.stateful}
-    known = set(memory.checkpoints)
+    before, known = states_before(memory, feed), set(memory.checkpoints)
     right(feed, kept)
     for text in set(memory.checkpoints) - known:
-        for layer, state in before.items():
-            run, hidden = memory.inputs[layer, feed.row.number]
-            memory.checkpoints[text][layer] = run(state, hidden[:, : len(feed.tokens)])[1]
+        memory.checkpoints[text] |= after_all(memory, feed, before)
 
 
 def afresh_for_chunk(right: Any, memory: Any, layer: int, feed: Feed) -> State:

@@ -1,0 +1,148 @@
+"""Edits of parts of a target: of its windows, and of the states that its layers without attention have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eqcheck.abduction.blocks import FedBlock, Rollback
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation
+from eqcheck.abduction.simulation import Change, ContextEdit, Simulation
+
+LINE = ("separate/own", "separate/least")
+OWN = ("separate/own",)
+STATE = ("separate/own", "separate/prefilled")
+
+
+def edit(
+    fingerprint: str,
+    id: str,
+    words: str,
+    places: tuple[str, ...] = (),
+    amounts: tuple[int, ...] = (0,),
+    anew: Recomputation = RIGHT_ANEW,
+    scope: str = "",
+    **changes: Any,
+) -> ContextEdit:
+    """An edit, by its changes."""
+    return ContextEdit(fingerprint, id, words, places, amounts, Change(**changes), anew, scope)
+
+
+def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
+    """The first position in the window of a place."""
+    window = sim.windows[layer]
+    return at - window - wider + 1 if window else 0
+
+
+def _width(sim: Simulation) -> int:
+    """The window of the layers that have one."""
+    return max(sim.windows.values())
+
+
+def _unless(wide: bool, sim: Simulation, at: int, layer: int) -> int:
+    return 0 if wide else _least(sim, at, layer)
+
+
+def _other_layer(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """One layer has a window in place of none, or none in place of its own."""
+    if layer != sim.context.amount:
+        return _least(sim, at, layer)
+    return 0 if sim.windows[layer] else at - _width(sim) + 1
+
+
+def _end(block: FedBlock) -> int:
+    """The last position of a block."""
+    return block.start + len(block.tokens) - 1
+
+
+def _overwritten(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position that is there in a ring with some more slots than the window."""
+    least, window, newest = (
+        _least(sim, at, layer),
+        sim.windows[layer],
+        max(_end(block), sim.reached[block.turn.row] - 1),
+    )
+    return max(least, newest - window - sim.context.amount + 1) if window else least
+
+
+def _freed(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position in blocks that are there, if all tokens of the round before had been accepted.
+
+    The amount is how long blocks are.
+    """
+    size, least, window = sim.context.amount, _least(sim, at, layer), sim.windows[layer]
+    return max(least, (sim.reached[block.turn.row] - window + 1) // size * size) if window else least
+
+
+def _ended(sim: Simulation, row: int, at: int) -> int | None:
+    """Before its first token, the state that another row has left: with a token of 1, rejected drafts with it."""
+    other = sim.context.amount
+    if at or not sim.paths[other]:
+        return None
+    length = len(sim.evidence.texts[other])
+    return max(sim.paths[other].values()) if sim.context.token else sim.at(other, length - 1)
+
+
+def _of_place(sim: Simulation, row: int, at: int) -> int | None:
+    """At a place, the state that another row had after so many tokens."""
+    return sim.paths[sim.context.amount].get(sim.context.source - 1) if at == sim.context.token else None
+
+
+def _without_end(sim: Simulation, row: int, at: int) -> int | None:
+    """Before the first new token, the state that the prompt had before a position."""
+    return sim.at(row, sim.context.token) if at == len(sim.evidence.prompts[row]) else None
+
+
+def _state_of_next(sim: Simulation, back: Rollback) -> int:
+    other = (back.row + 1) % len(sim.paths)
+    return sim.paths[other][max(sim.paths[other])] if sim.paths[other] else EMPTY
+
+
+# fmt: off
+PARTS = (
+    edit("mask/window", "window-width", "windows are of another width, by some tokens", OWN, (-2, -1, 1, 2),
+         least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount)),
+    edit("mask/window", "no-window", "layers with a window see all tokens", OWN,
+         least=lambda sim, block, at, layer: 0),
+    edit("mask/window", "no-window-in-blocks", "layers with a window see all tokens behind the prompt", OWN,
+         least=lambda sim, block, at, layer: _unless(at >= len(sim.evidence.prompts[block.turn.row]), sim, at, layer)),
+    edit("mask/window", "no-window-in-prompts", "layers with a window see all tokens in the prompt", OWN,
+         least=lambda sim, block, at, layer: _unless(at < len(sim.evidence.prompts[block.turn.row]), sim, at, layer)),
+    # The amount is the layer.
+    edit("mask/window", "window-of-another-layer", "one layer has a window in place of none, or none in place of one",
+         OWN, tuple(range(6)), least=_other_layer),
+    edit("mask/window", "window-of-the-last", "all tokens of a block have the window of its last", OWN,
+         least=lambda sim, block, at, layer: _least(sim, _end(block), layer)),
+    # The amount is by how many slots there are more than a window has.
+    edit("cache/missing-entry", "window-overwritten", "a block is written over slots that are still in the window",
+         OWN, (0, 1, 2, 3, 4), least=_overwritten),
+    edit("cache/missing-entry", "window-freed", "blocks are given back as if all draft tokens were accepted",
+         OWN, (4, 8, 16, 32), least=_freed),
+    edit("cache/missing-entry", "window-cut", "layers with a window do not see what is before position {position}",
+         least=lambda sim, block, at, layer: (
+             max(_least(sim, at, layer), sim.context.token * (at >= sim.context.token > 0 < sim.windows[layer])))),
+    edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
+         scope="state", state=lambda sim, back: sim.states[back.row]),
+    edit("cache/missing-entry", "state-of-the-round-before",
+         "after a rejection the recurrent state is the one before the round, and accepted tokens are missing", STATE,
+         scope="state", state=lambda sim, back: sim.began[back.row] if back.surplus else sim.at(back.row, back.length)),
+    edit("cache/missing-entry", "state-newest-lost",
+         "after a rejection the recurrent state misses the newest accepted token", STATE,
+         scope="state", state=lambda sim, back: sim.at(back.row, back.length - (back.surplus > 0))),
+    edit("cache/missing-entry", "state-newest-always-lost",
+         "after each round the recurrent state misses the newest accepted token", STATE,
+         scope="state", state=lambda sim, back: sim.at(back.row, back.length - (sim.number > 0))),
+    edit("cache/missing-entry", "state-reset", "after a rejection the recurrent state is empty", STATE,
+         scope="state", state=lambda sim, back: EMPTY if back.surplus else sim.at(back.row, back.length)),
+    edit("cache/missing-entry", "state-cut", "the recurrent state is empty before position {position}", scope="state",
+         follows=lambda sim, row, at: EMPTY if at == sim.context.token else None),
+    edit("cache/missing-entry", "state-without-end",
+         "the recurrent state misses the prompt from position {position} on", scope="state", follows=_without_end),
+    edit("cache/wrong-row", "state-of-another", "the recurrent state of each row is the next row's", STATE,
+         scope="state", state=_state_of_next),
+    edit("cache/wrong-row", "state-left", "the recurrent state begins as row {row} left it", scope="state",
+         follows=_ended),
+    edit("cache/wrong-row", "state-of-another-place",
+         "at position {position} the recurrent state is the one that row {row} had after {count} tokens",
+         scope="state", follows=_of_place),
+)
+# fmt: on
