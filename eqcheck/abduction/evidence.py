@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import exp, prod
 from typing import Any
@@ -128,7 +128,7 @@ class Evidence:
             for kind, words in ((INPUTS, "in convolutions only"), (MEMORY, "in what is remembered only")):
                 scopes.append((words, tuple(p for p in stateful if p[0] == kind)))
         others = len(windowed) < len(self.windows)
-        return {"state": scopes, "window": [("in layers with a window only", windowed)] * others, "": []}
+        return {"state": scopes, "window": [("in layers with a window only", windowed)] * others}
 
     @property
     def least_chance(self) -> float:
@@ -215,14 +215,16 @@ class Evidence:
 
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
         do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds. ``in
-        turn`` a row begins when the one before has ended.
+        turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time.
         """
-        own, rows = self._rounds(self.drafts), range(len(self.texts))
+        own = self._rounds(self.drafts)
+        turns = [[turn for turns in own for turn in turns if turn.row == row] for row in range(len(self.texts))]
         return {
             "own": own,
             "least": self._rounds(self.drafts, least=True),
             "prefilled": self._rounds(self.drafts, prefilled=True),
-            "in turn": [(turn,) for row in rows for turns in own for turn in turns if turn.row == row],
+            "pairs": list(_in_pairs(turns)),
+            "in turn": [(turn,) for row in turns for turn in row],
         }
 
     @cached_property
@@ -261,6 +263,16 @@ class Evidence:
             rounds.append(turns)
             at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
         return rounds
+
+
+def _in_pairs(rows: Sequence[Sequence[Turn]]) -> Iterator[Round]:
+    """Rounds of two rows at a time; the next one takes the place of one that has ended."""
+    waiting, running = [list(row) for row in rows if row], list[list[Turn]]()
+    while waiting or running:
+        while waiting and len(running) < 2:
+            running.append(waiting.pop(0))
+        yield tuple(row.pop(0) for row in running)
+        running = [row for row in running if row]
 
 
 def looked_up(text: Sequence[int], k: int) -> list[int]:

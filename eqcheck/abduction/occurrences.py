@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from eqcheck.abduction.blocks import ALWAYS
@@ -32,7 +33,7 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
     Those of a state or window are tried where the target has one.
     """
     for edit in CONTEXTS:
-        if (edit.change.state and not evidence.recurrent) or (edit.change.least and not evidence.windows):
+        if (edit.change.state and not evidence.recurrent) or (edit.windowed and not evidence.windows):
             continue
         for amount in edit.amounts:
             for place in edit.places:
@@ -45,7 +46,7 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
 
 def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
     """The same, in parts of the target only."""
-    for words, parts in evidence.scopes[context.edit.scope]:
+    for words, parts in evidence.scopes.get(context.edit.scope, ()):
         yield replace(context, when=f"{context.when} {words}".strip(), parts=parts)
 
 
@@ -77,8 +78,12 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
             yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
     for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted", *["window-cut"] * bool(evidence.windows)):
+        for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
             yield _once(name, row, token=token, position=token)
+    for hit in range(GRAIN, length * bool(evidence.windows), GRAIN):
+        for first, last in combinations(range(0, hit + 1, GRAIN), 2):
+            said: dict[str, Any] = {"position": hit, "begin": first, "end": last - 1}
+            yield _once("window-lost", row, hit, token=first, source=last, **said)
     if evidence.recurrent:
         for context in _of_states(evidence, row, others):
             yield context

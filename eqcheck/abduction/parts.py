@@ -29,13 +29,13 @@ def edit(
 
 def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
     """The first position in the window of a place."""
-    window = sim.windows[layer]
+    window = sim.evidence.windows[layer]
     return at - window - wider + 1 if window else 0
 
 
 def _width(sim: Simulation) -> int:
     """The window of the layers that have one."""
-    return max(sim.windows.values())
+    return max(sim.evidence.windows.values())
 
 
 def _unless(wide: bool, sim: Simulation, at: int, layer: int) -> int:
@@ -46,7 +46,7 @@ def _other_layer(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
     """One layer has a window in place of none, or none in place of its own."""
     if layer != sim.context.amount:
         return _least(sim, at, layer)
-    return 0 if sim.windows[layer] else at - _width(sim) + 1
+    return 0 if sim.evidence.windows[layer] else at - _width(sim) + 1
 
 
 def _end(block: FedBlock) -> int:
@@ -54,11 +54,16 @@ def _end(block: FedBlock) -> int:
     return block.start + len(block.tokens) - 1
 
 
+def _span_lost(sim: Simulation, at: int, place: int) -> bool:
+    """Behind a cached prefix, whose length is the amount, some of its blocks are not there."""
+    return at >= sim.context.amount and sim.context.token <= place < sim.context.source
+
+
 def _overwritten(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
     """The first position that is there in a ring with some more slots than the window."""
     least, window, newest = (
         _least(sim, at, layer),
-        sim.windows[layer],
+        sim.evidence.windows[layer],
         max(_end(block), sim.reached[block.turn.row] - 1),
     )
     return max(least, newest - window - sim.context.amount + 1) if window else least
@@ -69,7 +74,7 @@ def _freed(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
 
     The amount is how long blocks are.
     """
-    size, least, window = sim.context.amount, _least(sim, at, layer), sim.windows[layer]
+    size, least, window = sim.context.amount, _least(sim, at, layer), sim.evidence.windows[layer]
     return max(least, (sim.reached[block.turn.row] - window + 1) // size * size) if window else least
 
 
@@ -92,13 +97,46 @@ def _without_end(sim: Simulation, row: int, at: int) -> int | None:
     return sim.at(row, sim.context.token) if at == len(sim.evidence.prompts[row]) else None
 
 
+def _after(sim: Simulation, row: int, count: int) -> int:
+    """The state of a row after so many tokens of its block."""
+    return sim.at(row, sim.blocks[row].start + count) if count > 0 else sim.began[row]
+
+
+def _count(sim: Simulation, back: Rollback) -> int:
+    """How many tokens of its block a row keeps."""
+    return back.length - sim.blocks[back.row].start
+
+
+def _newest_lost(sim: Simulation, back: Rollback) -> int:
+    return _after(sim, back.row, _count(sim, back) - (back.surplus > 0))
+
+
+def _accepted_lost(sim: Simulation, back: Rollback) -> int:
+    count = _count(sim, back)
+    return _after(sim, back.row, count - (count > 1 and sim.number > 0))
+
+
 def _state_of_next(sim: Simulation, back: Rollback) -> int:
     other = (back.row + 1) % len(sim.paths)
     return sim.paths[other][max(sim.paths[other])] if sim.paths[other] else EMPTY
 
 
+def _block_of_next(sim: Simulation, back: Rollback) -> int:
+    rows = list(sim.blocks)
+    other = rows[(rows.index(back.row) + 1) % len(rows)]
+    count = min(_count(sim, back), len(sim.blocks[other].tokens))
+    return _after(sim, other, count) if back.surplus else sim.at(back.row, back.length)
+
+
+def _come_round(sim: Simulation, block: FedBlock, rank: int) -> int:
+    windows = sim.evidence.windows
+    return (block.start + rank) % max(windows.values()) if windows else block.start + rank
+
+
 # fmt: off
 PARTS = (
+    edit("position/query-position", "positions-come-round", "positions begin again at 0 where a window is full", OWN,
+         scope="windows", position=_come_round),
     edit("mask/window", "window-width", "windows are of another width, by some tokens", OWN, (-2, -1, 1, 2),
          least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount)),
     edit("mask/window", "no-window", "layers with a window see all tokens", OWN,
@@ -117,9 +155,9 @@ PARTS = (
          OWN, (0, 1, 2, 3, 4), least=_overwritten),
     edit("cache/missing-entry", "window-freed", "blocks are given back as if all draft tokens were accepted",
          OWN, (4, 8, 16, 32), least=_freed),
-    edit("cache/missing-entry", "window-cut", "layers with a window do not see what is before position {position}",
-         least=lambda sim, block, at, layer: (
-             max(_least(sim, at, layer), sim.context.token * (at >= sim.context.token > 0 < sim.windows[layer])))),
+    edit("cache/missing-entry", "window-lost",
+         "from position {position} on, layers with a window do not see the tokens from position {begin} to {end}",
+         near=_span_lost),
     edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
          scope="state", state=lambda sim, back: sim.states[back.row]),
     edit("cache/missing-entry", "state-of-the-round-before",
@@ -127,10 +165,10 @@ PARTS = (
          scope="state", state=lambda sim, back: sim.began[back.row] if back.surplus else sim.at(back.row, back.length)),
     edit("cache/missing-entry", "state-newest-lost",
          "after a rejection the recurrent state misses the newest accepted token", STATE,
-         scope="state", state=lambda sim, back: sim.at(back.row, back.length - (back.surplus > 0))),
-    edit("cache/missing-entry", "state-newest-always-lost",
-         "after each round the recurrent state misses the newest accepted token", STATE,
-         scope="state", state=lambda sim, back: sim.at(back.row, back.length - (sim.number > 0))),
+         scope="state", state=_newest_lost),
+    edit("cache/missing-entry", "state-accepted-lost",
+         "after each round the recurrent state misses the last accepted draft token", STATE,
+         scope="state", state=_accepted_lost),
     edit("cache/missing-entry", "state-reset", "after a rejection the recurrent state is empty", STATE,
          scope="state", state=lambda sim, back: EMPTY if back.surplus else sim.at(back.row, back.length)),
     edit("cache/missing-entry", "state-cut", "the recurrent state is empty before position {position}", scope="state",
@@ -139,6 +177,9 @@ PARTS = (
          "the recurrent state misses the prompt from position {position} on", scope="state", follows=_without_end),
     edit("cache/wrong-row", "state-of-another", "the recurrent state of each row is the next row's", STATE,
          scope="state", state=_state_of_next),
+    edit("cache/wrong-row", "state-of-another-block",
+         "after a rejection the recurrent state is the next row's after as many tokens of its block",
+         (*STATE, "separate/pairs"), scope="state", state=_block_of_next),
     edit("cache/wrong-row", "state-left", "the recurrent state begins as row {row} left it", scope="state",
          follows=_ended),
     edit("cache/wrong-row", "state-of-another-place",

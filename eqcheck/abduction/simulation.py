@@ -20,17 +20,7 @@ from dataclasses import dataclass, replace
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Hypothesis
-from eqcheck.abduction.program import (
-    EMPTY,
-    RIGHT_ANEW,
-    Part,
-    Program,
-    Recomputation,
-    Round,
-    Turn,
-    recomputed,
-    restricted,
-)
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed, restricted
 from eqcheck.case.engine import PAD
 
 
@@ -66,6 +56,7 @@ class Change:
     drift: Callable[[Rollback], int] = lambda back: 0
     # the first position that a query sees in a layer, of a target with windows
     least: Callable[[Simulation, FedBlock, int, int], int] | None = None
+    near: Callable[[Simulation, int, int], bool] | None = None  # whether a query does not see a place in a window
     # the entry whose recurrent state goes on after a round, and before a token at a position, if another one
     state: Callable[[Simulation, Rollback], int] | None = None
     follows: Callable[[Simulation, int, int], int | None] = lambda sim, row, at: None
@@ -98,9 +89,13 @@ class ContextEdit(Edit):
     scope: str = ""
 
     @property
+    def windowed(self) -> bool:
+        return self.change.least is not None or self.scope == "windows"
+
+    @property
     def rivals(self) -> tuple[str, ...]:
         """No mask hides a token from a state, and none but a window's from the layers that have it."""
-        apart = self.scope == "state" or self.change.least
+        apart = self.scope == "state" or self.change.least or self.change.near
         return () if apart else super().rivals
 
 
@@ -121,7 +116,7 @@ class EditedContext(Hypothesis):
     row: int | None = None
     token: int = -1
     source: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[tuple[str, int], ...] = ()
 
     def programs(self, evidence: Evidence, final: int) -> list[Program]:
         """The programs of all calls up to the round ``final``."""
@@ -160,8 +155,8 @@ class Simulation:
         self.paths: list[dict[int, int]] = [{} for _ in range(count)]  # by row and position, the entry fed there last
         self.blocks: dict[int, FedBlock] = {}
         change = context.edit.change
-        self.windows = evidence.windows if change.least else {}
-        self.program = Program(torn=change.torn, near={layer: [] for layer in self.windows})
+        self.program = Program(torn=change.torn, near={layer: [] for layer in evidence.windows})
+        self.places: list[int] = []  # by entry, its place in its row: windows are counted in these, not in positions
         if change.start:
             change.start(self)
         for self.number, turns in enumerate(rounds):
@@ -217,6 +212,7 @@ class Simulation:
             self._enter(block, rank, self.program.write(slot.token, change.position(self, block, rank)))
             self.held[cache].append(len(self.program.columns) - 1)
             self.rows.append(row)
+            self.places.append(max(0, block.start + rank))
 
     def _enter(self, block: FedBlock, rank: int, column: int) -> None:
         """Let a token that is fed go on from the row's state; pads do not enter it."""
@@ -232,6 +228,7 @@ class Simulation:
         """The pads that follow a block, which the next one overwrites."""
         end, count = block.start + len(block.tokens), width - len(block.tokens)
         self.rows += [block.turn.row] * count
+        self.places += range(end, end + count)
         return [self.program.write(PAD, end + n) for n in range(count)]
 
     def _see(self, block: FedBlock, after: list[int]) -> None:
@@ -249,20 +246,25 @@ class Simulation:
             if not visible and change.blind:
                 program.blind[entry] = list(view.held)
             program.sees[entry] = visible or ([] if change.blind else [self.program.blank()])
-            self._see_near(block, view.slots[query].at, visible)
+            self._see_near(block, entry, visible)
         for pad in after:
             program.sees[program.entry(pad)] = [*(column for column in view.seen if column is not None), *after]
+            self._see_near(block, program.entry(pad), program.sees[program.entry(pad)])
         first = turn.start - len(self.evidence.prompts[row])
         newest = len(view.slots) - len(turn.drafts) - 1
         for offset in range(turn.end - turn.start):
             program.queries[row, first + offset] = program.entry(view.held[newest + offset])
 
-    def _see_near(self, block: FedBlock, at: int, visible: list[int]) -> None:
+    def _see_near(self, block: FedBlock, entry: int, visible: Sequence[int]) -> None:
         """Write down what a query sees in each layer of a target with windows."""
-        change, program = self.change(block.turn.row), self.program
-        for layer, window in self.windows.items():
+        change, program, at = self.change(block.turn.row), self.program, self.places[entry]
+        for layer, window in self.evidence.windows.items():
             least = change.least(self, block, at, layer) if change.least else at - window + 1 if window else 0
-            program.near[layer].append([c for c in visible if program.positions[program.entry(c)] >= least])
+            near = program.near[layer]
+            near += [()] * (len(program.tokens) - len(near))
+            near[entry] = [c for c in visible if program.entry(c) < 0 or self.places[program.entry(c)] >= least]
+            if window and change.near:
+                near[entry] = [c for c in near[entry] if not change.near(self, at, self.places[program.entry(c)])]
 
     # The tokens that are kept after it.
 

@@ -23,6 +23,7 @@ from served.steps import (
     places_in_ring,
     recurrent_of_last,
     runs_on,
+    runs_too_short,
     unwritten_like_verify,
     windowed,
 )
@@ -217,11 +218,7 @@ FAULTS = (
         "cache/missing-entry",
         "own",
         "Of the accepted tokens of a block the last one does not run through the layers with states",
-        {
-            "run_again": lambda right, self, layer, row, begin, end: right(
-                layer, row, begin, end - 1 if row.new and end > 1 else end
-            )
-        },
+        {"commit": runs_too_short},
     ),
     Fault(
         "S11-slot-not-emptied",
@@ -300,7 +297,7 @@ FAULTS = (
         WINDOWS,
         "position/query-position",
         "own",
-        "The position of a token is its place in the ring",
+        "Positions begin again at 0 where a window is full",
         engine={"positions": places_in_ring},
     ),
     Fault(

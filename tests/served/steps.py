@@ -84,6 +84,16 @@ def runs_on(right: Any, memory: Any, feed: Feed, kept: int) -> None:
             memory.states[layer, feed.row.number] = state
 
 
+def runs_too_short(right: Any, memory: Any, feed: Feed, kept: int) -> None:
+    """The last accepted draft does not run through the layers with states."""
+    before = states_before(memory, feed)
+    right(feed, kept)
+    if feed.drafts and kept > 1:
+        for layer, state in before.items():
+            run, hidden = memory.inputs[layer, feed.row.number]
+            memory.states[layer, feed.row.number] = run(state, hidden[:, : kept - 1])[1]
+
+
 def conv_runs_on(right: Any, memory: Any, feed: Feed, kept: int) -> None:
     """Convolutions take in the drafts that were rejected, too; what is remembered does not."""
     before = states_before(memory, feed)
@@ -153,8 +163,7 @@ def counting_rejected(right: Any, engine: Any, feed: Feed) -> list[int]:
 
 
 def places_in_ring(right: Any, engine: Any, feed: Feed) -> list[int]:
-    size = engine.store.window + engine.store.block
-    return [position % size for position in right(feed)]
+    return [position % engine.store.window for position in right(feed)]
 
 
 def column_before(right: Any, engine: Any, feed: Feed, answers: list[int]) -> None:
