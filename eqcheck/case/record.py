@@ -221,6 +221,8 @@ class Case(AnyCase):
     no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
     decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition
     of the target, so a stored case stays what it was. ``stop_sequences`` has those of each row.
+    Where ``logprobs`` are asked for, the target's scores lie at other distances in each context: else all its own
+    tokens had one probability.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -233,7 +235,17 @@ class Case(AnyCase):
     lane: ClassVar[str] = "transparent"
     checkpoint: ClassVar[str] = ""
     # Fields that the format got later: where they say nothing they are left out, so that cases keep their ids.
-    omitted = ("cache_state", "prefill_chunk", "prefix_length", "arrivals", "tree", "paths", "before", "stop_sequences")
+    omitted = (
+        "cache_state",
+        "prefill_chunk",
+        "prefix_length",
+        "arrivals",
+        "tree",
+        "paths",
+        "before",
+        "stop_sequences",
+        "logprobs",
+    )
     nested = ("before", lambda data, place: Case.from_dict(data, f"{place}: "))
     rules = (_rows, _work, _vocabulary, _accepted, _names, _state, _stops, _trees, _earlier)
     prompts: Prompts
@@ -255,6 +267,7 @@ class Case(AnyCase):
     paths: OfRows[OfRounds[Path]] = ()
     before: Annotated[tuple[Case, ...], Meta(max_length=MOST_BEFORE, extra={"of": " cases"})] = ()
     stop_sequences: OfRows[tuple[Prompt, ...]] = ()
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,7 +276,7 @@ class Case(AnyCase):
 
     @property
     def options(self) -> tuple[RowOptions, ...]:
-        plain = RowOptions(self.max_new_tokens, self.eos_token_ids)
+        plain = RowOptions(self.max_new_tokens, self.eos_token_ids, logprobs=self.logprobs)
         return tuple(replace(plain, stop_sequences=stops) for stops in self.stop_sequences) or (plain,) * len(
             self.prompts
         )

@@ -12,6 +12,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
 from eqcheck.truth import ties
+from eqcheck.truth.logprobs import Logprobs, of_scores
 
 BUILT_NOISE = 0.25  # its scores have less noise in any dtype; margins are 1, and only penalties shrink them
 
@@ -66,6 +67,23 @@ class Judge:
                 seen = self._row(number, row, output, alone.scores(row, kept[number]), bound)
             judgements.append(seen)
         return judgements
+
+    def logprobs(self, case: EngineCase, row: int, output: Sequence[int]) -> Logprobs | None:
+        """Those of a row's tokens; None of a row with options that change its law: engines differ in which they tell.
+
+        On built checkpoints all the target's own tokens have about the same.
+        """
+        asked = case.rows[row]
+        if asked.options.changes_scores or asked.options.temperature:
+            return None
+        (scores,) = truth(case.checkpoint).together([asked], [output])
+        bound = BUILT_NOISE
+        if self.dtype == torch.float64:
+            bound = 0.0
+        elif not (pair := checkpoint(case.checkpoint)).built:
+            rounded = ModelTruth(pair.models(self.dtype)[0]).together([asked], [output])
+            bound = ties.bound([scores], rounded)
+        return of_scores(scores[: len(output)], output, bound)
 
     def _row(
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float

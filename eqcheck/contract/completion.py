@@ -17,7 +17,8 @@ class Completion:
 
     ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
     ``stop`` is the stop sequence that ended it, and None for an EOS. ``usage`` counts ``prompt_tokens`` and
-    ``completion_tokens``. ``logprobs`` and ``prompt_logprobs`` are not judged yet.
+    ``completion_tokens``. ``logprobs`` are the logarithms of the target's own probabilities of the
+    tokens, before temperature, cuts and penalties. ``prompt_logprobs`` are not judged yet.
 
     >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
     (7,)
@@ -26,7 +27,7 @@ class Completion:
     tokens: Sequence[int]
     finish_reason: str | None = None
     stop: Sequence[int] | None = None
-    logprobs: Any = None
+    logprobs: Sequence[float] | None = None
     prompt_logprobs: Any = None
     usage: Mapping[str, int] | None = None
 
@@ -48,7 +49,9 @@ def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:
 
 def told(completions: Sequence[Completion | None]) -> dict[str, bool]:
     """Whether any completion says something that is judged, by the name of the counter."""
-    return {name: any(one and getattr(one, name) for one in completions) for name in ("finish_reason", "usage")}
+    return {
+        name: any(one and getattr(one, name) for one in completions) for name in ("finish_reason", "usage", "logprobs")
+    }
 
 
 def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
@@ -67,7 +70,16 @@ def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
             )
         if whole and not isinstance(whole.stop, list | tuple | None):
             raise OutputError(f"outputs[{number}].stop: expected token ids, got {type(whole.stop).__name__}")
+        if whole and whole.logprobs is not None and not _numbers(whole.logprobs, len(whole.tokens)):
+            got = f"{len(whole.logprobs)} items" if isinstance(whole.logprobs, list | tuple) else type(whole.logprobs)
+            raise OutputError(f"outputs[{number}].logprobs: expected {len(whole.tokens)} numbers, got {got}")
         if whole and not isinstance(whole.usage, Mapping | None):
             raise OutputError(f"outputs[{number}].usage: expected a mapping, got {type(whole.usage).__name__}")
     rows = [whole.tokens if whole else row for whole, row in zip(completions, outputs, strict=True)]
     return rows, completions if any(completions) else ()
+
+
+def _numbers(values: Any, count: int) -> bool:
+    """Whether these are so many numbers."""
+    listed = isinstance(values, list | tuple) and len(values) == count
+    return listed and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)

@@ -61,6 +61,7 @@ CAPABILITIES = {
     "seeds": "a sampled row may have a seed",
     "stop-sequences": "a row ends where its new tokens end with one of its stop sequences",
     "finish-reason": "rows are returned with why they ended",
+    "logprobs": "a row that asks for it is returned with the log-probability of each new token",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")

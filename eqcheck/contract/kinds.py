@@ -152,6 +152,7 @@ _RECORDS = (
     Kind("bookkeeping", "row-swap", "the row holds another row's output"),
     Kind("bookkeeping", "finish-reason", "the reason or the stop sequence that is told for a row's end is not its own"),
     Kind("bookkeeping", "usage", "the tokens that are counted are not those of the row"),
+    Kind("bookkeeping", "logprobs", "a log-probability that is told is not the target's own for its token"),
     Kind("bookkeeping", "prompt-in-output", "the prompt, or its end, is returned with the row"),
     Kind("options", "ignored-option", "an option is not applied as asked"),
     Kind("state", "leaks-from-earlier-request", "the answer depends on what was decoded before"),

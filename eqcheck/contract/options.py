@@ -66,7 +66,7 @@ class RowOptions:
 
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
     ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
-    is handed over after so many steps of the engine.
+    is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens.
 
     `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
     and ``allowed_ids`` change scores; where no ids are allowed by name, all are.
@@ -97,6 +97,7 @@ class RowOptions:
     logit_bias: Annotated[tuple[tuple[int, _Finite], ...], Meta(extra=_BIAS)] = ()
     bad_words: Annotated[tuple[tuple[int, ...], ...], Meta(extra=_STOPS)] = ()
     allowed_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, Mapping):

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from eqcheck.drafting.head import Contexts, ScriptedHead
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.hashlm.caches import preallocated
 from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.hashlm.scores import UNEVEN
 from eqcheck.hashlm.trace import Call, Fix, TooManyCalls, Trace, Uses
 from eqcheck.real.decode import watched
 from eqcheck.real.tap import NotRead, TapFailed
@@ -46,10 +48,16 @@ def truth_of(case: Case) -> Truth:
 
 
 @lru_cache(maxsize=16)
-def _models(family: str, vocab_size: int, seed: int, extra_pad: bool) -> tuple[HashLM, ScriptedDraft]:
+def _models(
+    family: str, vocab_size: int, seed: int, extra_pad: bool, uneven: bool = False
+) -> tuple[HashLM, ScriptedDraft]:
     config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
     target = cast(HashLM, HashLM(config).eval())
-    return target, ScriptedDraft.of(target)
+    draft = ScriptedDraft.of(target)
+    if uneven:
+        config = HashConfig(vocab_size, seed, family, extra_pad=extra_pad, spread=astuple(UNEVEN))
+        target = cast(HashLM, HashLM(config).eval())
+    return target, draft
 
 
 def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM, ScriptedDraft]:
@@ -58,7 +66,7 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
     """
     extra = case.known_ids > case.vocab_size
-    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra))
+    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra, case.logprobs))
     draft = cast(ScriptedDraft, draft)
     script = script_of(case, truth)
     draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)

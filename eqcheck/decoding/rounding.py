@@ -49,7 +49,7 @@ def answered(run: Run, row: int) -> int | None:
 def _lead(run: Run, row: int, index: int) -> float:
     """The lead of the float64 target's own token over the one that was emitted."""
     verdict = run.verdicts[row]
-    scores = scores_of(FAMILY[run.case.family], run.case.seed, (*run.case.prompts[row], *verdict.expected[:index]))
+    scores = scores_of(FAMILY[run.case.family], run.case.seed, (*run.case.prompts[row], *verdict.expected[:index]))[-1]
     return float(scores[verdict.expected[index]] - scores[verdict.observed[index]])
 
 

@@ -78,6 +78,7 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
         padding_side=side,  # type: ignore[arg-type]
         family=family,
         stop_sequences=_stops(choose, prompts, truth) if "stop-sequences" in claims.capabilities else (),
+        logprobs="logprobs" in claims.capabilities and not choose.integer(0, 1),
         vocab_size=size,
         **state,
     )

@@ -55,7 +55,7 @@ class HashConfig(PretrainedConfig):
         family: str = "rotary",
         role: int = 1,
         extra_pad: bool = False,
-        spread: tuple[float, int, float] | None = None,
+        spread: tuple[float, int, float] | tuple[float, int, float, bool] | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size

@@ -17,6 +17,7 @@ from eqcheck.hashlm import hashing
 
 GRID = 64
 DEAD = -10_000.0  # the score of a token without probability: `exp` of it is zero in float64
+_DISTANCES = 16
 _OTHER = 7919  # added to the seed for the table that a draft mixes in
 
 
@@ -24,13 +25,17 @@ _OTHER = 7919  # added to the seed for the table that a draft mixes in
 class Spread:
     """``scale`` is the distance of neighbours in rank in nats; ``support`` how many tokens have any probability.
 
-    ``mix``, 0 to 1, is the share of another table in a draft's scores: at 0 its law is the target's. 0 for
-    ``support`` means all.
+    ``uneven``: each row of the table has a distance of its own, up to that. ``mix``, 0 to 1, is the share of another
+    table in a draft's scores: at 0 its law is the target's. 0 for ``support`` means all.
     """
 
     scale: float = 1.0
     support: int = 0
     mix: float = 0.0
+    uneven: bool = False
+
+
+UNEVEN = Spread(_DISTANCES / GRID, uneven=True)
 
 
 @lru_cache(maxsize=64)
@@ -43,6 +48,8 @@ def score_table(vocab_size: int, seed: int, spread: Spread) -> npt.NDArray[np.fl
     table = hashing.logits_table(vocab_size, seed).astype(np.float64)
     if spread.mix:
         table = (1 - spread.mix) * table + spread.mix * hashing.logits_table(vocab_size, seed + _OTHER)
+    if spread.uneven:
+        table = table * (1 + np.arange(len(table))[:, None] % _DISTANCES) / _DISTANCES
     scores = np.round(table * spread.scale * GRID) / GRID
     if spread.support:
         # A stable order, so that the same tokens live wherever this runs.

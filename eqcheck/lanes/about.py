@@ -42,6 +42,7 @@ _OF_STOPS = {
     "stop_in_prompt": "a stop sequence stands in the row's prompt",
     "finish_reason": "rows came with a finish reason",
     "usage": "rows came with counts of tokens",
+    "logprobs": "rows came with log-probabilities",
 }
 SAMPLING = About(
     counters={

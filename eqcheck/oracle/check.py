@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from eqcheck.attribution.bookkeeping import ends
-from eqcheck.attribution.completions import told_wrongly, without_passed_stops
+from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.state import leaked
@@ -296,7 +296,7 @@ def judge(run: Run) -> Verdict:
         return Verdict("violation", (), run.failure)
     rows = run.verdicts
     if all(row.first is None for row in rows):
-        unused = ignored(run) or told_wrongly(run.completions, run.case.prompts, run.case.options, run.truth.rows)
+        unused = ignored(run) or told_wrongly_of(run)
         return Verdict("violation", rows, unused) if unused else Verdict("equivalent", rows)
     rest, behind = without_passed_stops(run)
     return Verdict("violation", rows, Reader(rest).explain() or behind)

@@ -65,11 +65,11 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
 
 @torch.no_grad()
 def scores_of(family: Family, seed: int, tokens: Sequence[int]) -> torch.Tensor:
-    """The float64 target's scores ``[vocab_size]`` of the token after these."""
+    """The float64 target's scores ``[len(tokens), vocab_size]`` of the token after each beginning of these."""
     assert family.target is not None
     ids = torch.tensor([list(tokens)])
     model = model_of(family.target.architecture, "float64", seed)
-    scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, -1]
+    scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
     return scores
 
 

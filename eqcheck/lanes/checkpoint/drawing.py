@@ -23,10 +23,11 @@ from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
-from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_stops
+from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_logprobs, with_stops
 
 BLOCK = 50  # cases under one setting of the engine
 REACHING = 2  # of them, the last ones
+RANDOM_EVERY = 4  # of the blocks, where log-probabilities are asked for
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
 _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
@@ -39,6 +40,8 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 class EngineCases:
     """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
+    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token.
+
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
     True
@@ -49,6 +52,7 @@ class EngineCases:
     requires: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("full",)
     bounds: Bounds = SERVED
+    varied: bool = False
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -65,7 +69,8 @@ class EngineCases:
             case = self._case(rng, settings, beginning)
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} stops {number}")
-            return with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
+            case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
+            return with_logprobs(case) if self._has(own, "logprobs", 0.5) else case
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
         case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)
@@ -80,10 +85,11 @@ class EngineCases:
 
     def _settings(self, rng: random.Random, number: int) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
+        kind = "" if self.varied and number % RANDOM_EVERY == 1 else self.kinds[number % len(self.kinds)]
         case = EngineCase(
             (EngineRow((0,), RowOptions(1)),),
             min(rng.randint(1, 8), self.bounds.draft_tokens),
-            checkpoint=checkpoint(self.kinds[number % len(self.kinds)]).name,
+            checkpoint=checkpoint(kind).name,
         )
         if "only-dictated-drafts" in self.capabilities:
             case = replace(case, drafting="dictated")

@@ -27,7 +27,7 @@ from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
-from eqcheck.lanes.lane import Lane
+from eqcheck.lanes.lane import LESS, Lane
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import UNTRIED, Outcome
 from eqcheck.workers.interpreter import InterpreterWorker, environment
@@ -41,6 +41,7 @@ _ROW_OPTIONS = (
     *(name.replace("_", "-") for name in SCORING),
     "eos-token-ids",
     "stop-sequences",
+    "logprobs",
     "many-rows",
 )
 
@@ -96,7 +97,9 @@ class CheckpointLane(Lane):
 
     def cases(self) -> Iterator[EngineCase]:
         decoder, bounds = self.decoder, self.options.within(SERVED)
-        return EngineCases(self.options.seed, decoder.capabilities, decoder.requires, decoder.kinds, bounds).cases()
+        varied = "logprobs" in decoder.capabilities and decoder.dtype not in LESS
+        claims = decoder.capabilities, decoder.requires, decoder.kinds
+        return EngineCases(self.options.seed, *claims, bounds, varied).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""

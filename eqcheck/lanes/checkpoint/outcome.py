@@ -57,9 +57,15 @@ class Returned(NamedTuple):
     completions: tuple[Completion | None, ...] = ()
     failure: Explanation | None = None
 
-    def told_wrongly(self, case: EngineCase) -> Explanation | None:
+    def told_wrongly(self, judge: Judge, case: EngineCase) -> Explanation | None:
         """The first completion that tells something wrong of its row, where all rows are right."""
-        return told_wrongly(self.completions, case.prompts, case.options, self.outputs)
+        return told_wrongly(
+            self.completions,
+            case.prompts,
+            case.options,
+            self.outputs,
+            lambda row: judge.logprobs(case, row, self.outputs[row]),
+        )
 
     @property
     def coverage(self) -> set[str]:
@@ -100,7 +106,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
             {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}
         )
     wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
-    explanation = None if wrong else answered.told_wrongly(case)
+    explanation = None if wrong else answered.told_wrongly(judge, case)
     shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
     return EngineOutcome(
         case,

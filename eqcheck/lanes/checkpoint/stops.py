@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import row_with
 
 BLOCK = 16  # tokens in a block of an engine's cache
@@ -16,6 +17,8 @@ _ROWS = 4  # more cost time: what rows emit must be known
 
 def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
     """The case with stop sequences of some rows; not of one with a minimum: engines differ in what that holds back."""
+    if not checkpoint(case.checkpoint).built:  # texts of other tokenizers may be joined otherwise
+        return case
     free = [place for place, row in enumerate(case.rows) if not row.options.min_new_tokens]
     chosen = rng.sample(free, min(len(free), _ROWS))
     rows, count = list(case.rows), max(row.options.max_new_tokens for row in case.rows)
@@ -24,6 +27,11 @@ def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
         stops = stopping(rng, rows[place].prompt, tokens[: rows[place].options.max_new_tokens])
         rows[place] = row_with(rows[place], stop_sequences=stops)
     return replace(case, rows=tuple(rows))
+
+
+def with_logprobs(case: EngineCase) -> EngineCase:
+    """The case with rows that ask for the log-probabilities of their tokens."""
+    return case.with_options(replace(options, logprobs=True) for options in case.options)
 
 
 def stopping(rng: random.Random, prompt: Sequence[int], emitted: Sequence[int]) -> tuple[tuple[int, ...], ...]:

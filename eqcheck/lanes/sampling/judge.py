@@ -193,7 +193,9 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     laws = laws_of(case, outputs, dtype)
     sampled = {number: own.row for number, own in laws.items()}
     ends = wrong_end(case, outputs)
-    explanation = ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs) or told.told_wrongly(case)
+    explanation = (
+        ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs) or told.told_wrongly(judge, case)
+    )
     status = "violation" if explanation else "equivalent"
     return SampledOutcome(
         case,
