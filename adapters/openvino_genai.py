@@ -114,9 +114,8 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
     config.ignore_eos = not row.eos_token_ids
     config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
     config.stop_token_ids = set(row.eos_token_ids) or {0}
-    config.stop_strings = {
-        "".join(f"[{token}]" for token in stop) for stop in row.stop_sequences
-    }  # its tokenizer's texts
+    # The texts of the converted tokenizer have spaces between tokens.
+    config.stop_strings = {" ".join(f"[{token}]" for token in stop) for stop in row.stop_sequences}
     config.include_stop_str_in_output = True
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
@@ -214,8 +213,12 @@ class Pipelines:
         except Exception:
             self.pipelines.pop(settings)  # it may hold rows that never end
             raise
-        ends = self.observed.pop("ends")
-        return [eqcheck.Completion(tokens, **end) for tokens, end in zip(outputs, ends, strict=True)]
+        completions = []
+        for row, tokens, end in zip(request.rows, outputs, self.observed.pop("ends"), strict=True):
+            if len(tokens) == row.max_new_tokens and row.ended(tokens):
+                end = {}  # the engine tells the limit, with and without drafts, though a stop ends the row there
+            completions.append(eqcheck.Completion(tokens, **end))
+        return completions
 
 
 _CLAIMS: dict[str, Any] = {
