@@ -1,0 +1,125 @@
+"""The page `scoreboard.md`, made from the committed reports: engine by dtype, kind of checkpoint and drafter.
+
+python docs/scoreboard.py        writes docs/scoreboard.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from eqcheck import __version__
+from eqcheck.case.engine import DRAFTING
+from eqcheck.checkpoints import NAMES
+from eqcheck.contract.escaping import inline
+from eqcheck.explanation.layout import WHOLE, table
+from eqcheck.explanation.records import many
+from eqcheck.report import load
+from eqcheck.report.schema import Report, ReportedViolation, Served
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "scoreboard.md"
+DTYPES = ("float32", "float16", "bfloat16")
+DRAFTERS = tuple(drafter for drafter in DRAFTING if drafter != "none")
+HEAD = """# Scoreboard
+
+`python docs/scoreboard.py` writes this page from the reports that are committed in `reports/`. A cell holds what one
+audit saw: how many cases, and how many of them are wrong. "Not tried" says nothing of the engine. Where none was
+wrong, [limits](limits.md) says which faults would not have shown.
+"""
+
+
+def page(reports: Sequence[Report], version: str = __version__) -> str:
+    """The page: a row for each report, then for each engine what was tried of it."""
+    engines: dict[str, list[Report]] = {}
+    for report in reports:
+        engines.setdefault(report.decoder.origin, []).append(report)
+    blocks = [HEAD, _overview(reports, version)]
+    for origin, own in engines.items():
+        blocks += [f"## {origin.rpartition('/')[2]}\n\n<{origin}>\n", _cells(own)]
+    return "\n".join(blocks)
+
+
+def _overview(reports: Sequence[Report], version: str) -> str:
+    rows = [
+        [
+            f"`reports/{report.decoder.name}`",
+            inline(report.decoder.version),
+            _tool(report, version),
+            ", ".join(dict.fromkeys(one.dtype for one in report.served)) or "not recorded",
+            str(report.cases.run),
+            report.verdict,
+            _causes(report.violations) or "none",
+        ]
+        for report in reports
+    ]
+    return _table(rows, ["report", "version", "eqcheck", "dtype", "cases", "verdict", "causes: cases"])
+
+
+def _tool(report: Report, version: str) -> str:
+    wrote = report.versions.get("eqcheck", "unknown")
+    return wrote if wrote == version else f"{wrote}, not {version}"
+
+
+def _causes(violations: Iterable[ReportedViolation]) -> str:
+    return ", ".join(f"`{inline(one.fingerprint)}`: {one.count}" for one in violations)
+
+
+def _cells(reports: Sequence[Report]) -> str:
+    """What was tried of an engine, by kind of checkpoint; a report that does not tell them apart has a line."""
+    tried = [(report, one) for report in reports for one in report.served]
+    lines = [
+        f"- `reports/{report.decoder.name}`: {many(report.cases.run, 'case')}; the report does not say in which dtype, "
+        "on which checkpoints and with which drafters."
+        for report in reports
+        if not report.served
+    ]
+    dtypes = list(dict.fromkeys(one.dtype for _, one in tried))
+    if tried and (left := [dtype for dtype in DTYPES if dtype not in dtypes]):
+        lines.append(f"- Not tried, as far as reports say: {' and '.join(left)}, on any checkpoint.")
+    if not tried:
+        return "\n".join([*lines, ""])
+    columns = dict.fromkeys((dtype, drafter) for dtype in dtypes for drafter in DRAFTERS)
+    columns |= dict.fromkeys((one.dtype, one.drafter) for _, one in tried)
+    cells = {
+        _place(one): "; ".join(_cell(*pair) for pair in tried if _place(pair[1]) == _place(one)) for _, one in tried
+    }
+    kinds = dict.fromkeys((*NAMES, *(one.kind for _, one in tried)))
+    rows = [[kind, *(cells.get((kind, *column), "not tried") for column in columns)] for kind in kinds]
+    return "\n".join([*lines, "", _table(rows, ["checkpoint", *map(" ".join, columns)])])
+
+
+def _place(one: Served) -> tuple[str, str, str]:
+    return one.kind, one.dtype, one.drafter
+
+
+def _cell(report: Report, one: Served) -> str:
+    if not one.violations:
+        return f"{many(one.cases, 'case')}, none wrong"
+    causes = dict.fromkeys(
+        violation.fingerprint
+        for violation in report.violations
+        for condition in violation.conditions
+        if _where(condition.case) == (one.kind, one.drafter)
+    )
+    named = f": {', '.join(f'`{inline(cause)}`' for cause in causes)}" if causes else ""
+    return f"**{one.violations} of {one.cases} wrong**{named}"
+
+
+def _where(case: dict[str, object]) -> tuple[str, str]:
+    """The kind of checkpoint and the drafter of a stored case; a case leaves out its defaults."""
+    kind = str(case.get("checkpoint") or "").rpartition("-")[0]
+    return kind or "random", str(case.get("drafting") or "model")
+
+
+def _table(rows: list[list[str]], headers: list[str]) -> str:
+    return table(rows, headers, WHOLE, tablefmt="github") + "\n"
+
+
+def committed() -> list[Report]:
+    """The reports of engines that the repository holds, by folder."""
+    return [load(path.parent) for path in sorted((ROOT / "reports").glob("*/report.json"))]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(committed()), encoding="utf-8")

@@ -1,0 +1,48 @@
+"""The scoreboard is that of the committed reports, and what was not tried is not told as right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_docs_site import ROOT, loaded
+
+from eqcheck.checkpoints import NAMES
+from eqcheck.report import load
+from eqcheck.report.schema import Report
+
+BOARD = loaded("scoreboard")
+
+
+@pytest.fixture(scope="module")
+def served() -> Report:
+    return load(ROOT / "reports" / "vllm_bfloat16")
+
+
+def cells(page: str, row: str) -> list[str]:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {row} "))
+    return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+def test_the_page_is_that_of_the_reports() -> None:
+    said = "the reports or the version changed: run `python docs/scoreboard.py`"
+    assert BOARD.PAGE.read_text(encoding="utf-8") == BOARD.page(BOARD.committed()), said
+
+
+def test_a_cell_holds_what_was_tried_and_the_cause_on_that_checkpoint(served: Report) -> None:
+    page = BOARD.page([served])
+    assert cells(page, "full") == ["50 cases, none wrong", "not tried", "7 cases, none wrong"]
+    assert cells(page, "window")[2] == "**1 of 50 wrong**: `options/ignored-option:option-stale-for-bonus`"
+    assert all(cells(page, kind) == ["not tried"] * 3 for kind in {*NAMES} - {one.kind for one in served.served})
+
+
+def test_a_report_that_tells_no_cells_apart_fills_none(served: Report) -> None:
+    page = BOARD.page([replace(served, served=())])
+    assert "none wrong" not in page
+    assert "157 cases; the report does not say" in page
+
+
+def test_a_report_of_another_version_of_the_tool_is_marked(served: Report) -> None:
+    own = served.versions["eqcheck"]
+    assert f"{own}, not 9.9.9" in BOARD.page([served], "9.9.9")
+    assert ", not " not in BOARD.page([served], own)
