@@ -79,7 +79,7 @@ def asked(request: "Request", row: int) -> list[Any]:
             stop_words=["".join(f"[{token}]" for token in stop) for stop in stops],
             max_tokens=options.max_new_tokens,
             num_draft_tokens=request.num_draft_tokens,
-            logprobs=False,
+            logprobs=options.logprobs,
             top_logprobs=0,
             seed=None,
             chat_template_kwargs=None,
@@ -116,6 +116,9 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
         hits += max(count, 0)
     observed["prefix_hits"] = hits
     observed["ends"] = [{"finish_reason": responses[-1].finish_reason} for responses, _ in answers]
+    for row, (responses, _) in enumerate(answers):
+        if request.rows[row].logprobs:
+            observed["ends"][row]["logprobs"] = [float(response.logprob) for response in responses]
     return outputs
 
 
@@ -159,7 +162,15 @@ class Server:
 _CLAIMS: dict[str, Any] = {
     "environment": "mlx_lm",
     "kinds": ("full", "window", "qwen3", "moe", "mla", "hybrid"),
-    "capabilities": ("row-limits", "row-eos", "stop-sequences", "finish-reason", "token-budget", "prefix-caching"),
+    "capabilities": (
+        "row-limits",
+        "row-eos",
+        "stop-sequences",
+        "finish-reason",
+        "logprobs",
+        "token-budget",
+        "prefix-caching",
+    ),
 }
 in_float32 = eqcheck.decoder(name="mlx_lm", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(Server)
 in_bfloat16 = eqcheck.decoder(name="mlx_lm_bfloat16", checkpoints=True, origin=ORIGIN, dtype="bfloat16", **_CLAIMS)(

@@ -59,6 +59,7 @@ def _dtype() -> str:
         "row-limits",
         "row-eos",
         "finish-reason",
+        "logprobs",
         *(() if _served() == _RANDOM else ("stop-sequences",)),
         "min-new-tokens",
         "repetition-penalty",
@@ -152,6 +153,8 @@ def _completion(url: str, prompt: list[int], row: RowOptions) -> eqcheck.Complet
         "stop": texts.get(choice.get("stop_reason")),
         "usage": answer.get("usage"),
     }
+    if row.logprobs:
+        told["logprobs"] = (choice.get("logprobs") or {}).get("token_logprobs")
     if choice.get("token_ids") is not None:
         return eqcheck.Completion(list(choice["token_ids"]), **told)
     tokens = (choice.get("logprobs") or {}).get("tokens") or []

@@ -143,13 +143,18 @@ def sampling(row: "RowOptions") -> Any:
         repetition_penalty=row.repetition_penalty,
         presence_penalty=row.presence_penalty,
         detokenize=bool(row.stop_sequences),
+        logprobs=0 if row.logprobs else None,  # of the token alone
     )
 
 
 def ended(row: "RowOptions", output: Any) -> dict[str, Any]:
     """How a row ended, as the engine tells it."""
     texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}
-    return {"finish_reason": output.finish_reason, "stop": texts.get(output.stop_reason)}
+    told = {"finish_reason": output.finish_reason, "stop": texts.get(output.stop_reason)}
+    if row.logprobs and output.logprobs is not None:
+        pairs = zip(output.token_ids, output.logprobs, strict=True)
+        told["logprobs"] = [float(place[token].logprob) for token, place in pairs]
+    return told
 
 
 def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
@@ -336,6 +341,7 @@ _CLAIMS: dict[str, Any] = {
         "row-eos",
         "stop-sequences",
         "finish-reason",
+        "logprobs",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",

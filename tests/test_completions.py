@@ -259,3 +259,58 @@ def test_log_probabilities_one_place_off_are_told_so(family: str) -> None:
     assert said is not None
     assert said.fingerprint == "bookkeeping/logprobs"
     assert said.detail.endswith("each log-probability that is told is that of the token before")
+
+
+def cancelling(wrong: str = "") -> Callable[[Any, Any, Request], list[list[int]]]:
+    """A decoder that ends a cancelled row with the round in which it has enough tokens, or does so wrongly."""
+
+    def generate(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        answers = generating(lambda prompt, options, new, k: Completion(new))(target, draft, request)
+        rows = [list(row.tokens) for row in answers]
+        block = request.num_draft_tokens + 1
+        for number, options in enumerate(request.rows):
+            if not options.cancel_after:
+                continue
+            end = 1 + -(-(options.cancel_after - 1) // block) * block
+            if wrong == "too early":
+                end = options.cancel_after - 1
+            elif wrong == "neighbour" and number + 1 < len(rows):
+                rows[number + 1] = rows[number + 1][:end]
+            elif wrong == "draft kept" and end < len(rows[number]):
+                rows[number][end - 1] ^= 1
+            rows[number] = rows[number][:end]
+        return rows
+
+    return generate
+
+
+@pytest.mark.parametrize("wrong", ["", "too early", "neighbour", "draft kept"])
+def test_a_cancelled_row_is_the_beginning_of_the_right_one(wrong: str) -> None:
+    result = audit(decoder(name="row", capabilities=("cancel",))(cancelling(wrong)), Options(cases=40, seed=1))
+    named = {finding.fingerprint for finding in result.findings}
+    if wrong in ("too early", "neighbour"):
+        assert named == {"bookkeeping/premature-stop"}
+    else:
+        assert bool(named) == bool(wrong)
+    assert result.tally.coverage["cancelled"] > 5
+
+
+def test_a_row_that_is_not_cancelled_may_not_end_early() -> None:
+    right = truth_of(CASE).rows
+    case = replace(CASE, cancel_after=(3, 0))
+    for rows, status in (
+        ((right[0][:3], right[1]), "equivalent"),
+        ((right[0][:5], right[1]), "equivalent"),
+        (right, "equivalent"),
+        ((right[0][:2], right[1]), "violation"),
+        ((right[0][:3], right[1][:3]), "violation"),
+    ):
+        returned = list(map(list, rows))
+
+        def answer(target: Any, draft: Any, request: Request, returned: Any = returned) -> Any:
+            return returned
+
+        assert judge(run(answer, case)).status == status
+    with pytest.raises(CaseError, match=re.escape("cancel_after: expected those of 2 rows, got 1")):
+        replace(CASE, cancel_after=(3,))
+    assert Case.from_dict(case.to_dict()) == case

@@ -21,7 +21,7 @@ ENGINE = '''
 import eqcheck
 from eqcheck.checkpoints import built
 
-CAPABILITIES = ("row-limits", "row-eos", "stop-sequences", "finish-reason")
+CAPABILITIES = ("row-limits", "row-eos", "stop-sequences", "finish-reason", "cancel")
 
 @eqcheck.decoder(name="ends", checkpoints=True, capabilities=CAPABILITIES)
 class Engine:
@@ -37,6 +37,8 @@ class Engine:
         new, limit = self.target.emitted(prompt, options.max_new_tokens), options.max_new_tokens
         ends = [n for n in range(1, len(new) + 1) if options.ended(new[:n])]
         end = min([*ends, limit])
+        if options.cancel_after:
+            end = min(end, -(-options.cancel_after // block) * block)
         rounds = -(-end // block)
         FAULT
         row = new[:end]
@@ -81,6 +83,16 @@ FAULTS = {
         "completion = eqcheck.Completion(row, told, options.stop_sequences[-1] if stops else None)",
         {"bookkeeping/finish-reason"},
     ),
+    "cancelled too early": (
+        "end = min(end, options.cancel_after - 1) if options.cancel_after else end",
+        "",
+        {"bookkeeping/premature-stop"},
+    ),
+    "cancelled with a draft": (
+        "new[end - 1] ^= bool(options.cancel_after and end < min([*ends, limit]))",
+        "completion = row",
+        {"unattributed/unattributed"},
+    ),
     "rejected drafts counted": (
         "",
         "completion = eqcheck.Completion(row, told, completion.stop, usage={'completion_tokens': rounds * block})",
@@ -101,7 +113,7 @@ def test_a_fault_of_ends_is_named(tmp_path: Path, name: str) -> None:
     assert {finding.fingerprint for finding in found.findings} == named
     if not named:
         assert found.verdict == "equivalent"
-        for counter in ("stopped", "stop_of_several", "stop_in_prompt", "stop_left_open", "finish_reason", "usage"):
+        for counter in ("stopped", "stop_of_several", "stop_in_prompt", "stop_left_open", "finish_reason", "cancelled"):
             assert found.coverage[counter] > 2, counter
 
 

@@ -140,6 +140,8 @@ class Evidence:
         options, tokens = options or self.case.rows[row].options, self.returned[row]
         ends = (n for n in range(1, len(tokens) + 1) if options.ended(tokens[:n]))
         end = next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens)
+        if options.cancel_after is not None:
+            end = min(end, max(options.cancel_after, len(tokens)))
         return min(end, options.max_new_tokens)
 
     @property

@@ -56,6 +56,8 @@ def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None
     stops, by_eos = options.stops_of(row), row[-1:] != () and row[-1] in options.eos_token_ids
     reason = "stop" if stops or by_eos else "length"
     given = f"its stop sequence {_ids(stops[0])}" if stops else "an EOS" if by_eos else "its limit"
+    if options.cancel_after is not None and len(row) >= options.cancel_after:
+        return None  # engines have names of their own for it
     if told.finish_reason not in (None, reason):
         return state("reason", given=given, told=f"{told.finish_reason!r:.80}")
     stop = None if told.stop is None else tuple(told.stop)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta
@@ -172,8 +173,9 @@ def _state(case: Case) -> Iterator[str]:
 
 
 def _stops(case: Case) -> Iterator[str]:
-    if case.stop_sequences and len(case.stop_sequences) != len(case.prompts):
-        yield f"stop_sequences: expected those of {len(case.prompts)} rows, got {len(case.stop_sequences)}"
+    for name, held in (("stop_sequences", case.stop_sequences), ("cancel_after", case.cancel_after)):
+        if held and len(held) != len(case.prompts):
+            yield f"{name}: expected those of {len(case.prompts)} rows, got {len(held)}"
     for row, stops in enumerate(case.stop_sequences):
         for stop in stops:
             yield from within(f"stop_sequences[{row}]", stop, 0, case.vocab_size - 1)
@@ -220,9 +222,8 @@ class Case(AnyCase):
     ``paths[row][round]`` are the ranks among the draft's choices that lead along the target's own tokens, behind which
     no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
     decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition
-    of the target, so a stored case stays what it was. ``stop_sequences`` has those of each row.
-    Where ``logprobs`` are asked for, the target's scores lie at other distances in each context: else all its own
-    tokens had one probability.
+    of the target, so a stored case stays what it was. ``stop_sequences`` has those of each row, ``cancel_after`` a
+    count or 0. For ``logprobs`` scores lie at other distances in each context: else its own tokens had one probability.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -245,6 +246,7 @@ class Case(AnyCase):
         "before",
         "stop_sequences",
         "logprobs",
+        "cancel_after",
     )
     nested = ("before", lambda data, place: Case.from_dict(data, f"{place}: "))
     rules = (_rows, _work, _vocabulary, _accepted, _names, _state, _stops, _trees, _earlier)
@@ -268,6 +270,7 @@ class Case(AnyCase):
     before: Annotated[tuple[Case, ...], Meta(max_length=MOST_BEFORE, extra={"of": " cases"})] = ()
     stop_sequences: OfRows[tuple[Prompt, ...]] = ()
     logprobs: bool = False
+    cancel_after: Annotated[tuple[Annotated[int, Meta(ge=0, le=4095)], ...], Meta(max_length=MOST_ROWS)] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,9 +280,10 @@ class Case(AnyCase):
     @property
     def options(self) -> tuple[RowOptions, ...]:
         plain = RowOptions(self.max_new_tokens, self.eos_token_ids, logprobs=self.logprobs)
-        return tuple(replace(plain, stop_sequences=stops) for stops in self.stop_sequences) or (plain,) * len(
-            self.prompts
-        )
+        if not (self.stop_sequences or self.cancel_after):
+            return (plain,) * len(self.prompts)
+        own = zip_longest(self.prompts, self.stop_sequences, self.cancel_after)
+        return tuple(replace(plain, stop_sequences=s or (), cancel_after=n or None) for _, s, n in own)
 
     @property
     def alone(self) -> Case:

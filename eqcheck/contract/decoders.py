@@ -61,6 +61,7 @@ CAPABILITIES = {
     "seeds": "a sampled row may have a seed",
     "stop-sequences": "a row ends where its new tokens end with one of its stop sequences",
     "finish-reason": "rows are returned with why they ended",
+    "cancel": "a row may be cancelled when it has so many new tokens",
     "logprobs": "a row that asks for it is returned with the log-probability of each new token",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")

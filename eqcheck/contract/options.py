@@ -67,6 +67,7 @@ class RowOptions:
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
     ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
     is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens.
+    ``cancel_after``: the caller needs no more than so many new tokens; the row may end there or somewhat later.
 
     `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
     and ``allowed_ids`` change scores; where no ids are allowed by name, all are.
@@ -98,6 +99,7 @@ class RowOptions:
     bad_words: Annotated[tuple[tuple[int, ...], ...], Meta(extra=_STOPS)] = ()
     allowed_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     logprobs: bool = False
+    cancel_after: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, Mapping):
@@ -113,6 +115,14 @@ class RowOptions:
     def stops_of(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The stop sequences with which new tokens end."""
         return [stop for stop in self.stop_sequences if tuple(tokens[-len(stop) :]) == stop]
+
+    def until(self, right: Sequence[int], count: int) -> tuple[int, ...]:
+        """The right row where so many of its tokens are returned: a cancelled one may end early.
+
+        >>> RowOptions(4, cancel_after=2).until((5, 6, 7, 8), 3), RowOptions(4).until((5, 6, 7, 8), 3)
+        ((5, 6, 7), (5, 6, 7, 8))
+        """
+        return tuple(right[: len(right) if self.cancel_after is None else max(self.cancel_after, count)])
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether new tokens end with an EOS or a stop sequence."""
@@ -140,7 +150,18 @@ class RowOptions:
             if self.ended(right):
                 return "past-eos" if right[-1] in self.eos_token_ids else PAST_STOP, len(right)
             return "over-length", limit
-        return None if len(right) == limit or self.ended(right) else ("premature-stop", len(right))
+        enough = min(limit, self.cancel_after or limit)
+        return None if len(right) >= enough or self.ended(right) else ("premature-stop", len(right))
+
+
+def cancelled(options: Sequence[RowOptions], rows: Sequence[Sequence[int]]) -> dict[str, bool]:
+    """Whether rows are to be cancelled, and whether one was before its end, by the names of counters."""
+    ends = [
+        len(row) < asked.max_new_tokens and not asked.ended(row)
+        for asked, row in zip(options, rows, strict=False)
+        if asked.cancel_after is not None
+    ]
+    return {"to_cancel": bool(ends), "cancelled": any(ends)}
 
 
 def sampling_of(options: RowOptions) -> str:

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -182,7 +182,11 @@ def answered(
             changed = one_line(f"expected {untouched}, got {request}", 2000)
             return Run(case, truth, trace, None, crash("invalid-output", "mutated-request", changed))
         tokens, completions = split(outputs)
-        return Run(case, truth, trace, check_rows(tokens, rows, case.known_ids), completions=completions)
+        returned = check_rows(tokens, rows, case.known_ids)
+        if any(options.cancel_after for options in case.options):
+            right = zip(case.options, truth.rows, map(len, returned), strict=True)
+            truth = replace(truth, rows=tuple(options.until(row, count) for options, row, count in right))
+        return Run(case, truth, trace, returned, completions=completions)
     except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
         return Run(case, truth, trace, None, crash("invalid-output", what, _message(error)))

@@ -79,6 +79,7 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
         family=family,
         stop_sequences=_stops(choose, prompts, truth) if "stop-sequences" in claims.capabilities else (),
         logprobs="logprobs" in claims.capabilities and not choose.integer(0, 1),
+        cancel_after=_cancels(choose, len(prompts), limit) if "cancel" in claims.capabilities else (),
         vocab_size=size,
         **state,
     )
@@ -263,6 +264,14 @@ def _stops(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt]) ->
         return ()
     stops = tuple(_stop(choose, *pair) for pair in zip(prompts, truth, strict=True))
     return stops if any(stops) else ()
+
+
+def _cancels(choose: Choices, rows: int, limit: int) -> tuple[int, ...]:
+    """By row, after how many new tokens it is cancelled; 0 for not. In half of the cases there are none."""
+    if not choose.integer(0, 1):
+        return ()
+    counts = tuple(choose.integer(0, limit) for _ in range(rows))
+    return counts if any(counts) else ()
 
 
 def _stop(choose: Choices, prompt: Prompt, new: Prompt) -> tuple[Prompt, ...]:

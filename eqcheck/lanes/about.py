@@ -43,6 +43,8 @@ _OF_STOPS = {
     "finish_reason": "rows came with a finish reason",
     "usage": "rows came with counts of tokens",
     "logprobs": "rows came with log-probabilities",
+    "to_cancel": "rows to be cancelled",
+    "cancelled": "a row was cancelled before its end",
 }
 SAMPLING = About(
     counters={

@@ -19,11 +19,12 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import Truth, row_with
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.options import cancelled
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
-from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_logprobs, with_stops
+from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_cancelled, with_logprobs, with_stops
 
 BLOCK = 50  # cases under one setting of the engine
 REACHING = 2  # of them, the last ones
@@ -70,6 +71,7 @@ class EngineCases:
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} stops {number}")
             case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
+            case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
             return with_logprobs(case) if self._has(own, "logprobs", 0.5) else case
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
@@ -278,7 +280,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "preemptions": observed.get("preemptions", 0) > 0,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
-    checks |= stops_seen(case, outputs)
+    checks |= stops_seen(case, outputs) | cancelled(options, outputs)
     counters = {name for name, holds in (checks | reached(case)).items() if holds}
     return counters | answered(case, outputs, observed) | changing.triggered(case, outputs)
 

@@ -42,6 +42,7 @@ _ROW_OPTIONS = (
     "eos-token-ids",
     "stop-sequences",
     "logprobs",
+    "cancel-after",
     "many-rows",
 )
 
@@ -97,7 +98,8 @@ class CheckpointLane(Lane):
 
     def cases(self) -> Iterator[EngineCase]:
         decoder, bounds = self.decoder, self.options.within(SERVED)
-        varied = "logprobs" in decoder.capabilities and decoder.dtype not in LESS
+        # An engine that is sampled loads the random checkpoint as well.
+        varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
         return EngineCases(self.options.seed, *claims, bounds, varied).cases()
 

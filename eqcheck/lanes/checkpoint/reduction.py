@@ -24,7 +24,7 @@ _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs")
+_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "cancel_after")
 _ENDS = ("eos_token_ids", "stop_sequences")
 
 

@@ -29,6 +29,16 @@ def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
     return replace(case, rows=tuple(rows))
 
 
+def with_cancelled(rng: random.Random, case: EngineCase) -> EngineCase:
+    """The case with about every second row cancelled somewhere: the rows beside it, and late ones, go on."""
+    return case.with_options(
+        replace(options, cancel_after=rng.randint(1, max(1, options.max_new_tokens * 3 // 4)))
+        if rng.random() < 0.5
+        else options
+        for options in case.options
+    )
+
+
 def with_logprobs(case: EngineCase) -> EngineCase:
     """The case with rows that ask for the log-probabilities of their tokens."""
     return case.with_options(replace(options, logprobs=True) for options in case.options)

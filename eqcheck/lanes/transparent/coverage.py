@@ -13,6 +13,7 @@ from itertools import chain, combinations, pairwise
 from eqcheck.attribution.packing import packs
 from eqcheck.case.record import Case
 from eqcheck.contract.completion import told
+from eqcheck.contract.options import cancelled
 from eqcheck.contract.sizes import BLOCKS
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.decoding.schedule import Schedule, ScriptedRound
@@ -144,6 +145,7 @@ def exercised(run: Run) -> set[str]:
         "draft_called": bool(run.rounds.drafting or run.trace.heads),
         "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run),
         **told(run.completions),
+        **cancelled(run.case.options, run.outputs or ()),
     }
     return {name for name, holds in (raised | _of_rounds(run)).items() if holds}
 

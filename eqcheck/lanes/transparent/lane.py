@@ -57,6 +57,7 @@ class TransparentLane(Lane):
         source = self.source
         within = super().asks(case) and case.padding_side in source.padding_sides
         stops = "stop-sequences" in source.capabilities or not any(row.stop_sequences for row in case.options)
+        stops &= "cancel" in source.capabilities or not any(row.cancel_after for row in case.options)
         stops &= "logprobs" in source.capabilities or not any(row.logprobs for row in case.options)
         return within and stops and case.cache_state in source.cache_states and all(map(self.asks, case.before))
 
@@ -189,6 +190,8 @@ def _not_taken(decoder: Decoder, case: Case) -> str:
             return f"it does not take the {what} {asked}, only {', '.join(taken)}"
     if case.stop_sequences and "stop-sequences" not in decoder.capabilities:
         return "it does not take stop sequences"
+    if any(case.cancel_after) and "cancel" not in decoder.capabilities:
+        return "it cancels no rows"
     if case.logprobs and "logprobs" not in decoder.capabilities:
         return "it returns no log-probabilities"
     return ""

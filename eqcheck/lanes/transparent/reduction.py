@@ -103,7 +103,7 @@ class _Shrinking:
             return False
         for row in reversed(range(start, min(start + count, len(case.prompts)))):
             places = places.without_row(row)
-        fields = ("prompts", "accepts", "arrivals", "tree", "paths")
+        fields = ("prompts", "accepts", "arrivals", "tree", "paths", "cancel_after")
         kept = {name: getattr(case, name)[:start] + getattr(case, name)[start + count :] for name in fields}
         return self.attempt(with_ids(case, places, **kept), places)
 
@@ -114,6 +114,7 @@ class _Shrinking:
             self.change(cache_state="empty", prefill_chunk=None, prefix_length=0, arrivals=(), tree=(), paths=())
         if self.case.prefill_chunk:
             self.lower("prefill_chunk", least=1)
+        self.change(cancel_after=())
         for row in range(len(self.case.arrivals)):
             self.lower("arrivals", (row,))
         for name, options in (("family", self._claims.families), ("padding_side", self._claims.padding_sides)):
