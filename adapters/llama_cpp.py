@@ -197,6 +197,8 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "repeat_penalty": row.repetition_penalty,
         "repeat_last_n": _SLOT_TOKENS,
     }
+    if row.logit_bias:
+        body["logit_bias"] = [list(pair) for pair in row.logit_bias]
     if request.prefix_caching is not None:
         body["cache_prompt"] = request.prefix_caching
     return body
@@ -279,6 +281,7 @@ _CLAIMS: dict[str, Any] = {
         "stop-sequences",
         "finish-reason",
         "repetition-penalty",
+        "logit-bias",
         "many-rows",
         "arrivals",
         "token-budget",

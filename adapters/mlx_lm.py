@@ -75,7 +75,7 @@ def asked(request: "Request", row: int) -> list[Any]:
         server.GenerationArguments(
             model=server.ModelDescription("default_model", "default_model", None),
             sampling=server.SamplingArguments(0.0, 1.0, 0, 0.0, 0.0, 0.0),
-            logits=server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20),
+            logits=server.LogitsProcessorArguments(dict(options.logit_bias) or None, 0.0, 20, 0.0, 20, 0.0, 20),
             stop_words=["".join(f"[{token}]" for token in stop) for stop in stops],
             max_tokens=options.max_new_tokens,
             num_draft_tokens=request.num_draft_tokens,
@@ -165,6 +165,7 @@ _CLAIMS: dict[str, Any] = {
     "capabilities": (
         "row-limits",
         "row-eos",
+        "logit-bias",
         "stop-sequences",
         "finish-reason",
         "logprobs",

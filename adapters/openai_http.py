@@ -64,6 +64,8 @@ def _dtype() -> str:
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
+        "frequency-penalty",
+        "logit-bias",
         "many-rows",
         *(_SAMPLING if _served() == _RANDOM else ()),
     ),
@@ -137,12 +139,15 @@ def _completion(url: str, prompt: list[int], row: RowOptions) -> eqcheck.Complet
         ("min_new_tokens", "min_tokens", 0),
         ("repetition_penalty", "repetition_penalty", 1.0),
         ("presence_penalty", "presence_penalty", 0.0),
+        ("frequency_penalty", "frequency_penalty", 0.0),
         ("top_p", "top_p", 1.0),
         ("top_k", "top_k", 0),
         ("seed", "seed", None),
     ):
         if getattr(row, name) != default:
             body[key] = getattr(row, name)
+    if row.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in row.logit_bias}
     texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}  # of a built checkpoint
     if texts:
         body |= {"stop": list(texts), "include_stop_str_in_output": True, "skip_special_tokens": False}
@@ -210,6 +215,8 @@ def _call(url: str, payload: dict[str, Any] | None = None) -> Any:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
+        if error.code == 400 and "logit_bias" in (payload or {}):  # such as vLLM's, where it speculates
+            raise eqcheck.Unsupported(f"{url} refuses a logit bias") from error
         raise RuntimeError(f"{url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
     except (OSError, ValueError) as error:
         raise RuntimeError(f"{url}: expected an OpenAI-compatible server that answers in JSON, got {error}") from error

@@ -100,6 +100,21 @@ def _sampling(row: RowOptions | None) -> dict[str, Any]:
     return {"do_sample": True, "temperature": row.temperature, **cuts}
 
 
+def _scoring(row: RowOptions, prompt: list[int], vocabulary: int) -> dict[str, Any]:
+    """The options on the scores of a row. The engine finds the beginning of a bad word in the prompt as well."""
+    begun = any(tuple(prompt[-n:]) == word[:n] for word in row.bad_words for n in range(1, len(word)))
+    if begun or any((token,) in row.bad_words for token in row.eos_token_ids):
+        raise eqcheck.Unsupported("a bad word that begins in the prompt, or is an EOS: the engine means another thing")
+    asked: dict[str, Any] = {"repetition_penalty": row.repetition_penalty, "min_new_tokens": row.min_new_tokens or None}
+    if row.logit_bias:
+        asked["sequence_bias"] = [[[token], float(bias)] for token, bias in row.logit_bias]
+    if row.bad_words:
+        asked["bad_words_ids"] = list(map(list, row.bad_words))
+    if row.allowed_ids:
+        asked["suppress_tokens"] = sorted({*range(vocabulary)} - {*row.allowed_ids})
+    return asked
+
+
 def without_padding(row: list[int], request: eqcheck.Request) -> list[int]:
     """The row without the pads with which ``generate`` fills a finished row; anything else after an EOS stays."""
     for index, token in enumerate(row):
@@ -169,6 +184,7 @@ class Served:
                     if stops
                     else {}
                 ),
+                **_scoring(row, prompt, target.config.vocab_size),
                 **_drafting(draft, request),
             )
         except ValueError as error:
@@ -188,7 +204,17 @@ class Served:
 _ORIGIN = "https://github.com/huggingface/transformers"
 _CLAIMS: dict[str, Any] = {
     "kinds": ("full", "window", "mistral", "hybrid", "qwen3", "moe", "learned", "opt", "mla"),
-    "capabilities": ("row-limits", "row-eos", "stop-sequences", "ngram"),
+    "capabilities": (
+        "row-limits",
+        "row-eos",
+        "min-new-tokens",
+        "repetition-penalty",
+        "logit-bias",
+        "bad-words",
+        "allowed-ids",
+        "stop-sequences",
+        "ngram",
+    ),
     "known": {"options/ignored-option:stop-sequences": STOPS_AT_ROUND_ENDS},
 }
 in_float32 = eqcheck.decoder(name="transformers_float32", checkpoints=True, origin=_ORIGIN, dtype="float32", **_CLAIMS)(

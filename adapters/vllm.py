@@ -4,7 +4,8 @@ An engine's settings are fixed when it starts, and one process cannot start seve
 and every engine runs in a fork of the process that did: it is there in three seconds instead of twenty. It computes in
 the dtype that the request names: `vllm` in float32, `vllm_bfloat16` in the dtype that is served by default. An engine
 seeds its generator with 0 when it starts: so that generator is given a fresh seed before each request here. Speculation
-with min-p is refused by the engine. Where ``EQCHECK_TAP`` is set, a tap reads what the target's queries see.
+with min-p or a logit bias is refused by the engine. Where ``EQCHECK_TAP`` is set, a tap reads what the target's queries
+see.
 
 Rotary positions of an LFM2 are left to torch here. Its queries have three dimensions, and the kernel of the CPU in
 0.32.0 takes the wrong one of them for that of tokens: with it, plain decoding is wrong as well.
@@ -128,7 +129,7 @@ def sampling(row: "RowOptions") -> Any:
     """The options of one row, as the engine takes them."""
     from vllm import SamplingParams
 
-    return SamplingParams(
+    asked = SamplingParams(
         temperature=row.temperature,
         top_k=row.top_k,
         top_p=row.top_p,
@@ -142,9 +143,14 @@ def sampling(row: "RowOptions") -> Any:
         skip_special_tokens=False,
         repetition_penalty=row.repetition_penalty,
         presence_penalty=row.presence_penalty,
+        frequency_penalty=row.frequency_penalty,
+        allowed_token_ids=list(row.allowed_ids) or None,
         detokenize=bool(row.stop_sequences),
         logprobs=0 if row.logprobs else None,  # of the token alone
     )
+    if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
+        asked._bad_words_token_ids = list(map(list, row.bad_words))
+    return asked
 
 
 def ended(row: "RowOptions", output: Any) -> dict[str, Any]:
@@ -345,6 +351,9 @@ _CLAIMS: dict[str, Any] = {
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
+        "frequency-penalty",
+        "bad-words",
+        "allowed-ids",
         "many-rows",
         "arrivals",
         "token-budget",

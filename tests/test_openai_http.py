@@ -57,6 +57,8 @@ def serving(
                 asked.get("repetition_penalty", 1.0),
                 asked.get("presence_penalty", 0.0),
                 stop_sequences=tuple(_ids(stop) for stop in asked.get("stop", ())),
+                frequency_penalty=asked.get("frequency_penalty", 0.0),
+                logit_bias=tuple((int(token), bias) for token, bias in asked.get("logit_bias", {}).items()),
             )
             tokens = truth.row(EngineRow(tuple(asked["prompt"]), options))
             matched = options.stops_of(tokens)
