@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from eqcheck import __version__
-from eqcheck.case.engine import DRAFTING
-from eqcheck.checkpoints import NAMES
+from eqcheck.construction.layouts import LAYOUTS
+from eqcheck.contract.decoders import DRAFTING
 from eqcheck.contract.escaping import inline
 from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.records import many
@@ -84,7 +84,7 @@ def _cells(reports: Sequence[Report]) -> str:
     cells = {
         _place(one): "; ".join(_cell(*pair) for pair in tried if _place(pair[1]) == _place(one)) for _, one in tried
     }
-    kinds = dict.fromkeys((*NAMES, *(one.kind for _, one in tried)))
+    kinds = dict.fromkeys((*LAYOUTS, *(one.kind for _, one in tried)))
     rows = [[kind, *(cells.get((kind, *column), "not tried") for column in columns)] for kind in kinds]
     return "\n".join([*lines, "", _table(rows, ["checkpoint", *map(" ".join, columns)])])
 

@@ -46,7 +46,8 @@ _LAZY = {
     "load": "eqcheck.contract.registry",
     "names": "eqcheck.contract.registry",
 }
-__all__ = ["__version__", "strategies", *_LAZY]
+_MODULES = ("kit", "strategies")
+__all__ = ["__version__", "kit", "strategies", *_LAZY]
 
 _checkout = _Path(__file__).resolve().parent.parent
 _BESIDE = {"adapters": _checkout, "reference_impls": _checkout, "conformance": _checkout / "tests"}
@@ -71,8 +72,8 @@ if not (_Path(__file__).parent / "adapters").is_dir():
 
 def __getattr__(name: str) -> object:
     """Import the public names on first use, so that neither `import eqcheck` nor pytest's start pays for torch."""
-    if name == "strategies":
-        return _import_module("eqcheck.strategies")
+    if name in _MODULES:
+        return _import_module(f"eqcheck.{name}")
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,16 +86,17 @@ def test_links_to_a_kind_lead_to_it(site: Path) -> None:
 
 def test_every_public_name_is_on_the_page_of_the_api(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
-    for name in set(eqcheck.__all__) - {"__version__", "strategies"}:
+    for name in set(eqcheck.__all__) - {"__version__", "kit", "strategies"}:
         assert f'id="eqcheck.{name}"' in page, name
     for name in compat.__all__:
         assert f'id="eqcheck.compat.{name}"' in page, name
     assert 'id="eqcheck.strategies.cases"' in page
+    assert 'id="eqcheck.kit.Equivalence"' in page
     assert "eqcheck.__version__" in page
     assert "<blockquote>" not in page  # an example that was taken for a quote
 
 
-@pytest.mark.parametrize("name", sorted(set(eqcheck.__all__) - {"__version__", "strategies"}))
+@pytest.mark.parametrize("name", sorted(set(eqcheck.__all__) - {"__version__", "kit", "strategies"}))
 def test_every_public_name_has_a_fact_and_an_example(name: str) -> None:
     text = inspect.getdoc(getattr(eqcheck, name)) or ""
     assert text.splitlines()[0].endswith("."), text

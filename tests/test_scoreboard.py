@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_docs_site import ROOT, loaded
 
-from eqcheck.checkpoints import NAMES
+from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.report import load
 from eqcheck.report.schema import Report
 
@@ -33,7 +33,7 @@ def test_a_cell_holds_what_was_tried_and_the_cause_on_that_checkpoint(served: Re
     page = BOARD.page([served])
     assert cells(page, "full") == ["50 cases, none wrong", "not tried", "7 cases, none wrong"]
     assert cells(page, "window")[2] == "**1 of 50 wrong**: `options/ignored-option:option-stale-for-bonus`"
-    assert all(cells(page, kind) == ["not tried"] * 3 for kind in {*NAMES} - {one.kind for one in served.served})
+    assert all(cells(page, kind) == ["not tried"] * 3 for kind in {*LAYOUTS} - {one.kind for one in served.served})
 
 
 def test_a_report_that_tells_no_cells_apart_fills_none(served: Report) -> None:

@@ -46,7 +46,7 @@ class Cases:
 
 
 @dataclass(frozen=True)
-class Equivalence:
+class EqualRows:
     """Means over rows: rows equal in full; leading equal tokens as a share of the row. None where nothing ran."""
 
     exact_match: Share | None
@@ -204,7 +204,7 @@ class Report:
     versions: dict[str, str]
     verdict: Literal["equivalent", "tie", "inconclusive", "violation"]
     cases: Cases
-    equivalence: Equivalence
+    equivalence: EqualRows
     coverage: dict[str, Count]
     violations: tuple[ReportedViolation, ...]
     discoveries: tuple[ReportedViolation, ...]

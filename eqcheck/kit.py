@@ -1,0 +1,165 @@
+"""A test class for the suite of another project: one audit, and a test for each part that it looks at."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+if TYPE_CHECKING:
+    from eqcheck.contract.decoders import Decoder
+    from eqcheck.result.findings import Audit, Finding
+
+CONTEXT = ("position", "mask", "cache", "state", "draft", "memory")
+
+
+class Equivalence:
+    """Tests that a decoder emits exactly what its target emits alone, for ``unittest`` and for pytest.
+
+    A subclass names the decoder: ``adapter`` is a SPEC as `eqcheck.load` takes it, or a decoder as `eqcheck.decoder`
+    makes it. Or ``base_url`` is the address of a server of completions that speculates, and ``plain_url``, if there is
+    one, of the same server without speculation; they serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck
+    checkpoint write`). A base class that starts the server may set these names.
+
+    The first test audits ``cases`` cases, which takes about ``est_time`` seconds, and all tests share the result.
+    ``known`` is the path of a TOML file of violations that are known. A test is switched off by its name:
+    ``test_options = None``.
+
+        >>> class TestMine(Equivalence):
+        ...     adapter, cases = "eqspec", 20
+        ...     test_options = None
+        >>> TestMine().test_ends()
+    """
+
+    adapter: Any
+    base_url: str
+    plain_url: str
+    checkpoint: str
+    dtype: str
+    cases: ClassVar[int] = 200
+    known: ClassVar[str] = ""
+    est_time: ClassVar[int] = 30
+
+    def test_context(self) -> None:
+        """Each query of the target sees its own row, all of it, in its place."""
+        self._told(lambda finding: finding.explanation.component in CONTEXT)
+
+    def test_ends(self) -> None:
+        """A row has its own tokens, and ends where the target ends it."""
+        self._told(lambda finding: finding.explanation.component == "bookkeeping")
+
+    def test_options(self) -> None:
+        """The options of a row are applied."""
+        self._told(lambda finding: finding.explanation.component == "options")
+
+    def test_sampling(self) -> None:
+        """Sampled tokens are drawn from the law of the target."""
+        self._told(lambda finding: finding.explanation.component == "sampling")
+
+    def test_crashes(self) -> None:
+        """No request raises, hangs, or has an answer that is none."""
+        self._told(lambda finding: finding.explanation.component == "crash")
+
+    def test_unattributed(self) -> None:
+        """No token is wrong without a cause that was read."""
+        self._told(lambda finding: finding.explanation.component == "unattributed")
+
+    def test_conclusive(self) -> None:
+        """Cases ran, answers repeat, and the target was asked; what is listed as known still shows."""
+        __tracebackhide__ = True
+        audit = self._audited()
+        if audit.verdict == "inconclusive":
+            raise AssertionError("\n".join(["the audit could not tell:", *audit.warnings]))
+        if audit.outdated:
+            raise AssertionError("\n".join(audit.outdated))
+
+    def _told(self, mine: Callable[[Finding], bool]) -> None:
+        """Fail with the explanation of each violation that is ``mine``, and is not known."""
+        from eqcheck.explanation.records import many
+        from eqcheck.explanation.text import render
+
+        __tracebackhide__ = True
+        audit = self._audited()
+        failing = [finding for finding in audit.failing(allow_declared=True) if mine(finding)]
+        run = many(audit.tally.run, "case")
+        lines = [f"{finding.count} of {run}\n{render(finding.explanation)}" for finding in failing]
+        if failing:
+            raise AssertionError("\n".join([*lines, f"  Reproduce: {self._command(audit.decoder)}"]))
+
+    @classmethod
+    def _audited(cls) -> Audit:
+        """The audit of this class; it is done once."""
+        if "_audit" not in vars(cls):
+            cls._audit = cls._audit_now()
+        return cls._audit
+
+    _audit: ClassVar[Audit]
+
+    @classmethod
+    def _audit_now(cls) -> Audit:
+        from eqcheck.campaign.loop import audit
+        from eqcheck.contract.known_violations import in_ci, load
+        from eqcheck.result.findings import Options
+
+        with mock.patch.dict(os.environ, cls._environment()):
+            result = audit(cls._decoder(), Options(cases=cls.cases))
+        entries = load(Path(cls.known)) if cls.known else ()
+        result.list_known(entries, datetime.now(timezone.utc).date(), in_ci())
+        return result
+
+    @classmethod
+    def _decoder(cls) -> Decoder:
+        """The decoder under test; `UsageError` where the class names none."""
+        from eqcheck.contract import registry
+        from eqcheck.contract.decoders import Decoder
+        from eqcheck.contract.errors import UsageError
+        from eqcheck.contract.escaping import describe
+
+        adapter = getattr(cls, "adapter", None)
+        if adapter is None and getattr(cls, "base_url", None):
+            importlib.reload(importlib.import_module("eqcheck.adapters.openai_http"))  # it claims what is served now
+            adapter = "openai_http"
+        if isinstance(adapter, str):
+            return registry.load(adapter)
+        if not isinstance(adapter, Decoder):
+            raise UsageError(
+                f"{cls.__name__}: expected adapter = a SPEC or a decoder made by eqcheck.decoder, or base_url = the "
+                f"address of a server, got {describe(adapter)}"
+            )
+        return adapter
+
+    @classmethod
+    def _environment(cls) -> dict[str, str]:
+        """The variables that tell the adapter of servers where they are."""
+        names = {
+            "base_url": "EQCHECK_SPECULATIVE_URL",
+            "plain_url": "EQCHECK_PLAIN_URL",
+            "checkpoint": "EQCHECK_CHECKPOINT",
+            "dtype": "EQCHECK_DTYPE",
+        }
+        if getattr(cls, "adapter", None) is not None:
+            return {}
+        given = {variable: str(getattr(cls, name, None) or "") for name, variable in names.items()}
+        return {variable: _versioned(text) if "URL" in variable else text for variable, text in given.items() if text}
+
+    def _command(self, decoder: Decoder) -> str:
+        """The command that has the same cases decoded again, and makes a report."""
+        if not decoder.spec:
+            return f"this test; a decoder that a SPEC names can be audited: eqcheck audit SPEC --cases {self.cases}"
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self._environment().items()]
+        return " ".join([*variables, shlex.join(["eqcheck", "audit", decoder.spec, "--cases", str(self.cases)])])
+
+
+def _versioned(url: str) -> str:
+    """The address of a server's interface, where that of the server alone is given.
+
+    >>> _versioned("http://127.0.0.1:8000"), _versioned("http://127.0.0.1:8000/v1/")
+    ('http://127.0.0.1:8000/v1', 'http://127.0.0.1:8000/v1')
+    """
+    host = url.rstrip("/")
+    return host if "/" in host.partition("://")[2] else f"{host}/v1"

@@ -1,0 +1,99 @@
+"""`eqcheck.kit`: a class that names a decoder or a server has tests, which fail by the part that is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_openai_http import serving
+
+import eqcheck
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.kinds import KINDS
+from eqcheck.kit import CONTEXT, Equivalence
+
+RIGHT = eqcheck.load("eqspec").function
+
+
+@eqcheck.decoder(name="short")
+def short(target: object, draft: object, request: eqcheck.Request) -> list[list[int]]:
+    rows = [list(row) for row in RIGHT(target, draft, request)]
+    return [row[: max(1, min(map(len, rows)))] for row in rows]
+
+
+def test_every_component_has_a_test() -> None:
+    own = {"bookkeeping", "options", "sampling", "crash", "unattributed"}
+    assert {kind.component for kind in KINDS.values()} == own | {*CONTEXT}
+
+
+def test_a_wrong_decoder_fails_one_test_and_a_right_one_none() -> None:
+    class Wrong(Equivalence):
+        adapter, cases = short, 20
+
+    names = [name for name in dir(Wrong) if name.startswith("test_")]
+    assert len(names) == 7
+    with pytest.raises(AssertionError, match="premature-stop"):
+        Wrong().test_ends()
+    for name in {*names} - {"test_ends"}:
+        getattr(Wrong(), name)()
+
+
+KNOWN = """
+[[violation]]
+fingerprint = "bookkeeping/premature-stop"
+link = "https://example.org/1"
+until = 9999-12-31
+"""
+PROJECT = """
+import unittest
+from eqcheck.kit import Equivalence
+
+class TestRight(Equivalence, unittest.TestCase):
+    adapter, cases = "eqspec", 5
+    test_options = None
+"""
+
+
+def test_what_is_known_passes(tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(KNOWN)
+
+    class Listed(Equivalence):
+        adapter, cases, known = short, 20, str(tmp_path / "known.toml")
+
+    Listed().test_ends()
+
+
+@pytest.mark.parametrize("command", ["unittest", "pytest"])
+def test_both_runners_have_its_tests_but_those_switched_off(tmp_path: Path, command: str) -> None:
+    (tmp_path / "test_project.py").write_text(PROJECT)
+    words = [sys.executable, "-m", command, "test_project.py", "-v"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert "test_ends" in said, said
+    assert "test_options" not in said, said
+    assert done.returncode == 0, said
+
+
+def test_a_server_is_named_by_its_address() -> None:
+    with serving() as url:  # which tells one reason for every end
+
+        class Served(Equivalence):
+            base_url, cases = url.removesuffix("/v1"), 6
+
+        with pytest.raises(AssertionError, match=f"finish-reason[^$]*EQCHECK_SPECULATIVE_URL={url} eqcheck audit"):
+            Served().test_ends()
+        Served().test_crashes()
+        Served().test_conclusive()
+
+
+def test_a_class_that_names_no_decoder_is_told_so() -> None:
+    with pytest.raises(UsageError, match="expected adapter = a SPEC"):
+        Equivalence().test_ends()
+
+    class Plain(Equivalence):
+        adapter = staticmethod(lambda target, draft, request: [])
+
+    with pytest.raises(UsageError, match=r"eqcheck\.decoder"):
+        Plain().test_ends()
