@@ -33,7 +33,7 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
     Those of a state or window are tried where the target has one.
     """
     for edit in CONTEXTS:
-        if (edit.change.state and not evidence.recurrent) or (edit.windowed and not evidence.windows):
+        if (edit.change.state and not evidence.recurrent) or (edit.scope == "windows" and not evidence.windows):
             continue
         for amount in edit.amounts:
             for place in edit.places:

@@ -7,8 +7,8 @@ predictions: `eqcheck.abduction.answers` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -68,10 +68,6 @@ class Program:
         """By entry, the entry that is followed in a part with a state."""
         return self.apart.get((kind, layer), self.follows)
 
-    def within(self, query: int, column: int, window: int) -> bool:
-        """Whether a column is in the window of a query; 0 is no window."""
-        return not window or self.positions[query] - self.positions[self.entry(column)] < window
-
     def blank(self) -> int:
         """A new column whose key and value are zero."""
         return self.column(BLANK, BLANK)
@@ -110,18 +106,16 @@ class Program:
         return {*self.sees[entry], *self.blind.get(entry, ()), *(c for sees in self.near.values() for c in sees[entry])}
 
 
-def restricted(right: Program, edited: Program, parts: Sequence[Part], windows: Mapping[int, int]) -> Program:
+def restricted(right: Program, edited: Program, parts: Sequence[Part]) -> Program:
     """The right program, with the edited one in some parts of a function; both have the same entries and columns."""
     assert (right.tokens, right.columns) == (edited.tokens, edited.columns)
+    near, apart = dict(right.near), dict(right.apart)
     for kind, layer in parts:
-        if kind == ATTENTION:
-            right.near[layer] = [
-                [column for column in seen if right.within(query, column, windows.get(layer, 0))]
-                for query, seen in enumerate(edited.sees)
-            ]
+        if kind != ATTENTION:
+            apart[kind, layer] = edited.follows
         else:
-            right.apart[kind, layer] = edited.follows
-    return right
+            near[layer] = edited.near.get(layer, edited.sees)
+    return replace(right, near=near, apart=apart)
 
 
 def plain_row(row: int, text: Sequence[int], start: int) -> Program:

@@ -15,7 +15,8 @@ makes a difference. A `Change` has a place for each thing that an engine does; t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.evidence import Evidence
@@ -89,14 +90,9 @@ class ContextEdit(Edit):
     scope: str = ""
 
     @property
-    def windowed(self) -> bool:
-        return self.change.least is not None or self.scope == "windows"
-
-    @property
     def rivals(self) -> tuple[str, ...]:
         """No mask hides a token from a state, and none but a window's from the layers that have it."""
-        apart = self.scope == "state" or self.change.least or self.change.near
-        return () if apart else super().rivals
+        return () if self.scope in ("state", "windows") else super().rivals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +124,7 @@ class EditedContext(Hypothesis):
         program = Simulation(evidence, self, rounds[: final + 1]).program
         if not self.parts:
             return [program]
-        right = Simulation(evidence, replace(self, edit=_UNEDITED), rounds[: final + 1]).program
-        return [restricted(right, program, self.parts, evidence.windows)]
-
-
-_UNEDITED = ContextEdit("", "", "")
+        return [restricted(_right(evidence, self.style, self.schedule, final), program, self.parts)]
 
 
 class Simulation:
@@ -348,3 +340,10 @@ class Simulation:
             pads = next((k for k, slot in enumerate(slots) if slot.at != PAD_SLOT), before)
             added = [HeldToken(PAD_SLOT, PAD, change.new_pads and k >= pads) for k in range(len(here) - len(used[row]))]
             self.held[row], self.slots[row] = moved, [*added, *(slots[k] for k in used[row])]
+
+
+@lru_cache(maxsize=64)  # the rounds of a row
+def _right(evidence: Evidence, style: str, schedule: str, final: int) -> Program:
+    """The program of an engine without a fault."""
+    context = EditedContext(edit=ContextEdit("", "", ""), style=style, schedule=schedule)
+    return Simulation(evidence, context, evidence.schedules[schedule][: final + 1]).program
