@@ -189,6 +189,9 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
             if request.drafting == "dictated" and before:
                 rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
             outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
+            enough = request.rows[row].cancel_after
+            if enough and len(tokens) >= enough and not result.finished:
+                engine.abort_request([result.request_id])
         step += 1
     observed.update(steps=step, rounds=rounds, ends=ends)
     return [outputs[row] for row in range(len(request.prompts))]
@@ -348,6 +351,7 @@ _CLAIMS: dict[str, Any] = {
         "stop-sequences",
         "finish-reason",
         "logprobs",
+        "cancel",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
