@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from eqcheck.contract import registry
+from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS
 from eqcheck.explanation.handbook import about
 
@@ -38,11 +41,55 @@ def findings(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put the table of kinds and ARCHITECTURE.md where their pages have a mark."""
+    """Put the tables of kinds and of options, and ARCHITECTURE.md, where their pages have a mark."""
     if page.file.src_uri == "maintainers.md":
         text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
         return markdown.replace("<!-- architecture -->", text.partition("\n")[2].lstrip())
+    if page.file.src_uri == "options.md":
+        return markdown.replace("<!-- options -->", options()).replace("<!-- engines -->", engines())
     return markdown.replace("<!-- kinds -->", kinds()) if page.file.src_uri == "kinds.md" else markdown
+
+
+_FIELDS = {
+    "row-limits": "max_new_tokens",
+    "row-eos": "eos_token_ids",
+    "arrivals": "arrival",
+    "seeds": "seed",
+    "cancel": "cancel_after",
+}
+
+
+def _asked() -> dict[str, str]:
+    """The capabilities that options of rows need, each with its field."""
+    names = {field.name for field in fields(RowOptions)}
+    asked = {name: _FIELDS.get(name, name.replace("-", "_")) for name in CAPABILITIES}
+    return {capability: name for capability, name in asked.items() if name in names}
+
+
+def options() -> str:
+    """Each option of a row, its capability, and what a decoder declares by that.
+
+    >>> "| `bad_words` | `bad-words` | new tokens may not contain certain tokens" in options()
+    True
+    """
+    rows = [f"| `{name}` | `{capability}` | {CAPABILITIES[capability]} |" for capability, name in _asked().items()]
+    return "\n".join(["| option | capability | what it says of a decoder |", "|---|---|---|", *rows])
+
+
+def engines() -> str:
+    """Which shipped decoder declares which option of rows.
+
+    >>> "| `vllm` |" in engines()
+    True
+    """
+    claims = {name: registry.load(name).capabilities for name in registry.shipped()}
+    names = [name for name, claimed in claims.items() if {*claimed} & {*_asked()}]
+    rows = [
+        f"| `{name}` | {' | '.join('yes' if capability in claims[name] else '' for capability in _asked())} |"
+        for name in names
+    ]
+    head = f"| decoder | {' | '.join(f'`{name}`' for name in _asked().values())} |"
+    return "\n".join([head, "|---" * (len(_asked()) + 1) + "|", *rows])
 
 
 def kinds() -> str:
