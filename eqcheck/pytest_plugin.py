@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
     from eqcheck.contract.decoders import Decoder
     from eqcheck.contract.known_violations import Known
+    from eqcheck.contract.profiles import Profile
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
+CASES = 40  # of a law, if nothing else is said
+_OPTIONS = ("--adapter", "--eqcheck-cases", "--eqcheck-profile", "--eqcheck-target", "--eqcheck-known")
 SEED = 0  # the laws draw the same cases in every run
 _STILL_SHOWS = "test_known_faults_still_show"
 
@@ -39,8 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(f"eqcheck: another plugin already owns --adapter: {error}") from error
+    group.addoption("--eqcheck-cases", type=int, metavar="N", help="cases per conformance law (default: 40)")
     group.addoption(
-        "--eqcheck-cases", type=int, default=40, metavar="N", help="cases per conformance law (default: 40)"
+        "--eqcheck-profile",
+        metavar="ci|nightly",
+        help="fixed cases of the conformance laws: of a date (ci-2026.12), or the newest (ci)",
     )
     group.addoption(
         "--eqcheck-target",
@@ -59,15 +65,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    specs = config.getoption("--adapter")
-    if not specs:
-        return
+    if not any(config.getoption(name) not in (None, "", [], False) for name in _OPTIONS):
+        return  # which pays for nothing, and reads no file
     from eqcheck.contract import registry
     from eqcheck.contract.errors import UsageError
 
-    if config.getoption("--eqcheck-cases") < 1:
+    cases = config.getoption("--eqcheck-cases")
+    if cases is not None and cases < 1:
         raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
     try:
+        if not hasattr(config, "workerinput"):  # a worker of xdist is told what the first process found
+            _configure(config)
+        if not (specs := config.getoption("--adapter")):
+            return
         decoders = [registry.load(spec) for spec in specs]
         if target := config.getoption("--eqcheck-target"):
             _check_target(target, decoders)
@@ -81,6 +91,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = [str(_conformance())]
 
 
+def _configure(config: pytest.Config) -> None:
+    """Take from ``[tool.eqcheck]`` what the command line leaves open, and look the profile up."""
+    from eqcheck.contract.configuration import read
+    from eqcheck.contract.errors import UsageError
+    from eqcheck.contract.profiles import profile
+
+    option, found = config.option, read(config.invocation_params.dir)
+    option.adapter = option.adapter or list(found.adapter)
+    option.eqcheck_target = option.eqcheck_target or found.target
+    option.eqcheck_known = option.eqcheck_known or found.known or None
+    named, cases = option.eqcheck_profile, option.eqcheck_cases
+    if named and cases:
+        raise UsageError("--eqcheck-profile, --eqcheck-cases: a profile says what is drawn; leave out one of the two")
+    named = named or ("" if cases else found.profile)
+    chosen = profile(named, __version__) if named else None
+    option.eqcheck_profile = chosen.name if chosen else ""
+    option.eqcheck_cases = cases or (chosen.cases_of_law if chosen else CASES)
+
+
+def profile_of(config: pytest.Config) -> Profile | None:
+    """The profile that says what is drawn; None where none does."""
+    from eqcheck.contract.profiles import profile
+
+    named = config.getoption("--eqcheck-profile")
+    return profile(named, __version__) if named else None
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """The decoders and versions under test, for a reader of the log."""
     lines = []
@@ -90,7 +127,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if lines:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         target = config.getoption("--eqcheck-target")
-        cases = f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}{target and f', target {target}'}"
+        named = config.getoption("--eqcheck-profile")
+        drawn = f"profile {named}, " if named else ""
+        drawn += f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
+        cases = f"{drawn}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
         lines += [f"eqcheck: {line}" for line in _past(config)]
     return lines
@@ -115,7 +155,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
-    """Where no decoder has a known fault, there is none to look for."""
+    """Where no decoder has a known fault, there is none to look for; a profile has the laws that it names."""
+    profile = profile_of(collector.config)
+    of_suite = profile and collector.path.parent == _conformance() and name.startswith("test_")
+    if profile and of_suite and name not in (*profile.laws, _STILL_SHOWS):
+        return []
     return [] if name == _STILL_SHOWS and not _known_faults(collector.config) else None
 
 

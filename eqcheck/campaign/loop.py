@@ -47,7 +47,7 @@ def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda e
 def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    listen(events.Started(decoder.name, first.result.lane, options.cases, first.result.families, bool(others)))
+    listen(events.Started(decoder.name, first.result.lane, first.lane.total, first.result.families, bool(others)))
     results = [first.collect()]
     for other in others:
         if not results[0].interrupted:

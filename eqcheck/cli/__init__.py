@@ -16,6 +16,7 @@ from eqcheck.cli import (
     bench,
     checkpoint,
     completion,
+    configured,
     explain,
     history,
     kinds,
@@ -70,12 +71,21 @@ class _Parser(argparse.ArgumentParser):
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; positional SPECs may stand anywhere among them, though argparse takes only their first group."""
-    options, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = _read(parser, words)
+    if options.run is audit.run and (more := configured.words(options)):
+        words[1:1] = more
+        options = _read(parser, words)
+    options.words = words
+    return options
+
+
+def _read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    options, rest = parser.parse_known_args(words)
     if rest and (not hasattr(options, "specs") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.specs = [*options.specs, *rest]
-    options.words = list(sys.argv[1:] if argv is None else argv)
     return options
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eqcheck import __version__
 from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
@@ -35,6 +36,7 @@ _SPEC = (
 _KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
 _STRICT = "fail where an entry of --known is past its day or did not occur in 300 cases; on where CI is set"
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
+_PROFILE = "a fixed draw in place of --cases, --budget, --seed, --max-...: of a date (ci-2026.12), or the newest (ci)"
 _JOBS = "processes (1); several decoders are audited side by side"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
@@ -59,17 +61,17 @@ def add(commands: Commands) -> None:
     )
     audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
     audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
+    audit.add_argument("--profile", metavar="ci|nightly", help=_PROFILE)
     audit.add_argument(
         "--seed",
         type=natural,
-        default=0,
         metavar="N",
         help="same seed, same cases drawn (0); a decoder that draws nothing at random has the same report, too, where "
         "--no-corpus leaves out what .eqcheck holds",
     )
     add_bounds(audit)
     audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
-    audit.add_argument("--jobs", type=positive, default=1, metavar="N", help=_JOBS)
+    audit.add_argument("--jobs", type=positive, metavar="N", help=_JOBS)
     audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
     audit.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
     audit.add_argument(
@@ -109,6 +111,8 @@ def execute(plan: Plan) -> int:
     """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
     if plan.pair:
         repository.find("eqcheck audit --pair")
+    if plan.asked.profile:
+        _stage(f"eqcheck {__version__}, {plan.asked.profile.line}", plan)
     _stage("" if "torch" in sys.modules else "loading torch", plan)
     import_models()
     from eqcheck.campaign import processes

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 
+from eqcheck import __version__
 from eqcheck.cli.arguments import bounded, bounds_of
 from eqcheck.cli.common import writable
-from eqcheck.contract import known_violations, registry
+from eqcheck.cli.configured import drawn
+from eqcheck.contract import known_violations, profiles, registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.result.findings import Options
@@ -57,6 +59,9 @@ class Plan:
         _check_outputs(options)
         if options.target and options.families:
             raise UsageError("--target, --families: expected one of the two; a target has its family")
+        profile = profiles.profile(options.profile, __version__) if options.profile is not None else None
+        if profile and (more := drawn(options)):
+            raise UsageError(f"--profile, {', '.join(more)}: a profile says what is drawn; leave out one of the two")
         specs = (*options.specs, *options.adapter)
         for spec in specs:
             registry.named(spec)
@@ -65,9 +70,9 @@ class Plan:
             specs=specs,
             asked=Options(
                 cases=options.cases or (None if options.budget else 300),
-                budget=options.budget,
-                seed=options.seed,
-                jobs=options.jobs,
+                budget=profile.budget if profile else options.budget,
+                seed=profile.seed if profile else options.seed or 0,
+                jobs=options.jobs or (profile.jobs if profile else 1),
                 families=options.families,
                 case_timeout=options.case_timeout,
                 isolate=options.isolate,
@@ -76,6 +81,7 @@ class Plan:
                 bounded=bounded(options),
                 python=options.python or "",
                 memory=options.memory,
+                profile=profile,
             ),
             target=options.target,
             out=options.out,

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -171,15 +171,27 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
     ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
     """
-    names = ("checkpoint", "checkpoint-sampling")
+    names = ["checkpoint", "checkpoint-sampling"]
     if not (decoder.checkpoints or options.python):
-        names = ("transparent", "sampling")
-    if names[0] == "checkpoint" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds:
-        return [new_lane(names[0], decoder, options)]
-    if "temperature" not in decoder.capabilities or any(FAMILY[family].target for family in options.families):
-        return [new_lane(names[0], decoder, options)]
-    halved = replace(options, budget=options.budget / 2) if options.budget else options
-    return [new_lane(name, decoder, halved) for name in names]
+        names = ["transparent", "sampling"]
+    less = names[0] == "checkpoint" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds
+    real = any(FAMILY[family].target for family in options.families)
+    if less or real or "temperature" not in decoder.capabilities:
+        names = names[:1]
+    if options.profile:
+        names = [name for name in names if options.profile.draw(name)]
+    if options.budget:
+        options = replace(options, budget=options.budget / len(names))
+    return [new_lane(name, decoder, _of_profile(options, name)) for name in names]
+
+
+def _of_profile(options: Options, lane: str) -> Options:
+    """The options for a lane, with the draw that the profile has for it."""
+    draw = options.profile.draw(lane) if options.profile else None
+    if not draw:
+        return options
+    bounded = tuple(field.name for field in fields(draw.bounds))
+    return replace(options, cases=draw.cases, bounds=draw.bounds, bounded=bounded, block=draw.block)
 
 
 def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:

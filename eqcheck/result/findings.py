@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.known_violations import Known
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.contract.profiles import Profile
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.result.outcome import Outcome
@@ -33,7 +34,9 @@ class Options:
     ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
     may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
     for none. ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is
-    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take.
+    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says for
+    each lane how many cases are drawn and how large; a lane that it does not name is left out. ``block``: so many cases
+    of an engine are under one setting.
     """
 
     cases: int | None = 300
@@ -49,6 +52,8 @@ class Options:
     bounded: tuple[str, ...] = ()
     python: str = ""
     memory: bool = False
+    profile: Profile | None = None
+    block: int = 50
 
     def within(self, usual: Bounds) -> Bounds:
         """The ``usual`` bounds of a lane, but for the ones the user gave.

@@ -22,7 +22,9 @@ from eqcheck.case.record import Case
 from eqcheck.contract.decoders import TAKEN, Decoder, Generate
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_TIMEOUT
+from eqcheck.contract.profiles import Profile
 from eqcheck.contract.requirements import refused
+from eqcheck.contract.sizes import WIDE
 from eqcheck.decoding.harness import run
 from eqcheck.drawing.choices import Chance, Choices
 from eqcheck.explanation.text import render
@@ -82,10 +84,10 @@ def _try_closer(generate: Generate, case: Case, timeout: float | None, *, opinio
 
 
 class Examination:
-    """One decoder under all laws, ``count`` drawn cases each."""
+    """One decoder under all laws, ``count`` drawn cases each; a ``profile`` says how large they are."""
 
-    def __init__(self, decoder: Decoder, laws: dict[str, Law], count: int) -> None:
-        self.decoder, self.laws, self.count = decoder, laws, count
+    def __init__(self, decoder: Decoder, laws: dict[str, Law], count: int, profile: Profile | None = None) -> None:
+        self.decoder, self.laws, self.count, self.profile = decoder, laws, count, profile
         self._found: dict[str, Found] = {}
         self._log: list[Case] = []  # what was decoded in this process
         self._slowest = 0.0
@@ -122,12 +124,14 @@ class Examination:
         decoder = self.decoder
         states = tuple(state for state in decoder.cache_states if state in TAKEN)
         shard = list(self.laws).index(law.name), len(self.laws)
+        draw = self.profile.draw("transparent") if self.profile else None
         return Source(
             SEED,
             decoder.families,
             decoder.padding_sides,
             states,
             decoder.requires,
+            draw.bounds if draw else WIDE,
             shard=shard,
             capabilities=decoder.capabilities,
         )
@@ -225,7 +229,8 @@ class Examination:
 
     def _again(self, law: Law) -> str:
         """The line that has a law looked at again, where a case file would not show what is wrong."""
-        words = ["pytest", f"--adapter={self._spec}", f"--eqcheck-cases={self.count}", "-k", law.name]
+        drawn = f"--eqcheck-profile={self.profile.name}" if self.profile else f"--eqcheck-cases={self.count}"
+        words = ["pytest", f"--adapter={self._spec}", drawn, "-k", law.name]
         return f"  Reproduce: {shlex.join(words)}"
 
     def _stored(self, outcome: Outcome) -> str:

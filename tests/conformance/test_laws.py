@@ -19,7 +19,7 @@ from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import VOCAB_SIZE
 from eqcheck.drawing.choices import Choices
 from eqcheck.explanation.records import many
-from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated
+from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated, profile_of
 
 from .examination import Examination, Found, Law, Needs, Variants
 
@@ -34,7 +34,9 @@ LAWS: dict[str, Law] = {}
 
 @pytest.fixture(scope="session")
 def examination(decoder: Decoder, pytestconfig: pytest.Config) -> Examination:
-    return Examination(decoder, LAWS, pytestconfig.getoption("--eqcheck-cases"))
+    profile = profile_of(pytestconfig)
+    laws = {name: LAWS[name] for name in profile.laws if name in LAWS} if profile else LAWS
+    return Examination(decoder, laws, pytestconfig.getoption("--eqcheck-cases"), profile)
 
 
 def law(needs: Needs = ANYTHING, look: str = "tokens") -> Callable[[Variants], Test]:

@@ -14,11 +14,11 @@ import pytest
 from eqcheck.campaign.loop import Campaign
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
-from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.contract.sizes import Bounds
 from eqcheck.explanation.text import render
 from eqcheck.lanes.sampling.lane import SampledLane
 from eqcheck.lanes.sampling.transparent import TransparentTarget
-from eqcheck.pytest_plugin import KNOWN, SEED
+from eqcheck.pytest_plugin import KNOWN, SEED, profile_of
 from eqcheck.result.findings import Audit, Options
 
 SECONDS = 10.0
@@ -27,16 +27,19 @@ SEEDED = ("seed-ignored", "seed-fixed", "batch-dependent")
 
 
 @pytest.fixture(scope="session")
-def sampled(decoder: Decoder) -> Audit:
+def sampled(decoder: Decoder, pytestconfig: pytest.Config) -> Audit:
     if "temperature" not in decoder.capabilities:
         pytest.skip(f"{decoder.name} does not declare the capability 'temperature'")
     if decoder.lossless is not True:
         pytest.skip(f"{decoder.name} does not claim the target's law: {decoder.lossless}")
-    return _audited(decoder, WIDE)
+    profile = profile_of(pytestconfig)
+    draw = profile.draw("sampling") if profile else None
+    if draw:
+        return _audited(decoder, Options(cases=draw.cases, seed=SEED, bounds=draw.bounds, profile=profile))
+    return _audited(decoder, Options(cases=None, budget=SECONDS, seed=SEED))
 
 
-def _audited(decoder: Decoder, bounds: Bounds, seconds: float = SECONDS) -> Audit:
-    options = Options(cases=None, budget=seconds, seed=SEED, bounds=bounds)
+def _audited(decoder: Decoder, options: Options) -> Audit:
     campaign = Campaign(SampledLane(decoder, options, TransparentTarget), lambda event: None)
     campaign.run()
     return campaign.result
@@ -73,7 +76,8 @@ def test_mates_leave_the_law(
     """Batch mates do not change a row's law: what is wrong beside others is wrong for a row alone."""
     if not any(of_law(finding.explanation.kind) for finding in sampled.violations):
         return
-    alone = _audited(decoder, Bounds(rows=1), 3 * SECONDS)  # single rows have fewer tokens a case
+    single = Options(cases=None, budget=3 * SECONDS, seed=SEED, bounds=Bounds(rows=1))  # fewer tokens a case
+    alone = _audited(decoder, single)
     assert alone.evidence is not None
     assert sampled.evidence is not None
     if not alone.violations and alone.evidence.tokens >= sampled.evidence.tokens:  # fewer would say nothing

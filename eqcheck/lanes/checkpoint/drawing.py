@@ -54,6 +54,7 @@ class EngineCases:
     kinds: tuple[str, ...] = ("full",)
     bounds: Bounds = SERVED
     varied: bool = False
+    block: int = BLOCK
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -61,12 +62,12 @@ class EngineCases:
 
     def case(self, number: int) -> EngineCase:
         """One of the cases; those of a block share the engine's settings, but for the last, which reach far."""
-        block, place = divmod(number, BLOCK)
+        block, place = divmod(number, self.block)
         settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
         stem = random.Random(f"eqcheck {self.seed} beginning {block}")
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
-        if place < BLOCK - REACHING or not far:
+        if place < self.block - REACHING or not far:
             case = self._case(rng, settings, beginning)
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} stops {number}")

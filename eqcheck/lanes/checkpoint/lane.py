@@ -101,7 +101,7 @@ class CheckpointLane(Lane):
         # An engine that is sampled loads the random checkpoint as well.
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
-        return EngineCases(self.options.seed, *claims, bounds, varied).cases()
+        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""

@@ -85,4 +85,7 @@ def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
     few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
     if wealth.supremum >= VIOLATION or not few or not result.tally.run:
         return []
-    return [Notice(f"fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}", VACUOUS)]
+    said = f"fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"
+    if profile := result.options.profile:  # it says how few it draws
+        return [f"{said}, in profile {profile.name}: an audit without a profile draws more"]
+    return [Notice(said, VACUOUS)]

@@ -1,0 +1,94 @@
+"""``[tool.eqcheck]`` of ``pyproject.toml``: the choices of a project for audits, for pytest and for the action.
+
+[tool.eqcheck]
+adapter = "mine.py"                  # or a list of them
+profile = "ci"
+known = "known.toml"                 # this file, mine.py and the folder of out lie beside pyproject.toml
+out = "reports"
+target = "llama"
+options = ["--case-timeout", "90s"]  # more options of `eqcheck audit`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.escaping import one_line
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FILE, _TABLE = "pyproject.toml", "tool.eqcheck"
+_LISTS = ("adapter", "options")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The values of the file; each is empty where it says nothing. Paths hold from the working directory."""
+
+    adapter: tuple[str, ...] = ()
+    profile: str = ""
+    known: str = ""
+    out: str = ""
+    target: str = ""
+    options: tuple[str, ...] = field(default=())
+
+
+def read(folder: Path) -> Configuration:
+    """The configuration of the nearest ``pyproject.toml`` with the table, in this folder or above it.
+
+    Raises `UsageError` for a key that there is not, and for a value of another type.
+    """
+    for place in (folder, *folder.parents):
+        path = place / _FILE
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if _TABLE in text and (table := _table(path, text)) is not None:
+            return _configuration(path, table)
+    return Configuration()
+
+
+def _table(path: Path, text: str) -> Any:
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {one_line(str(error))}") from error
+    return tool.get("eqcheck") if isinstance(tool, dict) else None
+
+
+def _configuration(path: Path, table: Any) -> Configuration:
+    where, keys = f"{path}: [{_TABLE}]", [one.name for one in fields(Configuration)]
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: expected a table, got {one_line(repr(table), 100)}")
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in keys:
+            raise UsageError(
+                f"{where}: unknown key {one_line(key)!r}{did_you_mean(key, keys) or '.'} Known: {', '.join(keys)}"
+            )
+        listed = [value] if key == "adapter" and isinstance(value, str) else value
+        texts = listed if key in _LISTS and isinstance(listed, list) else [listed]
+        if isinstance(listed, list) != (key in _LISTS) or not all(isinstance(one, str) for one in texts):
+            kind = "a list of strings" if key in _LISTS else "a string"
+            raise UsageError(f"{where}: {key}: expected {kind}, got {one_line(repr(value), 100)}")
+        found = [_from_here(path.parent, key, one) for one in texts]
+        values[key] = tuple(found) if key in _LISTS else found[0]
+    return Configuration(**values)
+
+
+def _from_here(folder: Path, key: str, text: str) -> str:
+    """A path of the file as it is from the working directory; other values as they are."""
+    file = text.rpartition(":")[0] if ".py:" in text else text
+    paths = key in ("known", "out") or (key == "adapter" and file.endswith(".py"))
+    if not paths or not text or folder == Path.cwd() or Path(file).is_absolute():
+        return text
+    return os.path.relpath(folder / file) + text[len(file) :]

@@ -1,0 +1,123 @@
+"""Profiles: audits whose cases are fixed under a dated name, so that a new eqcheck draws no other ones for it.
+
+A profile is never changed once it is released; ``tests/test_profiles.py`` holds digests of the cases. A new draw is a
+new profile, and ``ci`` and ``nightly`` name the newest of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from eqcheck.contract.errors import UsageError, did_you_mean
+from eqcheck.contract.sizes import Bounds
+
+_DATED = re.compile(r"[a-z]+-(\d{4}\.\d{2})")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The cases of one lane: how many, how large, and how many of an engine's cases come under one setting."""
+
+    lane: str
+    cases: int
+    bounds: Bounds
+    block: int = 50
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A fixed draw: its lanes, or for pytest its laws with so many cases each; ``budget`` in seconds may end it sooner.
+
+    ``covers`` says in words what is looked at. The audit has so many ``jobs`` if nothing else is asked.
+    """
+
+    name: str
+    covers: str
+    lanes: tuple[Draw, ...]
+    laws: tuple[str, ...]
+    cases_of_law: int
+    budget: float | None = None
+    seed: int = 0
+    jobs: int = 2
+
+    def draw(self, lane: str) -> Draw | None:
+        """The draw of a lane; None where the profile leaves it out."""
+        return next((one for one in self.lanes if one.lane == lane), None)
+
+    @property
+    def line(self) -> str:
+        """The profile in one line."""
+        return f"profile {self.name}: {self.covers}; seed {self.seed}, the same cases in every version"
+
+
+_LAWS = (
+    "test_solo_equivalence",
+    "test_batch_mates",
+    "test_row_permutation",
+    "test_padding",
+    "test_draft_independence",
+    "test_k_independence",
+    "test_eos_placement",
+    "test_exact_limit",
+    "test_determinism",
+    "test_every_query_saw_its_row",
+)
+_SAMPLED = ("test_sampled_law", "test_rows_are_independent", "test_mates_leave_the_law", "test_seeds")
+_WIDE = Bounds(rows=12, prompt=136, new_tokens=20, draft_tokens=8)
+PROFILES = (
+    Profile(
+        "ci-2026.12",
+        "200 cases of greedy rows (of an engine under its defaults, so that it starts once), 24 of sampled rows",
+        lanes=(
+            Draw("transparent", 200, _WIDE),
+            Draw("sampling", 24, _WIDE),
+            # One setting, and no case that reaches far, for which engines start anew: a block ends with two of those.
+            Draw("checkpoint", 200, Bounds(rows=12, prompt=64, new_tokens=24, draft_tokens=8), block=202),
+        ),
+        laws=(*_LAWS, *_SAMPLED),
+        cases_of_law=20,
+    ),
+    Profile(
+        "nightly-2026.12",
+        "3000 cases of greedy rows, up to 20,000 tokens of sampled ones, of engines under all settings, in at most "
+        "20 minutes",
+        lanes=(
+            Draw("transparent", 3000, _WIDE),
+            Draw("sampling", 300, _WIDE),
+            Draw("checkpoint", 3000, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
+            Draw("checkpoint-sampling", 600, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
+        ),
+        laws=(*_LAWS, *_SAMPLED),
+        cases_of_law=200,
+        budget=1200.0,
+    ),
+)
+
+
+def profile(name: str, version: str) -> Profile:
+    """The profile of a name, or the newest one of its kind.
+
+    >>> profile("ci", "0.3.0").name
+    'ci-2026.12'
+
+    Raises `UsageError` for a name that there is not, and for one of a later date than this ``version`` of eqcheck has.
+    """
+    alike = sorted((one for one in PROFILES if name in (one.name, _kind(one.name))), key=lambda one: one.name)
+    if alike:
+        return alike[-1]
+    known = [one.name for one in PROFILES]
+    newest = {_kind(one): one for one in sorted(known)}
+    dated = _DATED.fullmatch(name)
+    if dated and name > newest.get(_kind(name), name):
+        raise UsageError(
+            f"profile {name!r} is newer than eqcheck {version}, whose newest is {newest[_kind(name)]}; install a newer "
+            "eqcheck, or name that one"
+        )
+    raise UsageError(
+        f"unknown profile {name!r}{did_you_mean(name, [*newest, *known]) or '.'} Known: {', '.join([*newest, *known])}"
+    )
+
+
+def _kind(name: str) -> str:
+    return name.partition("-")[0]
