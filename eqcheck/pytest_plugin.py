@@ -97,14 +97,14 @@ def _configure(config: pytest.Config) -> None:
     from eqcheck.contract.errors import UsageError
     from eqcheck.contract.profiles import profile
 
-    option, found = config.option, read(config.invocation_params.dir)
-    option.adapter = option.adapter or list(found.adapter)
-    option.eqcheck_target = option.eqcheck_target or found.target
-    option.eqcheck_known = option.eqcheck_known or found.known or None
+    option, file = config.option, read(config.invocation_params.dir)
+    option.adapter = option.adapter or list(file.adapter)
+    option.eqcheck_target = option.eqcheck_target or file.target
+    option.eqcheck_known = option.eqcheck_known or file.known or None
     named, cases = option.eqcheck_profile, option.eqcheck_cases
     if named and cases:
         raise UsageError("--eqcheck-profile, --eqcheck-cases: a profile says what is drawn; leave out one of the two")
-    named = named or ("" if cases else found.profile)
+    named = named or ("" if cases else file.profile)
     chosen = profile(named, __version__) if named else None
     option.eqcheck_profile = chosen.name if chosen else ""
     option.eqcheck_cases = cases or (chosen.cases_of_law if chosen else CASES)

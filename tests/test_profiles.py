@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from hashlib import sha256
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ import pytest
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.configuration import Configuration, read
-from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, PADDING_SIDES, TAKEN, Decoder
+from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, TAKEN, Decoder
 from eqcheck.contract.errors import USAGE, UsageError
 from eqcheck.contract.profiles import PROFILES, Profile, profile
 from eqcheck.drawing.choices import Chance
@@ -44,7 +45,7 @@ def claims() -> dict[str, Decoder]:
     """Decoders with the usual claims, and with all there were when the profiles were made."""
     usual = registry.load("eqspec")
     states = tuple(state for state in CACHE_STATES if state in ("empty", *TAKEN))
-    every = replace(usual, padding_sides=PADDING_SIDES, cache_states=states, families=CLAIMED)
+    every = replace(usual, padding_sides=("left", "right"), cache_states=states, families=CLAIMED)
     plain = replace(usual, capabilities=(), seeds="none")
     engine = replace(registry.load("openvino_genai"), capabilities=("row-eos", "row-limits"), seeds="none")
     return {"usual": usual, "every": every, "plain": plain, "stops": replace(plain, capabilities=("stop-sequences",)),
@@ -69,9 +70,8 @@ def digests(most: int = 10**9) -> dict[str, str]:
 
 def law_digest(one: Profile) -> str:
     """A digest of the cases that the laws of a profile derive."""
-    from eqcheck.conformance.examination import Examination
-    from eqcheck.conformance.test_laws import LAWS
-
+    Examination = import_module("eqcheck.conformance.examination").Examination  # noqa: N806
+    LAWS = import_module("eqcheck.conformance.test_laws").LAWS  # noqa: N806
     decoder = registry.load("eqspec")
     laws = {name: LAWS[name] for name in one.laws if name in LAWS}
     examined = Examination(decoder, laws, one.cases_of_law, one)

@@ -18,12 +18,12 @@ def drawn(options: argparse.Namespace) -> list[str]:
 
 def words(options: argparse.Namespace) -> list[str]:
     """The words of the file for an audit; those left out are said otherwise on the command line."""
-    found = configuration.read(Path.cwd())
-    more = list(found.options)
+    file = configuration.read(Path.cwd())
+    more = list(file.options)
     if not (options.specs or options.adapter):
-        more += [word for spec in found.adapter for word in ("--adapter", spec)]
+        more += [word for spec in file.adapter for word in ("--adapter", spec)]
     instead = {"profile": bool(drawn(options)), "target": bool(options.families)}
     for name in ("profile", "known", "out", "target"):
-        if (value := getattr(found, name)) and not instead.get(name):
+        if (value := getattr(file, name)) and not instead.get(name):
             more += [f"--{name}", value]
     return more

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Configuration:
     known: str = ""
     out: str = ""
     target: str = ""
-    options: tuple[str, ...] = field(default=())
+    options: tuple[str, ...] = ()
 
 
 def read(folder: Path) -> Configuration:
@@ -66,7 +66,7 @@ def _table(path: Path, text: str) -> Any:
 
 
 def _configuration(path: Path, table: Any) -> Configuration:
-    where, keys = f"{path}: [{_TABLE}]", [one.name for one in fields(Configuration)]
+    where, keys = f"{path}: [{_TABLE}]", [field.name for field in fields(Configuration)]
     if not isinstance(table, dict):
         raise UsageError(f"{where}: expected a table, got {one_line(repr(table), 100)}")
     values: dict[str, Any] = {}
@@ -76,11 +76,11 @@ def _configuration(path: Path, table: Any) -> Configuration:
                 f"{where}: unknown key {one_line(key)!r}{did_you_mean(key, keys) or '.'} Known: {', '.join(keys)}"
             )
         listed = [value] if key == "adapter" and isinstance(value, str) else value
-        texts = listed if key in _LISTS and isinstance(listed, list) else [listed]
-        if isinstance(listed, list) != (key in _LISTS) or not all(isinstance(one, str) for one in texts):
+        texts: list[Any] = listed if key in _LISTS and isinstance(listed, list) else [listed]
+        if isinstance(listed, list) != (key in _LISTS) or not all(isinstance(text, str) for text in texts):
             kind = "a list of strings" if key in _LISTS else "a string"
             raise UsageError(f"{where}: {key}: expected {kind}, got {one_line(repr(value), 100)}")
-        found = [_from_here(path.parent, key, one) for one in texts]
+        found = [_from_here(path.parent, key, text) for text in texts]
         values[key] = tuple(found) if key in _LISTS else found[0]
     return Configuration(**values)
 

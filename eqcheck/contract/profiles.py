@@ -103,11 +103,11 @@ def profile(name: str, version: str) -> Profile:
 
     Raises `UsageError` for a name that there is not, and for one of a later date than this ``version`` of eqcheck has.
     """
-    alike = sorted((one for one in PROFILES if name in (one.name, _kind(one.name))), key=lambda one: one.name)
+    alike = sorted((p for p in PROFILES if name in (p.name, _kind(p.name))), key=lambda p: p.name)
     if alike:
         return alike[-1]
-    known = [one.name for one in PROFILES]
-    newest = {_kind(one): one for one in sorted(known)}
+    known = [each.name for each in PROFILES]
+    newest = {_kind(dated): dated for dated in sorted(known)}
     dated = _DATED.fullmatch(name)
     if dated and name > newest.get(_kind(name), name):
         raise UsageError(

@@ -34,9 +34,8 @@ class Options:
     ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
     may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
     for none. ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is
-    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says for
-    each lane how many cases are drawn and how large; a lane that it does not name is left out. ``block``: so many cases
-    of an engine are under one setting.
+    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says how
+    many cases each lane draws, and how large. ``block``: so many cases of an engine are under one setting.
     """
 
     cases: int | None = 300
