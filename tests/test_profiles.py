@@ -100,7 +100,12 @@ def test_a_short_name_is_the_newest_and_each_covers_enough() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("cii", "did you mean 'ci'"), ("ci-2031.01", "newer than eqcheck 9"), ("ci-2020.01", "unknown profile"), ("", "")],
+    [
+        ("cii", "did you mean 'ci'"),
+        ("ci-2031.01", "newer than eqcheck 9"),
+        ("ci-2020.01", "unknown profile"),
+        ("", "unknown profile"),
+    ],
 )
 def test_a_profile_that_there_is_not(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=said):
