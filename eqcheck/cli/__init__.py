@@ -18,6 +18,7 @@ from eqcheck.cli import (
     completion,
     configured,
     explain,
+    gate,
     history,
     kinds,
     listing,
@@ -30,7 +31,7 @@ from eqcheck.cli.common import EPILOG
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.contract.escaping import printable
 
-COMMANDS = (new, audit, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench, history)
+COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench, history)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

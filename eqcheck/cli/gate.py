@@ -1,0 +1,115 @@
+"""``eqcheck gate``: two servers of one model; one speculates, the other is the referee."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eqcheck.cli.arguments import positive, seconds
+from eqcheck.cli.common import say
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.escaping import printable
+
+if TYPE_CHECKING:
+    from eqcheck.cli.common import Commands
+
+_CODES = {"equivalent": EQUIVALENT, "violation": VIOLATION, "inconclusive": INCONCLUSIVE}
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser."""
+    gate = commands.add_parser(
+        "gate",
+        help="tell whether a server that speculates emits the tokens of a plain one",
+        description="Decode prompts on a server that speculates, and have a plain server of the same model judge each "
+        "token. Both speak OpenAI's completions. A key is read from EQCHECK_API_KEY.",
+    )
+    gate.add_argument(
+        "--speculative", metavar="URL", required=True, help="of the server that speculates, such as http://a:8000/v1"
+    )
+    gate.add_argument("--plain", metavar="URL", required=True, help="of a server of the same model that does not")
+    gate.add_argument(
+        "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
+    )
+    gate.add_argument("--requests", metavar="N", type=positive, default=256, help="at most (default 256)")
+    gate.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="of a row, at most (default 64)")
+    gate.add_argument(
+        "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
+    )
+    gate.add_argument(
+        "--temperature", metavar="T", type=float, default=0.0, help="of every second row; above 0, at most 1"
+    )
+    gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
+    gate.add_argument(
+        "--budget", metavar="TIME", type=seconds, help="begin no more requests after this time, such as 60s or 10m"
+    )
+    gate.add_argument("--out", metavar="DIR", type=Path, help="write gate.json and gate.html there")
+    gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
+    gate.add_argument("--json", action="store_true", help="print the report as JSON")
+    gate.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a gate; returns the exit code."""
+    from eqcheck.gate.prompts import drawn, read
+    from eqcheck.gate.report import built, page_of, text_of
+    from eqcheck.gate.run import Gate, Settings
+    from eqcheck.gate.servers import Server
+
+    settings = Settings(
+        options.requests,
+        options.max_tokens,
+        _concurrency(options.concurrency),
+        _temperature(options.temperature),
+        options.seed,
+        options.budget,
+    )
+    prompts = read(options.prompts) if options.prompts else drawn(settings.requests, settings.seed)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    servers = [Server(getattr(options, role), role) for role in ("speculative", "plain")]
+    gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+    try:
+        gate.run()
+        report = built(gate, options.redact)
+    finally:
+        for server in servers:
+            server.close()
+    if not gate.rows:
+        return NOTHING
+    if options.out is not None:
+        gaps = {
+            "plain": [row.gap for row in gate.control],
+            "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
+        }
+        _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
+        _write(options.out / "gate.html", page_of(report, gaps))
+    say(json.dumps(report) if options.json else printable(text_of(report)))
+    return _CODES[report["verdict"]]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file at once: a reader sees the old one or the new one."""
+    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _temperature(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise UsageError(f"--temperature: expected 0 to 1, got {value}; above 1 the rest of a law is not known")
+    return value
+
+
+def _concurrency(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or any(not 1 <= number <= 512 for number in numbers):
+        raise UsageError(f"--concurrency: expected numbers from 1 to 512, such as 1,4,16, got {text!r:.80}")
+    return numbers

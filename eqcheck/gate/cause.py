@@ -1,0 +1,143 @@
+"""The cause of wrong greedy tokens, by the plain server: which edit of a context makes it emit the wrong token?
+
+The plain server is asked for one token behind contexts in which one thing is edited. An edit is named where it gives
+most of the wrong tokens, and would do so by chance once in 10,000 gates at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from eqcheck.gate.rows import Row
+from eqcheck.gate.run import Gate
+from eqcheck.gate.servers import Wanted
+
+LOOKED_AT = 24  # wrong tokens, one of a row
+NEAR = 6  # tokens before the wrong one at which a context is edited
+CHANCE = 1e-4
+MOST = 0.5  # of the wrong tokens an edit has to give
+ALONE = 0.9  # of the wrong tokens that have a right one behind them
+
+
+@dataclass(frozen=True)
+class EditCause:
+    """A component and a kind, with the facts: the edit, how many of how many wrong tokens it gives, the chance of that.
+
+    ``edit`` is empty where the cause is read from the tokens themselves.
+    """
+
+    component: str
+    kind: str
+    edit: str = ""
+    given: int = 0
+    of: int = 0
+    chance: float = 1.0
+
+    @property
+    def fingerprint(self) -> str:
+        """Component and kind."""
+        return f"{self.component}/{self.kind}"
+
+
+UNATTRIBUTED = EditCause("unattributed", "unattributed")
+EDITS: Mapping[str, tuple[str, str]] = {
+    "without": ("cache", "missing-entry"),
+    "twice": ("cache", "duplicate-entry"),
+    "draft": ("cache", "stale-entry"),
+    "row": ("cache", "wrong-row"),
+}
+
+
+def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
+    """The cause of these rows' first wrong tokens, `UNATTRIBUTED` where no edit leads."""
+    looked_at = [row for row in wrong if row.beyond(gate.threshold) is not None][:LOOKED_AT]
+    if not looked_at:
+        return UNATTRIBUTED
+    if single := _single(gate, looked_at):
+        return single
+    hits: dict[str, int] = {}
+    tried = 0
+    for row, edits in ((row, list(_edits(gate, row))) for row in looked_at):
+        at = row.beyond(gate.threshold)
+        assert at is not None
+        emitted = gate.plain.each(gate.plain.complete, [Wanted(context, 1) for _, context in edits], 16)
+        given = {
+            name
+            for (name, _), answer in zip(edits, emitted, strict=True)
+            if answer.tokens[:1] == row.answer.tokens[at : at + 1]
+        }
+        tried += len({name for name, _ in edits})
+        for name in given:
+            hits[name] = hits.get(name, 0) + 1
+    return _leading(hits, len(looked_at), tried)
+
+
+def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
+    """Over-acceptance: wrong tokens stand alone, and the next token is the referee's own behind the wrong one.
+
+    A wrong context stays wrong, and gives more wrong tokens in a row than chance does.
+    """
+    beyond = [[place.gap > gate.threshold for place in row.places] for row in rows]
+    followed = [after for marks in beyond for now, after in pairwise(marks) if now]
+    share = sum(map(sum, beyond)) / max(1, sum(map(len, beyond)))
+    alone = followed.count(False)
+    if len(followed) < 12 or alone < ALONE * len(followed) or share > 1 / 3:
+        return None
+    ranks = [
+        sorted(place.likeliest, key=lambda one, its=place.likeliest: -its[one]).index(place.token)  # type: ignore[misc]
+        for row in rows
+        for place in row.places
+        if place.gap > gate.threshold
+    ]
+    likely = sum(rank < 4 for rank in ranks)
+    if likely < len(ranks) / 2:
+        return None
+    return EditCause("bookkeeping", "over-accept", given=alone, of=len(followed), chance=0.0)
+
+
+def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of edits, and the edited context before the row's first wrong token."""
+    at = row.beyond(gate.threshold)
+    assert at is not None
+    context = (*row.answer.prompt, *row.answer.tokens[:at])
+    last = len(context)
+    for back in range(2, NEAR + 1):  # the last token itself is fed to the model
+        if last - back > 0:
+            place = last - back
+            yield f"without {back - 1}", (*context[:place], *context[place + 1 :])
+            yield f"twice {back - 1}", (*context[: place + 1], *context[place:])
+    for back in range(1, NEAR + 1):
+        number = at - back
+        if number >= 0:
+            seen = row.places[number].likeliest
+            other = [one for one in sorted(seen, key=lambda one: -seen[one]) if one != row.answer.tokens[number]]
+            place = last - back
+            for token in other[:1]:
+                yield f"draft {back}", (*context[:place], token, *context[place:])
+    for other_row in gate.rows:
+        if other_row is not row and abs(other_row.request - row.request) == 1 and other_row.concurrency > 1:
+            its = (*other_row.answer.prompt, *other_row.answer.tokens)[: last - 1]
+            yield f"row {other_row.request - row.request:+d}", (*its, context[-1])
+
+
+def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
+    """The edit that gives most, if it does so beyond chance: others give a wrong token as often as they do together."""
+    kinds: dict[str, int] = {}
+    for name, count in hits.items():
+        kinds[name.partition(" ")[0]] = max(kinds.get(name.partition(" ")[0], 0), count)
+    if not kinds:
+        return UNATTRIBUTED
+    best = max(hits, key=lambda name: hits[name])
+    kind, count = best.partition(" ")[0], hits[best]
+    others = [value for name, value in hits.items() if name.partition(" ")[0] != kind]
+    rate = min(0.9, (sum(others) + 1) / max(1, tried))
+    chance = min(
+        1.0, len(hits) * sum(math.comb(of, n) * rate**n * (1 - rate) ** (of - n) for n in range(count, of + 1))
+    )
+    if count < MOST * of or chance > CHANCE:
+        return UNATTRIBUTED
+    component, name = EDITS[kind]
+    return EditCause(component, name, best, count, of, chance)

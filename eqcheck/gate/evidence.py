@@ -1,0 +1,108 @@
+"""The evidence that rows of one server are further from the referee than those of another, with a proven bound.
+
+The datum of a row is its greatest gap: by how many nats the referee prefers its own token to the row's, at most. Rows
+of the control and of the speculative server come in turn. A row of the speculative server *exceeds* if its gap is more
+than twice the greatest gap of all rows of the control so far.
+
+**Theorem.** Let rows of control and speculative server be exchangeable: their gaps have a joint law that no
+permutation changes. Then the evidence ever reaches c with a probability of 1/c at most.
+
+Proof. Let m rows of the control and j rows of the speculative server be seen, and let k of the latter lie above all of
+the control. By exchangeability the rank of the next row among all is uniform, whatever the ranks before were. Above the
+control's greatest gap are k + 1 of the m + j + 1 places. So the next row exceeds with a probability p of at most
+``(k + 1) / (m + j + 1)``: the factor of two makes it less. So the bet ``q / p`` on a row that exceeds, ``(1 - q) /
+(1 - p)`` on another one, with q at least p and fixed before the row, has an expectation of at most 1. The product is a
+nonnegative supermartingale that starts at 1, and so is the mean of several over subsets of rows that are fixed
+beforehand. Ville's inequality bounds the probability that it ever reaches c.
+
+The factor of two is room for what the theorem assumes: a right server that speculates may be somewhat noisier than
+the control, for it computes several tokens at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+CROSSES = 1e6
+"""Here the servers differ: a right server gets there once in a million gates."""
+ROOM = 2.0
+"""A row exceeds if its gap is more than so many times the greatest of the control."""
+
+
+class Exceedances:
+    """A bet on rows that exceed all rows of the control. Rows of the control may be added at any time.
+
+    ``floor`` is the least gap that the control is taken to have had, such as the step in which scores are rounded.
+
+    >>> calm, wild = Exceedances([0.0, 0.02, 0.01] * 20), Exceedances([0.0, 0.02, 0.01] * 20)
+    >>> calm.add([0.0, 0.03, 0.0] * 10); wild.add([0.0, 3.0, 2.0] * 10)
+    >>> calm.exceeding, wild.exceeding, wild.log_evidence > math.log(CROSSES) > calm.log_evidence
+    (0, 20, True)
+    """
+
+    def __init__(self, control: Iterable[float] = (), floor: float = 0.0) -> None:
+        self.control, self.floor = list(control), floor
+        self.gaps: list[float] = []
+        self.exceeding = 0
+        self.log_evidence = self.log_supremum = 0.0
+
+    @property
+    def threshold(self) -> float:
+        """A gap beyond it exceeds."""
+        return ROOM * max([self.floor, *self.control])
+
+    def add(self, gaps: Iterable[float]) -> None:
+        """Count rows of the speculative server, in the order in which they were asked for."""
+        highest, threshold = max([0.0, *self.control]), self.threshold
+        above = sum(gap > highest for gap in self.gaps)
+        for gap in gaps:
+            rows = len(self.gaps)
+            if self.control:
+                fair = (above + 1) / (len(self.control) + rows + 1)
+                bet = max(fair, (self.exceeding + 0.5) / (rows + 1))
+                won = bet / fair if gap > threshold else (1 - bet) / (1 - fair)
+                self.log_evidence += math.log(won)
+                self.log_supremum = max(self.log_supremum, self.log_evidence)
+            self.gaps.append(gap)
+            above, self.exceeding = above + (gap > highest), self.exceeding + (gap > threshold)
+
+
+def together(bets: Sequence[Exceedances]) -> float:
+    """The mean of the evidence of several bets, as a logarithm.
+
+    >>> round(math.exp(together([Exceedances([0.1]), Exceedances([0.1])])), 3)
+    1.0
+    """
+    logs = [bet.log_evidence for bet in bets]
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
+
+
+def needed(share: float, control: float = 2.0) -> int:
+    """The rows after which the evidence crosses, if this share of rows exceeds; ``control`` rows for each.
+
+    >>> needed(1.0) < needed(0.3) < needed(0.1)
+    True
+    """
+    bet, rows = Exceedances(), 0
+    while bet.log_evidence < math.log(CROSSES) and rows < 10_000:
+        bet.control = [0.0] * (int(control * rows) + 2)
+        bet.add([float(int((rows + 1) * share) > int(rows * share))])
+        rows += 1
+    return rows
+
+
+def step(differences: Iterable[float]) -> float:
+    """The step in which a server rounds its scores: the least power of two that all of these are multiples of.
+
+    Differences are between log-probabilities of one place, so between scores. 0 where there is no step above 2^-10.
+
+    >>> step([0.125, 0.0625, 1.5]), step([0.1, 0.0625])
+    (0.0625, 0.0)
+    """
+    steps = [2.0**-power for power in range(11)]
+    kept = [abs(value) for value in differences if abs(value) > 1e-5]
+    return next(
+        (size for size in steps if kept and all(abs(v / size - round(v / size)) * size < 2e-5 for v in kept)), 0.0
+    )

@@ -1,0 +1,252 @@
+"""A gate as data, as text for a terminal, and as a page. All sentences of a gate are made here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+from eqcheck.contract.escaping import printable
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.layout import columns
+from eqcheck.gate.cause import EditCause, cause
+from eqcheck.gate.evidence import CROSSES, ROOM
+from eqcheck.gate.rows import ENDS, Row
+from eqcheck.gate.run import Gate, facts
+from eqcheck.report.templates import page
+
+FORMAT = "eqcheck-gate/1"
+_CONDITIONS: Mapping[str, Callable[[Row], str]] = {
+    "concurrency": lambda row: str(row.concurrency),
+    "place in the chunk": lambda row: "first" if not row.place else "later",
+    "prompt length modulo 16": lambda row: str(len(row.answer.prompt) % 16),
+    "beside sampled rows": lambda row: "yes" if row.beside else "no",
+    "has a stop": lambda row: "yes" if row.asked.stops else "no",
+}
+
+
+def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
+    """The report: verdict, noise, threshold, evidence, speeds, and a violation for each way in which rows are wrong."""
+    violations = [] if gate.verdict != "violation" else _violations(gate, redact)
+    greedy, sampled = (sum(bool(row.asked.temperature) == yes for row in gate.rows) for yes in (False, True))
+    return {
+        "format": FORMAT,
+        "verdict": gate.verdict,
+        "speculative": {"url": gate.speculative.url, "model": gate.speculative.model},
+        "plain": {"url": gate.plain.url, "model": gate.plain.model, "scoring": gate.plain.scoring},
+        "requests": len(gate.rows),
+        "greedy": greedy,
+        "sampled": sampled,
+        "tokens": sum(len(row.answer.tokens) for row in gate.rows),
+        "noise": facts(gate),
+        "threshold": gate.threshold,
+        "evidence": {
+            "log10": round(max(gate.log_evidence, gate.sampled.log_evidence) / math.log(10), 2),
+            "decides": CROSSES,
+            "exceeding": sum(row.beyond(gate.threshold) is not None for row in _greedy(gate)),
+        },
+        "lacking": gate.lacking if gate.verdict == "inconclusive" else 0,
+        "stops_heeded": gate.stops_heeded,
+        "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
+        "acceptance": _acceptance(gate),
+        "calls": {
+            server.role: {"calls": server.calls, "retried": server.retried} for server in (gate.speculative, gate.plain)
+        },
+        "violations": violations,
+    }
+
+
+def _greedy(gate: Gate) -> list[Row]:
+    return [row for row in gate.rows if not row.asked.temperature]
+
+
+def _acceptance(gate: Gate) -> float | None:
+    drafts = gate.drafted.get("num_draft_tokens", 0.0)
+    return round(gate.drafted.get("num_accepted_tokens", 0.0) / drafts, 3) if drafts else None
+
+
+def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
+    made = []
+    ends = gate.wrong_ends
+    for kind in ENDS:
+        rows = [row for row in gate.rows if row.wrong_end(gate.ends) == kind]
+        if ends[kind] > 1:
+            made.append(_violation(gate, EditCause("bookkeeping", kind, of=len(rows)), rows, redact))
+    if gate.log_evidence >= math.log(CROSSES):
+        rows = sorted(
+            (row for row in _greedy(gate) if row.beyond(gate.threshold) is not None), key=lambda row: row.request
+        )
+        only_beside = any(row.beside for row in rows) and _only_beside(gate, rows)
+        why = EditCause("sampling", "greedy-drawn") if only_beside else cause(gate, rows)
+        made.append(_violation(gate, why, rows, redact))
+    if gate.sampled.log_evidence >= math.log(CROSSES):
+        rows = [row for row in gate.rows if row.asked.temperature]
+        made.append(_violation(gate, EditCause("sampling", "stray-law", gate.sampled.best), rows, redact))
+    return made
+
+
+def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
+    """Whether greedy rows are wrong beside sampled rows alone: asked again without these, they are right."""
+    again = gate.speculative.each(gate.speculative.complete, [row.asked for row in rows[:12]], rows[0].concurrency)
+    gaps = [
+        max((place.gap for place in gate.plain.scored(answer.prompt, answer.tokens)), default=0.0) for answer in again
+    ]
+    return not any(gap > gate.threshold for gap in gaps)
+
+
+def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) -> dict[str, Any]:
+    first = rows[0]
+    at = first.beyond(gate.threshold)
+    at = len(first.answer.tokens) - 1 if at is None else at
+    place = first.places[at] if at < len(first.places) else None
+    made = {
+        "fingerprint": why.fingerprint,
+        "component": why.component,
+        "kind": why.kind,
+        "count": len(rows),
+        "first": {
+            "request": first.request,
+            "token_index": at,
+            "expected": place.best if place is not None and place.gap else None,
+            "observed": place.token if place is not None else None,
+            "gap": round(place.gap, 6) if place is not None else 0.0,
+        },
+        "conditions": _conditions(gate, rows),
+        "explanation": _explained(gate, why, rows),
+    }
+    return made if redact else made | {"curl": _curls(gate, first, at)}
+
+
+def _conditions(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
+    """For each condition and value: how many of the rows are wrong, of how many."""
+    wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
+    for name, value_of in _CONDITIONS.items():
+        counts: dict[str, list[int]] = {}
+        for row in gate.rows if any(row.asked.temperature for row in rows) else _greedy(gate):
+            count = counts.setdefault(value_of(row), [0, 0])
+            count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
+        if len(counts) > 1:
+            table[name] = dict(sorted(counts.items()))
+    return table
+
+
+def _curls(gate: Gate, row: Row, at: int) -> dict[str, str]:
+    """A command for each server that asks for the row up to its wrong token."""
+    asked = {"prompt": list(row.answer.prompt), "max_tokens": at + 1, "temperature": row.asked.temperature}
+    asked |= {"logprobs": 2, "return_token_ids": True}
+    return {
+        server.role: (
+            f"curl {server.url}/completions -H 'Content-Type: application/json' -d "
+            f"'{json.dumps({'model': server.model} | asked)}'".replace("\n", " ")
+        )
+        for server in (gate.speculative, gate.plain)
+    }
+
+
+def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
+    """The cause in plain sentences."""
+    first = rows[0]
+    at = first.beyond(gate.threshold)
+    said = []
+    if why.kind in ENDS:
+        said.append(f"{len(rows)} of {len(gate.rows)} rows end as no row of the plain server does: {_END[why.kind]}.")
+    elif why.kind == "stray-law":
+        said.append(
+            "Sampled rows do not follow the plain server's law: the evidence is "
+            f"1e{gate.sampled.log_evidence / math.log(10):.0f}; the bet {why.edit} earns most."
+        )
+    elif at is not None:
+        place = first.places[at]
+        said.append(
+            f"{len(rows)} of {len(_greedy(gate))} greedy rows have a token that the plain server puts more than "
+            f"{gate.threshold:.3g} nats below its own choice. No row of the control lies beyond "
+            f"{gate.threshold / ROOM:.3g}. In request {first.request} new token {at} is id {place.token}, and id "
+            f"{place.best} is {place.gap:.3g} nats better."
+        )
+    if why.edit and why.kind != "stray-law":
+        said.append(
+            f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(why.edit)}; "
+            f"chance gives so many with a probability of {why.chance:.0e}."
+        )
+    elif why.kind == "over-accept":
+        said.append(f"Of {why.of} wrong tokens {why.given} are followed by a right one, so the contexts are right.")
+    elif why.kind == "greedy-drawn":
+        said.append("The same rows are right where no sampled row stands beside them.")
+    elif why.component == "unattributed":
+        said.append("No single edit of a context makes the plain server emit the wrong tokens.")
+    return " ".join(said)
+
+
+_END = {
+    "over-length": "they have more tokens than they asked for",
+    "past-eos": "they go on behind a stop or the end of the text",
+    "premature-stop": "they are said to end by their limit, and have fewer tokens",
+}
+
+
+def _edited(edit: str) -> str:
+    name, _, number = edit.partition(" ")
+    return {
+        "without": f"if the token {number} before the last is left out",
+        "twice": f"if the token {number} before the last stands twice",
+        "draft": f"if its second choice stays in the context, {number} tokens back",
+        "row": f"behind the text of the row at {number}",
+    }[name]
+
+
+def text_of(report: Mapping[str, Any]) -> str:
+    """The report for a terminal."""
+    noise, evidence = report["noise"], report["evidence"]
+    lines = [
+        f"{report['speculative']['url']} against {report['plain']['url']}: {report['verdict']}",
+        f"  {report['requests']} requests ({report['greedy']} greedy, {report['sampled']} sampled), "
+        f"{report['tokens']} tokens; {evidence['exceeding']} greedy rows beyond {report['threshold']:.3g} nats",
+        f"  noise: the control's {noise['control_rows']} rows are up to {noise['greatest_gap_of_control']:.3g} nats "
+        f"from the referee, and rounding changes a score by up to {noise['greatest_change_of_a_score']:.3g}",
+        f"  evidence 1e{evidence['log10']:.1f}; a right server reaches 1e6 once in a million gates",
+    ]
+    speed = report["speed"]
+    if speed.get("plain") and speed.get("speculative"):
+        accepted = f", {report['acceptance']:.0%} of drafts accepted" if report["acceptance"] is not None else ""
+        lines.append(f"  speed: {speed['speculative'] / speed['plain']:.2f} times the plain server's{accepted}")
+    retried = {role: calls["retried"] for role, calls in report["calls"].items() if calls["retried"]}
+    lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]
+    if report["stops_heeded"] is False:
+        lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
+    if report["verdict"] == "inconclusive":
+        lines.append(_why_not(report))
+    for violation in report["violations"]:
+        lines += [
+            "",
+            f"{violation['fingerprint']}: {violation['count']} rows",
+            f"  {KINDS[violation['kind']].meaning}" if violation["kind"] in KINDS else "",
+            f"  {violation['explanation']}",
+        ]
+        for name, counts in violation["conditions"].items():
+            cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
+            lines.append(f"  {name}: {cells}")
+        lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
+    width = columns()
+    wrapped = (line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines)
+    return "\n".join(wrapped)
+
+
+def _why_not(report: Mapping[str, Any]) -> str:
+    if report["lacking"]:
+        return f"  too few rows: a fault of one token in 40 shows in {report['lacking']} more requests (--requests)"
+    if report["noise"]["visible"] < 0.25:
+        return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
+    return "  one row ends as no row of the plain server does; more requests would tell"
+
+
+def page_of(report: Mapping[str, Any], gaps: Mapping[str, Sequence[float]]) -> str:
+    """A page with the greatest gap of each row of both servers on one axis, from 0.001 nats on, logarithmic."""
+
+    def x(gap: float) -> float:
+        return round(100 + 140 * min(4.0, max(0.0, 3 + math.log10(max(gap, 1e-9)))), 1)
+
+    marks = {name: [(x(gap), 3 * (at % 9) - 12) for at, gap in enumerate(values)] for name, values in gaps.items()}
+    said, limit = printable(text_of(report)), x(report["threshold"])
+    return page("eqcheck gate", "gate.jinja", report=report, marks=marks, limit=limit, said=said)

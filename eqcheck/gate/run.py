@@ -1,0 +1,261 @@
+"""A gate: rows of both servers, chunk by chunk, until the evidence crosses, the requests are done, or time is over."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eqcheck.contract.errors import UsageError
+from eqcheck.gate.evidence import CROSSES, Exceedances, needed, step, together
+from eqcheck.gate.laws import SampledRows
+from eqcheck.gate.prompts import Prompt
+from eqcheck.gate.rows import Row, Speed
+from eqcheck.gate.servers import LIKELIEST_SAMPLED, Server, ServerError, Wanted
+
+SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
+FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
+STOPPED_IN = 4  # every so many requests has a stop
+RARE = 1 / 40  # a lasting fault changes one token in so many, or more
+LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A gate asks for ``requests`` rows at most, of ``max_tokens``, so many at once in turn, for ``budget`` seconds."""
+
+    requests: int = 256
+    max_tokens: int = 64
+    concurrency: tuple[int, ...] = (1, 4, 16)
+    temperature: float = 0.0
+    seed: int = 0
+    budget: float | None = None
+
+
+@dataclass
+class Gate:
+    """One gate. ``rows`` are those of the speculative server, ``control`` those of the plain one.
+
+    Raises `ServerError` where a server cannot be judged: it is down, serves another model, tells no ids or no scores.
+    """
+
+    speculative: Server
+    plain: Server
+    prompts: Sequence[Prompt]
+    settings: Settings
+    tell: Callable[[str], None] = lambda text: None
+    rows: list[Row] = field(default_factory=list)
+    control: list[Row] = field(default_factory=list)
+    bets: dict[str, Exceedances] = field(default_factory=dict)
+    speeds: dict[str, Speed] = field(default_factory=dict)
+    noise: float = 0.0  # the greatest change of a score from decode to referee, in the control
+    floor: float = 0.0  # the step in which the plain server rounds scores
+    stops_heeded: bool | None = None
+    interrupted: bool = False
+    sampled: SampledRows = field(default_factory=SampledRows)
+    drafted: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Decode and score chunks of requests."""
+        if not self.prompts:
+            raise UsageError("prompts: expected at least one")
+        if self.settings.temperature:
+            self.plain.likeliest = LIKELIEST_SAMPLED
+        self._same_model()
+        before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
+        chunk, asked = 0, 0
+        try:
+            while asked < self.settings.requests and not self.crossed and time.monotonic() < until:
+                at_once = self.settings.concurrency[chunk % len(self.settings.concurrency)]
+                size = min(max(8, 2 * at_once), self.settings.requests - asked)
+                self._chunk(range(asked, asked + size), at_once)
+                chunk, asked = chunk + 1, asked + size
+                self.tell(self.progress)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        after = self.speculative.metrics()
+        self.drafted = {name: after[name] - before.get(name, 0.0) for name in after}
+
+    @property
+    def progress(self) -> str:
+        """How far it is."""
+        tokens = sum(len(row.answer.tokens) for row in self.rows)
+        evidence = max(self.log_evidence, self.sampled.log_evidence) / math.log(10)
+        said = f"evidence 1e{evidence:.1f}, 1e{math.log10(CROSSES):.0f} decides"
+        return f"{len(self.rows)} requests, {tokens} tokens; {said}"
+
+    @property
+    def log_evidence(self) -> float:
+        """The evidence against greedy rows, as a logarithm."""
+        return together(list(self.bets.values())) if self.bets else 0.0
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the evidence decides, or two rows end as no right server ends them."""
+        certain = max(self.wrong_ends.values(), default=0)
+        return max(self.log_evidence, self.sampled.log_evidence) >= math.log(CROSSES) or certain > 1
+
+    @property
+    def threshold(self) -> float:
+        """A greedy token whose gap is beyond it exceeds all of the control, and twice as much."""
+        return self.bets["all"].threshold if "all" in self.bets else 0.0
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids behind which the plain server ended a row by itself."""
+        own = Counter(
+            row.answer.tokens[-1]
+            for row in self.control
+            if row.answer.finish_reason == "stop" and row.answer.tokens and row.answer.tokens[-1] not in row.asked.stops
+        )
+        inside = {token for row in self.control for token in row.answer.tokens[:-1]}
+        return tuple(token for token, count in own.items() if count > 1 and token not in inside)
+
+    @property
+    def wrong_ends(self) -> Counter[str]:
+        """Rows that end wrongly, by kind; a kind that the control has too is the server's way."""
+        usual = {row.wrong_end(()) for row in self.control}
+        kinds = Counter(row.wrong_end(self.ends) for row in self.rows)
+        return Counter({kind: count for kind, count in kinds.items() if kind and kind not in usual})
+
+    @property
+    def visible(self) -> float:
+        """The share of the control's places at which the second choice lies beyond the threshold."""
+        seconds = [
+            max(place.likeliest.values()) - sorted(place.likeliest.values())[-2]
+            for row in self.control
+            for place in row.places
+            if len(place.likeliest) > 1
+        ]
+        return sum(gap > self.threshold for gap in seconds) / len(seconds) if seconds else 0.0
+
+    @property
+    def lacking(self) -> int:
+        """How many more requests a fault of one token in 40 would need; 0 where they were enough."""
+        greedy = [row for row in self.rows if not row.asked.temperature]
+        tokens = sum(len(row.answer.tokens) for row in greedy) / max(1, len(greedy))
+        share = 1 - (1 - RARE * max(self.visible, 0.05)) ** max(1.0, tokens)
+        controls = len(self.control) / max(1, len(greedy))
+        return max(0, needed(share, controls or 2.0) - len(greedy))
+
+    @property
+    def verdict(self) -> str:
+        """``equivalent``, ``violation`` or ``inconclusive``."""
+        if self.crossed:
+            return "violation"
+        few = self.lacking > 0 or self.visible < LEAST_VISIBLE or sum(self.wrong_ends.values()) > 0
+        return "inconclusive" if few or self.interrupted else "equivalent"
+
+    def _same_model(self) -> None:
+        """Raise where the plain server speculates, or where first tokens show that the models differ."""
+        drafts = self.plain.metrics().get("num_draft_tokens", 0.0)
+        if drafts:
+            raise ServerError(
+                f"--plain {self.plain.url}: it speculates ({drafts:.0f} draft tokens); start it without a draft"
+            )
+        prompts = self.prompts[:SAME_MODEL]
+        text = next((prompt for prompt in prompts if isinstance(prompt, str)), None)
+        if text is not None:
+            ids = self.speculative.tokenized(text), self.plain.tokenized(text)
+            if None not in ids and ids[0] != ids[1]:
+                raise ServerError(f"the servers have different tokenizers: {text[:40]!r} is {ids[0]} and {ids[1]}")
+        rows = [self._scored(0, Wanted(prompt, 1), self.speculative, 1, 0) for prompt in prompts]
+        foreign = sum(row.gap > FOREIGN for row in rows)
+        if 2 * foreign > len(rows):
+            raise ServerError(
+                f"the servers serve different models: of {len(rows)} first tokens of {self.speculative.url} "
+                f"({self.speculative.model}) {foreign} are far from those of {self.plain.url} ({self.plain.model})"
+            )
+
+    def _scored(self, number: int, asked: Wanted, server: Server, at_once: int, place: int) -> Row:
+        answer = server.complete(asked)
+        return Row(number, asked, answer, tuple(self.plain.scored(answer.prompt, answer.tokens)), at_once, place)
+
+    def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
+        """A chunk: the control twice, the second time in the other order, then the speculative server."""
+        asked = [self._asked(number) for number in numbers]
+        greedy = [replace(one, temperature=0.0, seed=None) for one in asked]
+        first = self._decoded("plain", self.plain, numbers, greedy, at_once)
+        asked = [self._with_stop(number, one, row) for number, one, row in zip(numbers, asked, first, strict=True)]
+        greedy = [replace(one, temperature=0.0, seed=None) for one in asked]
+        second = self._decoded("plain", self.plain, numbers[::-1], greedy[::-1], at_once)
+        self._heeded(second)
+        rows = self._decoded("speculative", self.speculative, numbers, asked, at_once)
+        self.control += [*first, *second]
+        self._measure([*first, *second])
+        for name in ("all", f"{at_once} at once"):
+            bet = self.bets.setdefault(name, Exceedances())
+            bet.floor, bet.control = (
+                max(self.floor, self.noise),
+                [*bet.control, *(row.gap for row in (*first, *second))],
+            )
+            bet.add(row.gap for row in rows if not row.asked.temperature)
+        self.sampled.add([row for row in rows if row.asked.temperature], self.noise, f"{at_once} at once")
+        self.rows += rows
+
+    def _decoded(
+        self, name: str, server: Server, numbers: Sequence[int], asked: Sequence[Wanted], at_once: int
+    ) -> list[Row]:
+        """The rows of a chunk, so many at once; the referee sees them behind all of them, so that it is not timed."""
+        began = time.monotonic()
+        answers = server.each(server.complete, asked, at_once)
+        seconds = time.monotonic() - began
+        places = self.plain.each(lambda one: self.plain.scored(one.prompt, one.tokens), answers, max(4, at_once))
+        mixed = any(one.temperature for one in asked)
+        rows = [
+            Row(number, one, answer, tuple(seen), at_once, place, mixed)
+            for place, (number, one, answer, seen) in enumerate(zip(numbers, asked, answers, places, strict=True))
+        ]
+        self.speeds[name] = self.speeds.get(name, Speed()).plus(rows, seconds)
+        return rows
+
+    def _asked(self, number: int) -> Wanted:
+        """A request: a prompt in turn, a ragged limit, sampled every second time if rows are to be sampled."""
+        rng = random.Random(f"eqcheck gate {self.settings.seed} request {number}")
+        limit = rng.randint(max(1, self.settings.max_tokens // 2), self.settings.max_tokens)
+        prompt = self.prompts[number % len(self.prompts)]
+        if self.plain.longest is not None and len(prompt) + limit >= self.plain.longest and not isinstance(prompt, str):
+            raise UsageError(
+                f"prompt {number % len(self.prompts)} has {len(prompt)} tokens and asks for {limit}, the context holds "
+                f"{self.plain.longest}; leave it out, or lower --max-tokens"
+            )
+        if self.settings.temperature and number % 2:
+            return Wanted(prompt, limit, self.settings.temperature, rng.getrandbits(31))
+        return Wanted(prompt, limit)
+
+    def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
+        """With a stop that the plain server emits, in every few requests, as far as it heeds stops."""
+        tokens = plain.answer.tokens
+        if self.stops_heeded is False or number % STOPPED_IN or asked.temperature or len(tokens) < 4:
+            return asked
+        return replace(asked, stops=(tokens[len(tokens) // 2],))
+
+    def _heeded(self, rows: Sequence[Row]) -> None:
+        stopped = [row for row in rows if row.asked.stops]
+        if stopped and self.stops_heeded is None:
+            self.stops_heeded = all(row.answer.tokens[-1:] == row.asked.stops for row in stopped)
+
+    def _measure(self, rows: Sequence[Row]) -> None:
+        """Measure how rounding changes scores from decode to referee, and the step in which scores are rounded."""
+        for row in rows:
+            told = row.answer.scores or ()
+            changes = [abs(one - place.score) for one, place in zip(told, row.places, strict=False)]
+            self.noise = max([self.noise, row.gap, *changes])
+        if not self.floor:
+            best = [(place.likeliest[place.best], place.likeliest) for row in rows for place in row.places]
+            self.floor = step(top - each for top, likeliest in best for each in likeliest.values())
+
+
+def facts(gate: Gate) -> dict[str, Any]:
+    """The noise, as measured."""
+    return {
+        "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
+        "greatest_change_of_a_score": gate.noise,
+        "step": gate.floor,
+        "visible": round(gate.visible, 3),
+        "control_rows": len(gate.control),
+    }

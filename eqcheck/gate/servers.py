@@ -1,0 +1,334 @@
+"""A server that speaks OpenAI's completions, asked for tokens and, as a referee, for the scores of tokens.
+
+Everything that it answers is taken for untrusted: a wrong type is one line, `ServerError`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
+
+if TYPE_CHECKING:
+    import httpx
+
+KEY = "EQCHECK_API_KEY"
+TIMEOUT_S = 300.0
+TRIES = 7  # of a call that is answered by 429 or 5xx, or not at all; the waits double from FIRST_WAIT_S
+FIRST_WAIT_S = 0.25
+LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
+LARGEST = 64 * 2**20  # bytes of an answer
+RETRIED = (408, 429, 500, 502, 503, 504)
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class ServerError(UsageError):
+    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row: its prompt, and what it asks for. ``stops`` are ids behind which it has to end."""
+
+    prompt: tuple[int, ...] | str
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    stops: tuple[int, ...] = ()
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The request as OpenAI's completions have it, with the options of vLLM that return ids."""
+        prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
+        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
+        body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
+        body |= {"return_tokens_as_token_ids": True}
+        body |= {"seed": self.seed} if self.seed is not None else {}
+        return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The new tokens of a row, why they end, and the prompt's ids. ``scores``: log-probabilities, if they are told."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    prompt: tuple[int, ...]
+    scores: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token as the referee sees it: its log-probability, the likeliest token, and the log-probabilities it tells."""
+
+    token: int
+    score: float
+    best: int
+    likeliest: Mapping[int, float]
+
+    @property
+    def gap(self) -> float:
+        """By how many nats the referee prefers its own token."""
+        return max(0.0, self.likeliest[self.best] - self.score)
+
+
+class Server:
+    """One server. Calls that fail for a while are made again, and counted in ``retried``; ``calls`` counts all.
+
+    Raises `ServerError` where it is down, refuses the key, or serves no model.
+    """
+
+    def __init__(self, url: str, role: str) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise UsageError("eqcheck gate needs httpx; `pip install 'eqcheck[gate]'` brings it") from None
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--{role}: expected a URL such as http://127.0.0.1:8000/v1, got {url!r:.200}")
+        self.url, self.role = url.rstrip("/"), role
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=512, max_keepalive_connections=128)
+        self._client: httpx.Client = httpx.Client(headers=headers, timeout=TIMEOUT_S, limits=limits)
+        self._httpx, self._lock = httpx, threading.Lock()
+        self.calls = self.retried = 0
+        self.answers: Counter[int | str] = Counter()
+        self.seconds = 0.0
+        served = _listed(self._call("GET", "/models"), "data", f"{self.url}/models")
+        if not served or not isinstance(served[0], dict) or not isinstance(served[0].get("id"), str):
+            raise ServerError(
+                f"{self.url}/models: expected a list of models in 'data', got {one_line(str(served), 200)}"
+            )
+        self.model: str = served[0]["id"]
+        longest = served[0].get("max_model_len")
+        self.longest = longest if isinstance(longest, int) and longest > 0 else None
+        self.likeliest = LIKELIEST
+        self._scoring = ""
+
+    def each(self, function: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
+        """The function of all items, so many at once, in the order of the items."""
+        with ThreadPoolExecutor(max(1, min(at_once, len(items)))) as pool:
+            return list(pool.map(function, items))
+
+    def complete(self, asked: Wanted) -> Completed:
+        """The row's new tokens. Raises `ServerError` where the server returns text without ids."""
+        place = f"{self.url}/completions"
+        choice = self._choice(asked.body(self.model))
+        tokens, scores = _tokens(choice, place)
+        prompt = asked.prompt if not isinstance(asked.prompt, str) else _ids(choice.get("prompt_token_ids"))
+        if prompt is None or tokens is None:
+            missing = "the prompt's" if tokens is not None else "token"
+            raise ServerError(
+                f"{place}: expected {missing} ids, got text alone; vLLM returns ids (return_token_ids) from 0.10 on"
+            )
+        reason = choice.get("finish_reason")
+        return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
+
+    def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+        """How the server, as a referee, sees each of these tokens behind the prompt and the tokens before it."""
+        if not tokens:
+            return []
+        if not self._scoring:
+            self._scoring = self._way(prompt, tokens)
+        return _WAYS[self._scoring](self, prompt, tokens)
+
+    @property
+    def scoring(self) -> str:
+        """The way in which it scores: ``prompt_logprobs``, ``echo``, or ``step``, a token at a time."""
+        return self._scoring
+
+    def _way(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        said = []
+        for name, way in _WAYS.items():
+            try:
+                way(self, prompt, tokens[:2])
+                return name
+            except ServerError as error:
+                said.append(f"{name}: {error}")
+        raise ServerError(
+            f"{self.url}: expected a server that scores tokens, by prompt_logprobs, by echo with logprobs, or by "
+            f"logprobs of new tokens; {one_line('; '.join(said), 400)}"
+        )
+
+    def tokenized(self, text: str) -> tuple[int, ...] | None:
+        """The ids of a text, where the server tells them."""
+        try:
+            answer = self._call("POST", "/tokenize", {"model": self.model, "prompt": text, "content": text}, root=True)
+        except ServerError:
+            return None
+        return _ids(answer.get("tokens")) if isinstance(answer, dict) else None
+
+    def metrics(self) -> dict[str, float]:
+        """The server's counts of draft tokens and accepted ones, empty where it does not tell."""
+        try:
+            text = str(self._call("GET", "/metrics", root=True))
+        except ServerError:
+            return {}
+        counts: dict[str, float] = {}
+        for line in text.splitlines():
+            for name in ("num_draft_tokens", "num_accepted_tokens"):
+                if not line.startswith("#") and f"spec_decode_{name}_total" in line:
+                    try:
+                        counts[name] = counts.get(name, 0.0) + float(line.rsplit(" ", 1)[-1])
+                    except ValueError:
+                        continue
+        return counts
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        place = f"{self.url}/completions"
+        choices = _listed(self._call("POST", "/completions", body), "choices", place)
+        if not choices or not isinstance(choices[0], dict):
+            raise ServerError(f"{place}: expected an answer with one of 'choices', got {one_line(str(choices), 200)}")
+        return choices[0]
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False) -> Any:
+        """An answer: JSON, or text where it is none. Calls that may yet succeed are made again, with longer waits."""
+        url = (self.url.removesuffix("/v1") if root else self.url) + path
+        for attempt in range(TRIES):
+            began = time.monotonic()
+            try:
+                answer = self._client.request(method, url, json=body)
+                status: int | str = answer.status_code
+            except self._httpx.ConnectError as error:
+                raise ServerError(f"{url}: no server answers: {one_line(str(error), 200)}") from None
+            except self._httpx.HTTPError as error:
+                answer, status = None, type(error).__name__
+            except ValueError as error:  # an address that is none
+                raise ServerError(f"{url}: {one_line(str(error), 200)}") from None
+            with self._lock:
+                self.calls, self.seconds = self.calls + 1, self.seconds + time.monotonic() - began
+                self.answers[status] += 1
+                self.retried += attempt > 0
+            if answer is not None and status not in RETRIED:
+                return self._read(answer, url)
+            if attempt + 1 < TRIES:
+                time.sleep(FIRST_WAIT_S * 2**attempt * (0.5 + random.random()))
+        raise ServerError(f"{url}: {status} in {TRIES} tries, the last after {FIRST_WAIT_S * 2 ** (TRIES - 2):.0f} s")
+
+    def _read(self, answer: Any, url: str) -> Any:
+        if answer.status_code in (401, 403):
+            raise ServerError(f"{url}: the server refuses the key ({answer.status_code}); put it into {KEY}")
+        if answer.status_code >= 400:
+            raise ServerError(f"{url}: {answer.status_code} {one_line(answer.text, 300)}")
+        if len(answer.content) > LARGEST:
+            raise ServerError(f"{url}: an answer of {len(answer.content)} bytes, expected {LARGEST} at most")
+        try:
+            return answer.json()
+        except ValueError:
+            if url.endswith("/metrics"):
+                return answer.text
+            raise ServerError(f"{url}: expected JSON, got {one_line(answer.text, 200)!r}") from None
+
+
+def _listed(answer: Any, name: str, place: str) -> list[Any]:
+    found = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(found, list):
+        raise ServerError(f"{place}: expected an object with a list {name!r}, got {one_line(str(answer), 200)}")
+    return found
+
+
+def _ids(value: Any) -> tuple[int, ...] | None:
+    """Token ids, or None where they are none."""
+    whole = isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)
+    return tuple(value) if whole else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and value == value else None
+
+
+def _id_of(key: Any) -> int | None:
+    """The id in ``token_id:7`` or ``7``, as servers write it."""
+    digits = str(key).removeprefix("token_id:")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
+
+
+def _tokens(choice: Mapping[str, Any], place: str) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    """The new tokens' ids and log-probabilities, each None where it is not told."""
+    told = choice.get("logprobs")
+    told = told if isinstance(told, dict) else {}
+    tokens = _ids(choice.get("token_ids"))
+    if tokens is None:
+        named = [_id_of(name) for name in told.get("tokens") or [] if str(name).startswith("token_id:")]
+        tokens = tuple(one for one in named if one is not None) if named and None not in named else None
+    scores = [_number(value) for value in told.get("token_logprobs") or []]
+    if tokens is None or len(scores) != len(tokens):
+        return tokens, None
+    return tokens, tuple(score for score in scores if score is not None) if None not in scores else None
+
+
+def _place(token: int, score: float | None, likeliest: Mapping[Any, Any], place: str) -> Scored:
+    """A place of the referee. The token's own score may stand among those of the likeliest."""
+    scores: dict[int, float] = {}
+    for key, value in likeliest.items():
+        number, each = _id_of(key), _number(value.get("logprob") if isinstance(value, dict) else value)
+        if number is not None and each is not None:
+            scores[number] = each
+    score = scores.get(token) if score is None else score
+    if score is None or not scores:
+        raise ServerError(
+            f"{place}: expected the log-probability of token {token}, got {one_line(str(likeliest), 200)}"
+        )
+    scores.setdefault(token, score)
+    return Scored(token, score, max(scores, key=lambda one: (scores[one], one == token)), scores)
+
+
+def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+    """All places from one call, as vLLM scores prompts."""
+    place = f"{server.url}/completions (prompt_logprobs)"
+    body = Wanted((*prompt, *tokens), 1).body(server.model) | {"prompt_logprobs": server.likeliest}
+    told = server._choice(body).get("prompt_logprobs")
+    if not isinstance(told, list) or len(told) != len(prompt) + len(tokens):
+        raise ServerError(f"{place}: expected {len(prompt) + len(tokens)} places, got {one_line(str(told), 100)}")
+    behind = told[len(prompt) :]
+    return [
+        _place(token, None, each if isinstance(each, dict) else {}, place)
+        for token, each in zip(tokens, behind, strict=True)
+    ]
+
+
+def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+    """All places from one call, as OpenAI's completions echo a prompt."""
+    place = f"{server.url}/completions (echo)"
+    body = Wanted((*prompt, *tokens), 1).body(server.model) | {"echo": True, "logprobs": server.likeliest}
+    told = server._choice(body).get("logprobs")
+    told = told if isinstance(told, dict) else {}
+    scores, likeliest = told.get("token_logprobs") or [], told.get("top_logprobs") or []
+    first, last = len(prompt), len(prompt) + len(tokens)
+    if len(scores) < last or len(likeliest) < last:
+        raise ServerError(f"{place}: expected {last} places or more, got {len(scores)}")
+    return [
+        _place(token, _number(scores[at]), likeliest[at] if isinstance(likeliest[at], dict) else {}, place)
+        for token, at in zip(tokens, range(first, last), strict=True)
+    ]
+
+
+def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+    """A call for each place, behind the true beginning; a prefix cache makes it cheap."""
+    place, places = f"{server.url}/completions (a token at a time)", []
+    for at, token in enumerate(tokens):
+        body = Wanted((*prompt, *tokens[:at]), 1).body(server.model) | {"logprobs": server.likeliest}
+        told = server._choice(body).get("logprobs")
+        likeliest = (told.get("top_logprobs") or [{}])[0] if isinstance(told, dict) else {}
+        places.append(_place(token, None, likeliest if isinstance(likeliest, dict) else {}, place))
+    return places
+
+
+_WAYS: Mapping[str, Callable[[Server, Sequence[int], Sequence[int]], list[Scored]]] = {
+    "prompt_logprobs": _by_prompt,
+    "echo": _by_echo,
+    "step": _by_step,
+}
