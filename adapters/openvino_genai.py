@@ -227,7 +227,6 @@ _CLAIMS: dict[str, Any] = {
     "capabilities": (
         "row-limits",
         "row-eos",
-        "stop-sequences",
         "finish-reason",
         "min-new-tokens",
         "repetition-penalty",
