@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp
 
-.PHONY: audit showcase test test-all tiers test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist clean
+.PHONY: audit showcase test test-all tiers test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
@@ -90,6 +90,10 @@ dist: $(VENV)/.installed
 	$(VENV)/bin/python -m build --no-isolation
 	$(VENV)/bin/twine check --strict dist/*
 	$(VENV)/bin/check-wheel-contents dist/*.whl
+
+# Built and checked, and then the list of what a person has to do; it uploads nothing.
+release: lint dist
+	$(VENV)/bin/python docs/release.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(ENGINES:%=.venv-%)

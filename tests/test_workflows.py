@@ -84,19 +84,20 @@ def test_a_flaw_is_seen(right: str, wrong: str, said: str) -> None:
 def test_every_input_of_the_action_is_used_as_a_variable() -> None:
     data = yaml.safe_load(ACTION.read_text())
     audit = next(step for step in data["runs"]["steps"] if step.get("name") == "Audit")
-    assert set(data["inputs"]) == {"adapter", "budget", "known", "python", "out"}
+    assert set(data["inputs"]) == {"adapter", "args", "budget", "known", "out", "profile", "python"}
     assert {f"EQCHECK_{name.upper()}" for name in data["inputs"]} == set(audit["env"])
     assert all(f'"${name}"' in audit["run"] or f'"${name}/' in audit["run"] for name in audit["env"])
 
 
-@pytest.mark.parametrize("known", ["", "my known.toml"])
-def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str) -> None:
+@pytest.mark.parametrize(("known", "profile"), [("", ""), ("my known.toml", "ci")])
+def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, profile: str) -> None:
     """Its script is run with a Python that prints what it is given, and inputs that a shell would obey."""
     audit = next(step for step in steps(ACTION.read_text()) if step.get("name") == "Audit")
     fake = tmp_path / "python"
     fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; print(sys.argv[1:])" "$@"\n')
     fake.chmod(0o755)
     inputs = {"ADAPTER": "eqspec\nmy engine.py:x\n\n$(touch gotcha)", "BUDGET": "5s", "KNOWN": known, "OUT": "a b"}
+    inputs |= {"PROFILE": profile, "ARGS": "--case-timeout\n90s\n\n--memory"}
     variables = {f"EQCHECK_{name}": value for name, value in {**inputs, "PYTHON": str(fake)}.items()}
     done = subprocess.run(
         ["bash", "-e", "-c", audit["run"]],
@@ -105,10 +106,12 @@ def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str) ->
         capture_output=True,
         text=True,
     )
-    words = ["-m", "eqcheck.cli", "audit", "--budget", "5s", "--out", "a b", "--junit", "a b/junit.xml"]
+    words = ["-m", "eqcheck.cli", "audit", "--out", "a b", "--junit", "a b/junit.xml"]
+    words += ["--profile", profile] if profile else ["--budget", "5s"]
     words += ["--known", known] if known else []
     for spec in ("eqspec", "my engine.py:x", "$(touch gotcha)"):
         words += ["--adapter", spec]
+    words += ["--case-timeout", "90s", "--memory"]
     assert done.stdout.strip() == str(words), done.stderr
     cli._parsed(cli._parser(), words[2:])
     assert not (tmp_path / "gotcha").exists()
