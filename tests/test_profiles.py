@@ -136,6 +136,12 @@ def test_a_wrong_decoder_fails_and_the_first_line_says_the_draw(tmp_path: Path) 
     assert "premature-stop" in tests.stdout
 
 
+def test_a_quiet_audit_shows_its_result_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "eqspec", "--cases=2", "--no-corpus", "--quiet", f"--out={tmp_path}"]) in (0, 2)
+    said = capfd.readouterr()
+    assert (said.err, "eqspec" in said.out) == ("", True)
+
+
 def test_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from eqcheck.cli import _parsed, _parser
 

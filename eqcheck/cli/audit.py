@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -99,11 +100,15 @@ def add(commands: Commands) -> None:
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
     audit.add_argument("--memory", action="store_true", help=_MEMORY)
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
+    audit.add_argument("--quiet", action="store_true", help="no progress on standard error; results are printed")
+    audit.add_argument("--no-color", action="store_true", help="no colors in the progress; the same as NO_COLOR=1")
     outputs.add(audit)
     audit.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.no_color:
+        os.environ["NO_COLOR"] = "1"
     return execute(Plan.of(options))
 
 
@@ -150,7 +155,9 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     with contextlib.ExitStack() as stack:
         stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
         corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
-        shown = stack.enter_context(progress(plan.json, known_violations.passing(plan.known, decoders, plan.today)))
+        shown = stack.enter_context(
+            progress(plan.json or plan.quiet, known_violations.passing(plan.known, decoders, plan.today))
+        )
         listen = stack.enter_context(outputs.events(plan.ndjson, shown))
         asked = replace(plan.asked, corpus=corpus)
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
@@ -176,7 +183,7 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
 
 def _stage(text: str, plan: Plan) -> None:
     """Say which step begins, for those who watch: torch alone takes seconds."""
-    if text and not plan.json:
+    if text and not plan.json and not plan.quiet:
         print(text, file=sys.stderr, flush=True)
 
 

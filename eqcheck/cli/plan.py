@@ -47,6 +47,7 @@ class Plan:
     known_strict: bool
     allow_known: bool
     json: bool
+    quiet: bool
     junit: Path | None
     ndjson: Path | None
     today: date
@@ -93,6 +94,7 @@ class Plan:
             known_strict=options.known_strict or known_violations.in_ci(),
             allow_known=options.allow_known,
             json=options.json,
+            quiet=options.quiet,
             junit=options.junit,
             ndjson=options.ndjson,
             today=now.date(),
