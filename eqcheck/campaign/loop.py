@@ -14,20 +14,17 @@ from itertools import islice
 from typing import Any
 
 from eqcheck.attribution.state import leaked
-from eqcheck.campaign import events
+from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.escaping import printable
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.text import render
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
-from eqcheck.result.findings import Audit, Finding, Options, OtherCase
+from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
-_OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
 
 
 def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:
@@ -50,7 +47,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     listen(events.Started(decoder.name, first.result.lane, first.lane.total, first.result.families, bool(others)))
     results = [first.collect()]
     for other in others:
-        if not results[0].interrupted:
+        if not (results[0].interrupted or (options.fail_fast is not None and results[0].violations)):
             results.append(other.collect())
     return results
 
@@ -109,7 +106,7 @@ class Campaign:
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
-        self.result.findings = [replace(one, others=_others(self.result, one)) for one in self.result.findings]
+        self.result.findings = [replace(one, others=joining.others(self.result, one)) for one in self.result.findings]
         return result
 
     def _keep_the_rest(self) -> None:
@@ -130,7 +127,7 @@ class Campaign:
     def replay(self) -> None:
         """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            if not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
+            if self.over or not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
             outcome = self._replayed(stored.case)
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
@@ -167,8 +164,8 @@ class Campaign:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
             self.tell(events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
-            if outcome.symptom == HANG and self._gives_up(outcome):
-                self.over = True
+            self.over |= outcome.symptom == HANG and self._gives_up(outcome)
+            if self.over:
                 break
         self.result.version = running.version or self.result.version
         self.result.drawing_s += time.monotonic() - start
@@ -198,6 +195,9 @@ class Campaign:
         """Keep a failing case for later, and store the first of its group before anything else can go wrong."""
         self.pending[id(outcome)] = outcome
         self.gathered += 1
+        passing, claimed = self.result.options.fail_fast, self.result.claims(outcome.case)
+        if passing is not None and claimed and outcome.symptom not in {*passing, *self.result.decoder.known}:
+            self.over = True
         group = self._likeness(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
@@ -288,24 +288,11 @@ class Campaign:
         finding, findings = replace(finding, count=count), self.result.findings
         self.store(finding, looked_into)
         for number, earlier in enumerate(findings):
-            if earlier.standing == finding.standing and (joined := _joined(earlier, finding)):
+            if earlier.standing == finding.standing and (joined := joining.joined(earlier, finding)):
                 findings[number] = replace(joined, count=earlier.count + count)
                 return
         findings.append(finding)
         self.tell(events.Settled, finding)
-
-
-def _joined(earlier: Finding, later: Finding) -> Finding | None:
-    """One of two findings, where they need the same options and have one cause or look alike; an explained one stays.
-
-    Several fingerprints that were read can prove to be one, or `unattributed`.
-    """
-    components = {earlier.explanation.component, later.explanation.component}
-    alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
-    if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
-        return None
-    better = earlier.explanation.component == "unattributed" != later.explanation.component
-    return replace(later if better else earlier, seen=tuple(dict.fromkeys(earlier.seen + later.seen)))
 
 
 @contextmanager
@@ -332,19 +319,3 @@ def _interruptible() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _others(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
-    """The first small cases, as they were drawn, that were read to fail by the cause of a finding."""
-    others: list[OtherCase] = []
-    for outcome in result.outcomes:
-        e = outcome.explanation
-        if e is None or not outcome.failed or e.fingerprint != finding.fingerprint or outcome.case == finding.case:
-            continue
-        case, claimed = outcome.case.to_dict(), result.claims(outcome.case)
-        if len(str(case)) <= _OTHER_LENGTH and claimed == (finding.standing != "discovery"):
-            text = printable(render(e))[:_OTHER_LENGTH]
-            others.append(OtherCase(case, text, e.row, e.token_index, e.expected, e.observed))
-        if len(others) == _OTHERS:
-            break
-    return tuple(others)

@@ -38,6 +38,7 @@ _KNOWN = "a TOML file of violations that are known, each with a link and a last 
 _STRICT = "fail where an entry of --known is past its day or did not occur in 300 cases; on where CI is set"
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _PROFILE = "a fixed draw in place of --cases, --budget, --seed, --max-...: of a date (ci-2026.12), or the newest (ci)"
+_FAIL_FAST = "draw no more cases of a decoder after one that fails and is not known, and explain that"
 _JOBS = "processes (1); several decoders are audited side by side"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
@@ -102,6 +103,7 @@ def add(commands: Commands) -> None:
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     audit.add_argument("--quiet", action="store_true", help="no progress on standard error; results are printed")
     audit.add_argument("--no-color", action="store_true", help="no colors in the progress; the same as NO_COLOR=1")
+    audit.add_argument("--fail-fast", action="store_true", help=_FAIL_FAST)
     outputs.add(audit)
     audit.set_defaults(run=run)
 

@@ -67,6 +67,7 @@ class Plan:
         for spec in specs:
             registry.named(spec)
         now = datetime.now(timezone.utc)
+        known = known_violations.load(options.known) if options.known else ()
         return cls(
             specs=specs,
             asked=Options(
@@ -83,6 +84,9 @@ class Plan:
                 python=options.python or "",
                 memory=options.memory,
                 profile=profile,
+                fail_fast=frozenset(one.fingerprint for one in known if one.until >= now.date())
+                if options.fail_fast
+                else None,
             ),
             target=options.target,
             out=options.out,
@@ -90,7 +94,7 @@ class Plan:
             cluster=options.ray,
             pair=options.pair,
             known_file=options.known,
-            known=known_violations.load(options.known) if options.known else (),
+            known=known,
             known_strict=options.known_strict or known_violations.in_ci(),
             allow_known=options.allow_known,
             json=options.json,

@@ -31,11 +31,12 @@ STANDINGS = {"violations": "violation", "discoveries": "discovery", "inconclusiv
 class Options:
     """The options of an audit: so many cases, or a time budget in seconds, or both (whichever ends first).
 
-    ``families`` stands in for those the decoder claims. ``isolate`` runs the decoder in a worker process, where a case
-    may take ``case_memory`` bytes (None: no limit). ``corpus`` is the folder of cases to run first and to add to; None
-    for none. ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is
-    the Python to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says how
-    many cases each lane draws, and how large. ``block``: so many cases of an engine are under one setting.
+    ``families`` stands in for those the decoder claims. ``isolate``: the decoder is in a worker process, where a case
+    may take ``case_memory`` bytes, if any. ``corpus`` is the folder of cases to run first and to add to; None for none.
+    ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is the Python
+    to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says how many cases
+    each lane draws, and how large. ``block``: so many cases of an engine are under one setting. ``fail_fast``: none is
+    drawn after one that fails, but for these fingerprints; None: all are.
     """
 
     cases: int | None = 300
@@ -53,6 +54,7 @@ class Options:
     memory: bool = False
     profile: Profile | None = None
     block: int = 50
+    fail_fast: frozenset[str] | None = None
 
     def within(self, usual: Bounds) -> Bounds:
         """The ``usual`` bounds of a lane, but for the ones the user gave.
@@ -158,14 +160,13 @@ class Audit:
     Cases were drawn of ``families``; a failure on one of ``claimed_families`` is a violation.
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
-    ``real_pair`` is what the decoder did on trained models, where that was asked, ``evidence`` what its sampled tokens
-    say, if it samples. ``facts`` are what only this lane has
-    to say, by the names of the report; ``files`` are what it adds to the report's folder. ``listed`` are violations
-    that the user lists as known, by fingerprint, ``outdated`` says which of them fail because they are so no longer.
-    ``written`` is the date, ``command`` what was typed; empty where nobody typed it.
+    ``real_pair`` is what the decoder did on trained models, where asked, ``evidence`` what its sampled tokens say.
+    ``facts`` are what only this lane has to say, by the names of the report; ``files`` are what it adds to the report's
+    folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says which of them fail
+    because they are so no longer. ``written`` is the date, ``command`` what was typed, if any.
 
-    ``counted`` are cases that were drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion``
-    are what the evidence is made of; ``telling`` is the case that adds most to it, with the natural logarithm of that.
+    ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up the evidence;
+    ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """
 
     decoder: Decoder
@@ -326,7 +327,7 @@ class Audit:
     @property
     def unseen(self) -> list[str]:
         """Fingerprints declared as known that no case showed."""
-        return [fingerprint for fingerprint in self.decoder.known if fingerprint not in self._shown]
+        return [known for known in self.decoder.known if known not in self._shown]
 
     @property
     def stale(self) -> list[str]:
