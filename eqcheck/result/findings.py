@@ -164,7 +164,6 @@ class Audit:
     ``facts`` are what only this lane has to say, by the names of the report; ``files`` are what it adds to the report's
     folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says which of them fail
     because they are so no longer. ``written`` is the date, ``command`` what was typed, if any.
-
     ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up the evidence;
     ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """
