@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp
 
-.PHONY: audit showcase test test-all tiers test-oldest golden golden-write lint docs bench comparison engines engines-test cluster-test dist release clean
+.PHONY: audit showcase test test-all tiers test-oldest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
@@ -54,6 +54,10 @@ golden: $(VENV)/.installed
 
 golden-write: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write
+
+# The gate on servers of the trained pair: ten planted faults, and right ones (tests/gate_servers/measure.py).
+gate-test: $(VENV)/.installed
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
