@@ -48,6 +48,7 @@ def add(commands: Commands) -> None:
         "--budget", metavar="TIME", type=seconds, help="begin no more requests after this time, such as 60s or 10m"
     )
     gate.add_argument("--out", metavar="DIR", type=Path, help="write gate.json and gate.html there")
+    gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
     gate.add_argument("--json", action="store_true", help="print the report as JSON")
     gate.set_defaults(run=run)
@@ -56,7 +57,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a gate; returns the exit code."""
     from eqcheck.gate.prompts import drawn, read
-    from eqcheck.gate.report import built, page_of, text_of
+    from eqcheck.gate.report import built, compared, earlier, page_of, text_of
     from eqcheck.gate.run import Gate, Settings
     from eqcheck.gate.servers import Server
 
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         options.budget,
     )
     prompts = read(options.prompts) if options.prompts else drawn(settings.requests, settings.seed)
+    before = earlier(options.baseline) if options.baseline else None
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     servers = [Server(getattr(options, role), role) for role in ("speculative", "plain")]
@@ -88,7 +90,11 @@ def run(options: argparse.Namespace) -> int:
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
         _write(options.out / "gate.html", page_of(report, gaps))
-    say(json.dumps(report) if options.json else printable(text_of(report)))
+    say(
+        json.dumps(report)
+        if options.json
+        else printable(text_of(report) + (compared(report, before) if before else ""))
+    )
     return _CODES[report["verdict"]]
 
 

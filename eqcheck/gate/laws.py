@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from eqcheck.gate.servers import LIKELIEST, LIKELIEST_SAMPLED
 
 if TYPE_CHECKING:
+    from eqcheck.gate.answers import Scored
     from eqcheck.gate.rows import Row
-    from eqcheck.gate.servers import Scored
 
 LEAST_REST = 1e-9
 
@@ -54,7 +54,7 @@ def law_of(place: Scored, temperature: float, count: int = LIKELIEST) -> tuple[l
     must not depend on the token. Below a temperature of 1 the rest has the greatest probability that it can have, so no
     true probability is greater than ``1 + bound`` times the one here.
 
-    >>> from eqcheck.gate.servers import Scored
+    >>> from eqcheck.gate.answers import Scored
     >>> half = math.log(0.5)
     >>> ids, law, unknown = law_of(Scored(1, half, 1, {1: half, 2: math.log(0.25)}), 1.0)
     >>> ids, [round(p, 6) for p in law], unknown

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from eqcheck.contract.escaping import printable
+from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
 from eqcheck.gate.cause import EditCause, cause
@@ -47,6 +49,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
             "decides": CROSSES,
             "exceeding": sum(row.beyond(gate.threshold) is not None for row in _greedy(gate)),
         },
+        "too_long": gate.too_long,
         "lacking": gate.lacking if gate.verdict == "inconclusive" else 0,
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
@@ -213,6 +216,8 @@ def text_of(report: Mapping[str, Any]) -> str:
         lines.append(f"  speed: {speed['speculative'] / speed['plain']:.2f} times the plain server's{accepted}")
     retried = {role: calls["retried"] for role, calls in report["calls"].items() if calls["retried"]}
     lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]
+    if report["too_long"]:
+        lines.append(f"  {report['too_long']} prompts were left out: the context does not hold them")
     if report["stops_heeded"] is False:
         lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
     if report["verdict"] == "inconclusive":
@@ -239,6 +244,29 @@ def _why_not(report: Mapping[str, Any]) -> str:
     if report["noise"]["visible"] < 0.25:
         return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
     return "  one row ends as no row of the plain server does; more requests would tell"
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """The report of an earlier gate; `UsageError` for a file that is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--baseline {path}: cannot be read: {one_line(str(error), 200)}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UsageError(f"--baseline {path}: expected the gate.json of a gate, in the format {FORMAT}")
+    return data
+
+
+def compared(report: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """This gate beside an earlier one, a line for each figure that both have."""
+    lines = [f"\n\nBaseline: {one_line(str(before.get('verdict')), 20)} then, {report['verdict']} now"]
+    for name, part in (("threshold", ""), ("speed", "speculative"), ("speed", "plain"), ("acceptance", "")):
+        then, now = before.get(name), report[name]
+        if part:
+            then, now = then.get(part) if isinstance(then, dict) else None, now.get(part)
+        if isinstance(then, int | float) and isinstance(now, int | float):
+            lines.append(f"  {f'{name}, {part}' if part else name}: {then:.3g} then, {now:.3g} now")
+    return "\n".join(lines)
 
 
 def page_of(report: Mapping[str, Any], gaps: Mapping[str, Sequence[float]]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eqcheck.gate.servers import Completed, Scored, Wanted
+from eqcheck.gate.answers import Scored
+from eqcheck.gate.servers import Completed, Wanted
 
 ENDS = ("over-length", "past-eos", "premature-stop")
 """The kinds of ends that no right server gives."""

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.contract.errors import UsageError
+from eqcheck.gate.answers import ServerError
 from eqcheck.gate.evidence import CROSSES, Exceedances, needed, step, together
 from eqcheck.gate.laws import SampledRows
 from eqcheck.gate.prompts import Prompt
 from eqcheck.gate.rows import Row, Speed
-from eqcheck.gate.servers import LIKELIEST_SAMPLED, Server, ServerError, Wanted
+from eqcheck.gate.servers import LIKELIEST_SAMPLED, Server, Wanted
 
+SAMPLE_TEXTS = ("The quick brown fox, 12345.", "def main():\n    return 0")  # tokenizers are compared on these
 SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
 FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
 STOPPED_IN = 4  # every so many requests has a stop
@@ -58,6 +60,7 @@ class Gate:
     interrupted: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
     drafted: dict[str, float] = field(default_factory=dict)
+    too_long: int = 0  # prompts that the context cannot hold
 
     def run(self) -> None:
         """Decode and score chunks of requests."""
@@ -65,7 +68,10 @@ class Gate:
             raise UsageError("prompts: expected at least one")
         if self.settings.temperature:
             self.plain.likeliest = LIKELIEST_SAMPLED
+        self._fit()
         self._same_model()
+        bets = ("all", *(f"{number} at once" for number in self.settings.concurrency))
+        self.bets = {name: Exceedances() for name in bets}  # all from the start: their weights may not depend on rows
         before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
         chunk, asked = 0, 0
         try:
@@ -150,6 +156,24 @@ class Gate:
         few = self.lacking > 0 or self.visible < LEAST_VISIBLE or sum(self.wrong_ends.values()) > 0
         return "inconclusive" if few or self.interrupted else "equivalent"
 
+    def _fit(self) -> None:
+        """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""
+        prompts = self.plain.each(self._ids, self.prompts, max(self.settings.concurrency))
+        room = (one.longest for one in (self.plain, self.speculative) if one.longest is not None)
+        most = min(room, default=None)
+        limit = self.settings.max_tokens + 1  # the referee asks for a token more
+        kept = [one for one in prompts if most is None or isinstance(one, str) or len(one) + limit <= most]
+        self.too_long = len(prompts) - len(kept)
+        if not kept:
+            raise UsageError(
+                f"prompts: none of {len(prompts)} fits into the context of {most} with {limit} tokens behind it; lower "
+                "--max-tokens"
+            )
+        self.prompts = kept
+
+    def _ids(self, prompt: Prompt) -> Prompt:
+        return self.plain.tokenized(prompt) or prompt if isinstance(prompt, str) else prompt
+
     def _same_model(self) -> None:
         """Raise where the plain server speculates, or where first tokens show that the models differ."""
         drafts = self.plain.metrics().get("num_draft_tokens", 0.0)
@@ -158,8 +182,7 @@ class Gate:
                 f"--plain {self.plain.url}: it speculates ({drafts:.0f} draft tokens); start it without a draft"
             )
         prompts = self.prompts[:SAME_MODEL]
-        text = next((prompt for prompt in prompts if isinstance(prompt, str)), None)
-        if text is not None:
+        for text in SAMPLE_TEXTS:
             ids = self.speculative.tokenized(text), self.plain.tokenized(text)
             if None not in ids and ids[0] != ids[1]:
                 raise ServerError(f"the servers have different tokenizers: {text[:40]!r} is {ids[0]} and {ids[1]}")
@@ -188,7 +211,7 @@ class Gate:
         self.control += [*first, *second]
         self._measure([*first, *second])
         for name in ("all", f"{at_once} at once"):
-            bet = self.bets.setdefault(name, Exceedances())
+            bet = self.bets[name]
             bet.floor, bet.control = (
                 max(self.floor, self.noise),
                 [*bet.control, *(row.gap for row in (*first, *second))],
@@ -218,11 +241,6 @@ class Gate:
         rng = random.Random(f"eqcheck gate {self.settings.seed} request {number}")
         limit = rng.randint(max(1, self.settings.max_tokens // 2), self.settings.max_tokens)
         prompt = self.prompts[number % len(self.prompts)]
-        if self.plain.longest is not None and len(prompt) + limit >= self.plain.longest and not isinstance(prompt, str):
-            raise UsageError(
-                f"prompt {number % len(self.prompts)} has {len(prompt)} tokens and asks for {limit}, the context holds "
-                f"{self.plain.longest}; leave it out, or lower --max-tokens"
-            )
         if self.settings.temperature and number % 2:
             return Wanted(prompt, limit, self.settings.temperature, rng.getrandbits(31))
         return Wanted(prompt, limit)

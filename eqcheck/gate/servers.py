@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
+from eqcheck.gate.answers import Scored, ServerError, as_ids, as_list, as_number, first_law, listed, place_of, tokens_of
 
 if TYPE_CHECKING:
     import httpx
@@ -30,10 +31,6 @@ LARGEST = 64 * 2**20  # bytes of an answer
 RETRIED = (408, 429, 500, 502, 503, 504)
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-class ServerError(UsageError):
-    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +63,6 @@ class Completed:
     scores: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A token as the referee sees it: its log-probability, the likeliest token, and the log-probabilities it tells."""
-
-    token: int
-    score: float
-    best: int
-    likeliest: Mapping[int, float]
-
-    @property
-    def gap(self) -> float:
-        """By how many nats the referee prefers its own token."""
-        return max(0.0, self.likeliest[self.best] - self.score)
-
-
 class Server:
     """One server. Calls that fail for a while are made again, and counted in ``retried``; ``calls`` counts all.
 
@@ -102,13 +84,13 @@ class Server:
         self._httpx, self._lock = httpx, threading.Lock()
         self.calls = self.retried = 0
         self.answers: Counter[int | str] = Counter()
-        self.seconds = 0.0
-        served = _listed(self._call("GET", "/models"), "data", f"{self.url}/models")
+        self.seconds, self.model = 0.0, ""
+        served = listed(self._call("GET", "/models"), "data", f"{self.url}/models")
         if not served or not isinstance(served[0], dict) or not isinstance(served[0].get("id"), str):
             raise ServerError(
                 f"{self.url}/models: expected a list of models in 'data', got {one_line(str(served), 200)}"
             )
-        self.model: str = served[0]["id"]
+        self.model = served[0]["id"]
         longest = served[0].get("max_model_len")
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
         self.likeliest = LIKELIEST
@@ -123,8 +105,8 @@ class Server:
         """The row's new tokens. Raises `ServerError` where the server returns text without ids."""
         place = f"{self.url}/completions"
         choice = self._choice(asked.body(self.model))
-        tokens, scores = _tokens(choice, place)
-        prompt = asked.prompt if not isinstance(asked.prompt, str) else _ids(choice.get("prompt_token_ids"))
+        tokens, scores = tokens_of(choice, place)
+        prompt = asked.prompt if not isinstance(asked.prompt, str) else as_ids(choice.get("prompt_token_ids"))
         if prompt is None or tokens is None:
             missing = "the prompt's" if tokens is not None else "token"
             raise ServerError(
@@ -165,7 +147,7 @@ class Server:
             answer = self._call("POST", "/tokenize", {"model": self.model, "prompt": text, "content": text}, root=True)
         except ServerError:
             return None
-        return _ids(answer.get("tokens")) if isinstance(answer, dict) else None
+        return as_ids(answer.get("tokens")) if isinstance(answer, dict) else None
 
     def metrics(self) -> dict[str, float]:
         """The server's counts of draft tokens and accepted ones, empty where it does not tell."""
@@ -189,7 +171,7 @@ class Server:
 
     def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
         place = f"{self.url}/completions"
-        choices = _listed(self._call("POST", "/completions", body), "choices", place)
+        choices = listed(self._call("POST", "/completions", body), "choices", place)
         if not choices or not isinstance(choices[0], dict):
             raise ServerError(f"{place}: expected an answer with one of 'choices', got {one_line(str(choices), 200)}")
         return choices[0]
@@ -202,9 +184,9 @@ class Server:
             try:
                 answer = self._client.request(method, url, json=body)
                 status: int | str = answer.status_code
-            except self._httpx.ConnectError as error:
-                raise ServerError(f"{url}: no server answers: {one_line(str(error), 200)}") from None
             except self._httpx.HTTPError as error:
+                if isinstance(error, self._httpx.ConnectError) and not self.model:
+                    raise ServerError(f"{url}: no server answers: {one_line(str(error), 200)}") from None
                 answer, status = None, type(error).__name__
             except ValueError as error:  # an address that is none
                 raise ServerError(f"{url}: {one_line(str(error), 200)}") from None
@@ -227,63 +209,10 @@ class Server:
             raise ServerError(f"{url}: an answer of {len(answer.content)} bytes, expected {LARGEST} at most")
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             if url.endswith("/metrics"):
                 return answer.text
             raise ServerError(f"{url}: expected JSON, got {one_line(answer.text, 200)!r}") from None
-
-
-def _listed(answer: Any, name: str, place: str) -> list[Any]:
-    found = answer.get(name) if isinstance(answer, dict) else None
-    if not isinstance(found, list):
-        raise ServerError(f"{place}: expected an object with a list {name!r}, got {one_line(str(answer), 200)}")
-    return found
-
-
-def _ids(value: Any) -> tuple[int, ...] | None:
-    """Token ids, or None where they are none."""
-    whole = isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)
-    return tuple(value) if whole else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and value == value else None
-
-
-def _id_of(key: Any) -> int | None:
-    """The id in ``token_id:7`` or ``7``, as servers write it."""
-    digits = str(key).removeprefix("token_id:")
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
-
-
-def _tokens(choice: Mapping[str, Any], place: str) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """The new tokens' ids and log-probabilities, each None where it is not told."""
-    told = choice.get("logprobs")
-    told = told if isinstance(told, dict) else {}
-    tokens = _ids(choice.get("token_ids"))
-    if tokens is None:
-        named = [_id_of(name) for name in told.get("tokens") or [] if str(name).startswith("token_id:")]
-        tokens = tuple(one for one in named if one is not None) if named and None not in named else None
-    scores = [_number(value) for value in told.get("token_logprobs") or []]
-    if tokens is None or len(scores) != len(tokens):
-        return tokens, None
-    return tokens, tuple(score for score in scores if score is not None) if None not in scores else None
-
-
-def _place(token: int, score: float | None, likeliest: Mapping[Any, Any], place: str) -> Scored:
-    """A place of the referee. The token's own score may stand among those of the likeliest."""
-    scores: dict[int, float] = {}
-    for key, value in likeliest.items():
-        number, each = _id_of(key), _number(value.get("logprob") if isinstance(value, dict) else value)
-        if number is not None and each is not None:
-            scores[number] = each
-    score = scores.get(token) if score is None else score
-    if score is None or not scores:
-        raise ServerError(
-            f"{place}: expected the log-probability of token {token}, got {one_line(str(likeliest), 200)}"
-        )
-    scores.setdefault(token, score)
-    return Scored(token, score, max(scores, key=lambda one: (scores[one], one == token)), scores)
 
 
 def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
@@ -295,7 +224,7 @@ def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> 
         raise ServerError(f"{place}: expected {len(prompt) + len(tokens)} places, got {one_line(str(told), 100)}")
     behind = told[len(prompt) :]
     return [
-        _place(token, None, each if isinstance(each, dict) else {}, place)
+        place_of(token, None, each if isinstance(each, dict) else {}, place)
         for token, each in zip(tokens, behind, strict=True)
     ]
 
@@ -306,24 +235,28 @@ def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> li
     body = Wanted((*prompt, *tokens), 1).body(server.model) | {"echo": True, "logprobs": server.likeliest}
     told = server._choice(body).get("logprobs")
     told = told if isinstance(told, dict) else {}
-    scores, likeliest = told.get("token_logprobs") or [], told.get("top_logprobs") or []
+    scores, likeliest = as_list(told.get("token_logprobs")), as_list(told.get("top_logprobs"))
     first, last = len(prompt), len(prompt) + len(tokens)
     if len(scores) < last or len(likeliest) < last:
         raise ServerError(f"{place}: expected {last} places or more, got {len(scores)}")
     return [
-        _place(token, _number(scores[at]), likeliest[at] if isinstance(likeliest[at], dict) else {}, place)
+        place_of(token, as_number(scores[at]), likeliest[at] if isinstance(likeliest[at], dict) else {}, place)
         for token, at in zip(tokens, range(first, last), strict=True)
     ]
 
 
 def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """A call for each place, behind the true beginning; a prefix cache makes it cheap."""
+    """A call for each place, behind the true beginning; a prefix cache makes it cheap.
+
+    A token that is not among the likeliest is taken to lie as deep as the last of them: its gap is at least so much.
+    """
     place, places = f"{server.url}/completions (a token at a time)", []
     for at, token in enumerate(tokens):
         body = Wanted((*prompt, *tokens[:at]), 1).body(server.model) | {"logprobs": server.likeliest}
         told = server._choice(body).get("logprobs")
-        likeliest = (told.get("top_logprobs") or [{}])[0] if isinstance(told, dict) else {}
-        places.append(_place(token, None, likeliest if isinstance(likeliest, dict) else {}, place))
+        likeliest = first_law(told if isinstance(told, dict) else {})
+        least = min(likeliest.values(), default=None)
+        places.append(place_of(token, likeliest.get(token, least), likeliest, place))
     return places
 
 

@@ -1,0 +1,260 @@
+"""The gate against servers that are down, torn, hostile or of another model: one line each, and never a violation."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from eqcheck.cli import main
+
+Body: TypeAlias = "dict[str, Any]"
+VOCABULARY, CONTEXT = 40, 300
+SMALL = ("--requests", "24", "--max-tokens", "12", "--concurrency", "1,4")
+
+
+@cache
+def law(model: int, last: tuple[int, ...]) -> tuple[float, ...]:
+    rng = random.Random(f"{model} {last}")
+    scores = [4 * rng.random() for _ in range(VOCABULARY)]
+    total = math.log(sum(map(math.exp, scores)))
+    return tuple(score - total for score in scores)
+
+
+@cache
+def best(law: tuple[float, ...]) -> list[int]:
+    return sorted(range(VOCABULARY), key=lambda one: -law[one])[:5]
+
+
+class Toy:
+    """A server of a toy model: the law of the next token is drawn by the last two tokens. ``twist`` changes answers."""
+
+    def __init__(
+        self, *, model: int = 0, key: str = "", failing: int = 0, twist: Callable[[Body, Body], Any] | None = None
+    ) -> None:
+        self.model, self.key, self.failing, self.twist = model, key, failing, twist
+        self.calls = 0
+        self.heard: list[str] = []
+
+    def law(self, ids: list[int]) -> tuple[float, ...]:
+        return law(self.model, tuple(ids[-2:]))
+
+    def answer(self, path: str, asked: Body) -> tuple[int, Any]:
+        self.calls += 1
+        if self.failing and self.calls % self.failing == 0:
+            return (429, 500)[self.calls % 2], {"error": "busy"}
+        if path == "/tokenize":
+            return 200, {"tokens": [ord(letter) % VOCABULARY for letter in asked["prompt"]]}
+        if path != "/v1/completions":
+            return 404, {"error": "no such path"}
+        prompt = asked["prompt"]
+        ids = [ord(letter) % VOCABULARY for letter in prompt] if isinstance(prompt, str) else list(prompt)
+        if len(ids) + asked["max_tokens"] > CONTEXT:
+            return 400, {"error": f"the context holds {CONTEXT} tokens"}
+        made = self.completion(ids, asked)
+        return 200, self.twist(asked, made) if self.twist else made
+
+    def completion(self, ids: list[int], asked: Body) -> Body:
+        tokens: list[int] = []
+        laws: list[tuple[float, ...]] = []
+        for _ in range(asked["max_tokens"]):
+            laws.append(self.law(ids + tokens))
+            tokens.append(best(laws[-1])[0])
+            if tokens[-1] in asked.get("stop_token_ids", ()):
+                break
+        ended = bool(tokens) and tokens[-1] in asked.get("stop_token_ids", ())
+        choice: Body = {"text": "?" * len(tokens), "finish_reason": "stop" if ended else "length"}
+        choice |= {"token_ids": tokens, "prompt_token_ids": ids}
+        choice["logprobs"] = {
+            "tokens": [f"token_id:{token}" for token in tokens],
+            "token_logprobs": [law[token] for law, token in zip(laws, tokens, strict=True)],
+            "top_logprobs": [self.top(law, token, "token_id:") for law, token in zip(laws, tokens, strict=True)],
+        }
+        if asked.get("prompt_logprobs"):
+            places = [(self.law(ids[:at]), ids[at]) for at in range(1, len(ids))]
+            choice["prompt_logprobs"] = [None] + [
+                {name: {"logprob": value} for name, value in self.top(law, token, "").items()} for law, token in places
+            ]
+        return {"choices": [choice]}
+
+    def top(self, law: tuple[float, ...], token: int, prefix: str) -> dict[str, float]:
+        return {f"{prefix}{one}": law[one] for one in [*best(law), token]}
+
+
+@contextmanager
+def serving(toy: Toy) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served = {"data": [{"id": f"toy {toy.model}", "max_model_len": CONTEXT}]}
+            self._send(*((200, served) if self.path == "/v1/models" else (404, {})))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            toy.heard.append(self.headers.get("Authorization", ""))
+            if toy.key and toy.heard[-1] != f"Bearer {toy.key}":
+                self._send(401, {"error": "no"})
+            else:
+                self._send(*toy.answer(self.path, json.loads(body)))
+
+        def _send(self, status: int, data: Any) -> None:
+            sent = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def gate(speculative: Toy, plain: Toy, *options: str) -> int:
+    with serving(speculative) as one, serving(plain) as other:
+        return main(["gate", "--speculative", one, "--plain", other, *SMALL, *options])
+
+
+def with_choice(**changes: Any) -> Callable[[Body, Body], Any]:
+    """Each answer's choice with other values."""
+    return lambda asked, made: {"choices": [made["choices"][0] | changes]}
+
+
+def wrong(asked: Body, made: Body) -> Body:
+    """Every seventh token of a row is the id behind the right one; scores are left as they are."""
+    if asked.get("prompt_logprobs"):
+        return made
+    tokens = made["choices"][0]["token_ids"]
+    tokens[6::7] = [(token + 1) % VOCABULARY for token in tokens[6::7]]
+    return made
+
+
+def test_two_right_servers_and_a_wrong_one(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--requests", "96", "--max-tokens", "32", "--json")
+    assert gate(Toy(), Toy(), *more) == 0
+    assert json.loads(capsys.readouterr().out)["violations"] == []
+    assert gate(Toy(twist=wrong), Toy(), *more) == 1
+    (violation,) = json.loads(capsys.readouterr().out)["violations"]
+    assert violation["first"]["token_index"] in range(6, 32, 7)
+    assert violation["first"]["gap"] > 0
+
+
+def test_too_few_tokens_say_how_many_more_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(Toy(), Toy(), "--requests", "8") == 2
+    assert "more" in capsys.readouterr().out
+
+
+def test_calls_that_fail_for_a_while_are_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(Toy(failing=10), Toy(failing=10), "--requests", "96", "--max-tokens", "32") == 0
+    assert "again" in capsys.readouterr().out
+
+
+def test_a_refused_key_is_told_and_no_key_is_ever_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EQCHECK_API_KEY", "wrong-secret")
+    assert gate(Toy(key="right"), Toy(key="right")) == 4
+    said = capsys.readouterr()
+    assert "EQCHECK_API_KEY" in said.err
+    monkeypatch.setenv("EQCHECK_API_KEY", "right-secret")
+    toys = Toy(key="right-secret", twist=wrong), Toy(key="right-secret")
+    assert gate(*toys, "--requests", "96", "--max-tokens", "32", "--out", str(tmp_path)) == 1
+    later = capsys.readouterr()
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    assert not any("secret" in text for text in (said.out, said.err, later.out, later.err, *written))
+
+
+def test_prompts_are_left_out_of_a_redacted_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [37, 3, 31, 5, 29, 7]
+    (tmp_path / "mine.jsonl").write_text(f'{{"prompt": {ids}}}\n' * 3)
+    options = (
+        "--requests",
+        "96",
+        "--max-tokens",
+        "32",
+        "--prompts",
+        str(tmp_path / "mine.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    shown = str(ids)[1:-1]
+    for redact in ((), ("--redact",)):
+        assert gate(Toy(twist=wrong), Toy(), *options, *redact) == 1
+        said = [capsys.readouterr().out, *(path.read_text() for path in (tmp_path / "out").iterdir())]
+        assert any(shown in text for text in said) == (not redact)
+
+
+def nested(asked: Body, made: Body) -> bytes:
+    return b'{"choices": ' + b"[" * 200_000
+
+
+TWISTS: dict[str, Callable[[Body, Body], Any]] = {
+    "text alone": with_choice(token_ids=None, prompt_token_ids=None, logprobs=None),
+    "no choices": lambda asked, made: {"choices": []},
+    "a list": lambda asked, made: [1, 2],
+    "not JSON": lambda asked, made: b"<html>",
+    "nested": nested,
+    "ids as text": with_choice(token_ids=["a"], logprobs={"tokens": 7, "token_logprobs": 8, "top_logprobs": 9}),
+    "huge ids": with_choice(token_ids=[2**70], logprobs=None),
+    "no scores": with_choice(logprobs=None, prompt_logprobs=None),
+    "scores of wrong types": with_choice(
+        logprobs={"tokens": [[]], "top_logprobs": "x"}, prompt_logprobs=[1, {}, "x"] * 40
+    ),
+    "scores that are no numbers": with_choice(prompt_logprobs=[{"1": {"logprob": float("nan")}}] * 20, logprobs=None),
+}
+
+
+@pytest.mark.parametrize("twist", TWISTS)
+@pytest.mark.parametrize("side", ["speculative", "plain"])
+def test_a_hostile_answer_is_one_line(twist: str, side: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = Toy(twist=TWISTS[twist]), Toy()
+    code = gate(bad, good) if side == "speculative" else gate(good, bad)
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    if side == "speculative" and "scores" in twist:  # nobody asks it for scores
+        assert code in (0, 2, 4)
+        return
+    assert code in (4, 5), said.out
+    (line,) = (line for line in said.err.splitlines() if line.startswith("eqcheck: "))
+    assert "http://127.0.0.1" in line
+
+
+def test_a_baseline_is_an_earlier_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(Toy(), Toy(), "--out", str(tmp_path)) == 2
+    assert gate(Toy(), Toy(), "--baseline", str(tmp_path / "gate.json")) == 2
+    assert "Baseline: inconclusive then, inconclusive now" in capsys.readouterr().out
+    (tmp_path / "other.json").write_text("[" * 100_000)
+    assert gate(Toy(), Toy(), "--baseline", str(tmp_path / "other.json")) == 4
+    assert "--baseline" in capsys.readouterr().err
+
+
+def test_two_models_are_told_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(Toy(model=1), Toy(model=2)) == 4
+    assert "different models" in capsys.readouterr().err
+
+
+def test_a_prompt_longer_than_the_context_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "long.txt").write_text("ab" * CONTEXT + "\n")
+    assert gate(Toy(), Toy(), "--prompts", str(tmp_path / "long.txt")) == 4
+    assert "context" in capsys.readouterr().err
+
+
+def test_a_server_that_is_down_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Toy()) as url:
+        assert main(["gate", "--speculative", "http://127.0.0.1:9/v1", "--plain", url]) in (4, 5)
+    assert "127.0.0.1:9" in capsys.readouterr().err
