@@ -26,7 +26,8 @@ class Equivalence:
     one, of the same server without speculation; they serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck
     checkpoint write`). A base class that starts the server may set these names.
 
-    The first test audits ``cases`` cases, which takes about ``est_time`` seconds, and all tests share the result.
+    The first test audits the cases of a ``profile``, or so many ``cases`` where that is set, and all tests share the
+    result. ``est_time`` is how many seconds that takes a decoder that needs no engine; set your own.
     ``known`` is the path of a TOML file of violations that are known. A test is switched off by its name:
     ``test_options = None``.
 
@@ -41,7 +42,8 @@ class Equivalence:
     plain_url: str
     checkpoint: str
     dtype: str
-    cases: ClassVar[int] = 200
+    profile: ClassVar[str] = "ci"
+    cases: ClassVar[int | None] = None
     known: ClassVar[str] = ""
     est_time: ClassVar[int] = 30
 
@@ -102,12 +104,18 @@ class Equivalence:
 
     @classmethod
     def _audit_now(cls) -> Audit:
+        from eqcheck import __version__
         from eqcheck.campaign.loop import audit
+        from eqcheck.contract import profiles
         from eqcheck.contract.known_violations import in_ci, load
         from eqcheck.result.findings import Options
 
+        options = Options(cases=cls.cases)
+        if cls.cases is None:
+            drawn = profiles.profile(cls.profile, __version__)
+            options = Options(profile=drawn, budget=drawn.budget, seed=drawn.seed, jobs=drawn.jobs)
         with mock.patch.dict(os.environ, cls._environment()):
-            result = audit(cls._decoder(), Options(cases=cls.cases))
+            result = audit(cls._decoder(), options)
         entries = load(Path(cls.known)) if cls.known else ()
         result.list_known(entries, datetime.now(timezone.utc).date(), in_ci())
         return result
@@ -149,10 +157,11 @@ class Equivalence:
 
     def _command(self, decoder: Decoder) -> str:
         """The command that has the same cases decoded again, and makes a report."""
+        drawn = ["--profile", self.profile] if self.cases is None else ["--cases", str(self.cases)]
         if not decoder.spec:
-            return f"this test; a decoder that a SPEC names can be audited: eqcheck audit SPEC --cases {self.cases}"
+            return f"this test; a decoder that a SPEC names can be audited: eqcheck audit SPEC {' '.join(drawn)}"
         variables = [f"{name}={shlex.quote(value)}" for name, value in self._environment().items()]
-        return " ".join([*variables, shlex.join(["eqcheck", "audit", decoder.spec, "--cases", str(self.cases)])])
+        return " ".join([*variables, shlex.join(["eqcheck", "audit", decoder.spec, *drawn])])
 
 
 def _versioned(url: str) -> str:

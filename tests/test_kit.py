@@ -76,6 +76,14 @@ def test_both_runners_have_its_tests_but_those_switched_off(tmp_path: Path, comm
     assert done.returncode == 0, said
 
 
+def test_its_cases_are_those_of_the_profile() -> None:
+    class Profiled(Equivalence):
+        adapter = short
+
+    with pytest.raises(AssertionError, match=r"of 200 cases[^$]*eqcheck audit SPEC --profile ci"):
+        Profiled().test_ends()
+
+
 def test_a_server_is_named_by_its_address() -> None:
     with serving() as url:  # which tells one reason for every end
 
