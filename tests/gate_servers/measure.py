@@ -34,7 +34,7 @@ KINDS = {  # names that are true of each fault
     "limit-passed": {"over-length"},
     "stop-passed-over": {"past-eos", "ignored-option"},
     "wrong-law": {"stray-law", "bonus-law", "correction-law", "residual"},
-    "greedy-beside-sampled": {"row-options"},
+    "greedy-beside-sampled": {"greedy-drawn"},
 }
 UNNAMED = "unattributed"
 SAMPLED = ("wrong-law", "greedy-beside-sampled")
