@@ -44,7 +44,13 @@ FULL = Case(
 OTHER: dict[str, Any] = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(Case)}
 OTHER["agreement"] = 0.5
 OTHER |= {"cache_state": "pads-nan", "prefill_chunk": 3, "prefix_length": 1, "arrivals": (2,), "before": (FULL,)}
-OTHER |= {"tree": ((((0, 0),),),), "paths": (((0,),),), "stop_sequences": (((3, 4),),)}
+OTHER |= {
+    "tree": ((((0, 0),),),),
+    "paths": (((0,),),),
+    "stop_sequences": (((3, 4),),),
+    "logprobs": True,
+    "cancel_after": (2,),
+}
 STATES = {
     "prefill_chunk": "chunked",
     "prefix_length": "prefix",
@@ -81,7 +87,14 @@ def test_no_field_is_forgotten(name: str) -> None:
 
 
 def test_a_stored_case_says_its_format_and_defaults_may_be_left_out() -> None:
-    assert set(FULL.to_dict()) == {"format", *OTHER} - {"cache_state", "before", "stop_sequences", *STATES}
+    assert set(FULL.to_dict()) == {"format", *OTHER} - {
+        "cache_state",
+        "before",
+        "stop_sequences",
+        "logprobs",
+        "cancel_after",
+        *STATES,
+    }
     assert FULL.to_dict()["format"] == "eqcheck-case/1"
     assert Case.from_dict(MINIMAL) == Case(prompts=((1,),))
 

@@ -104,9 +104,12 @@ def test_the_list_says_in_which_dtype_and_on_which_checkpoints(capsys: pytest.Ca
     assert "full, window" in line
 
 
-@pytest.mark.parametrize(("dtype", "lanes"), [("bfloat16", 1), ("float16", 1), ("float32", 2)])
-def test_no_row_is_sampled_in_less_than_float32(dtype: str, lanes: int) -> None:
-    @decoder(name="samples", checkpoints=True, dtype=dtype, capabilities=("temperature",))
+@pytest.mark.parametrize(
+    ("dtype", "kind", "lanes"),
+    [("bfloat16", "window", 1), ("float16", "window", 1), ("float32", "window", 2), ("bfloat16", "full", 2)],
+)
+def test_rows_sample_in_less_than_float32_where_laws_are_exact(dtype: str, kind: str, lanes: int) -> None:
+    @decoder(name="samples", checkpoints=True, dtype=dtype, kinds=(kind,), capabilities=("temperature",))
     def samples(target: object, draft: object, request: object) -> list[list[int]]:
         return []
 

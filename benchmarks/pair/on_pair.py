@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from benchmarks import pair
-from eqcheck.contract.decoders import Decoder, Generate, Request
+from eqcheck.contract.decoders import Decoder, Generate, Request, RowOptions
 from eqcheck.contract.requirements import barred, without_ids
 from eqcheck.decoding.harness import answered
 from eqcheck.decoding.run import Truth
@@ -58,6 +59,10 @@ class PairCase:
     @property
     def alone(self) -> PairCase:
         return self
+
+    @property
+    def options(self) -> Sequence[RowOptions]:
+        return self.asked.rows
 
     @property
     def prompts(self) -> list[list[int]]:

@@ -41,7 +41,8 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 class EngineCases:
     """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
-    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token.
+    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. ``block``:
+    the cases of a block, `BLOCK` if it is None.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
@@ -54,7 +55,7 @@ class EngineCases:
     kinds: tuple[str, ...] = ("full",)
     bounds: Bounds = SERVED
     varied: bool = False
-    block: int = BLOCK
+    block: int | None = None
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -62,12 +63,13 @@ class EngineCases:
 
     def case(self, number: int) -> EngineCase:
         """One of the cases; those of a block share the engine's settings, but for the last, which reach far."""
-        block, place = divmod(number, self.block)
+        cases = BLOCK if self.block is None else self.block
+        block, place = divmod(number, cases)
         settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
         stem = random.Random(f"eqcheck {self.seed} beginning {block}")
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
-        if place < self.block - REACHING or not far:
+        if place < cases - REACHING or not far:
             case = self._case(rng, settings, beginning)
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} stops {number}")
