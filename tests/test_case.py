@@ -259,8 +259,8 @@ def test_drawn_cases_cover_everything() -> None:
     explore()
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
     trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
-    stops = {"stopped", "stop_in_prompt"}  # the same; `tests/test_completions.py` sees them
-    assert set(raised) | seldom | trees | stops == set(TRANSPARENT.counters)
+    ends = {"stops", "stopped", "stop_in_prompt", "to_cancel", "cancelled", "finish_reason", "usage", "logprobs"}
+    assert set(raised) | seldom | trees | ends == set(TRANSPARENT.counters)  # `tests/test_completions.py` sees the ends
 
 
 ROUNDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)

@@ -13,6 +13,7 @@ from typing import Any
 
 from eqcheck.case import engine
 from eqcheck.checkpoints import builder
+from eqcheck.checkpoints.models import known
 from eqcheck.lanes.checkpoint.script import ENGINE
 
 REPORTS = Path(__file__).parents[1] / "reports"
@@ -54,7 +55,8 @@ def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Pat
     assert len(plain["report"]["violations"]) > 1
     stored = [json.loads(path.read_text())["case"] for path in REPORTS.glob("*/cases/*.json")]
     named = {case["checkpoint"] for case in stored if "checkpoint" in case}
-    assert named == {plain["checkpoint"]}, "the committed cases are for other weights"
+    assert plain["checkpoint"] in named
+    assert all(map(known, named)), "the committed cases are for other weights"
 
 
 def test_the_committed_scripts_build_the_same_weights() -> None:
