@@ -22,7 +22,7 @@ class Draw:
     lane: str
     cases: int
     bounds: Bounds
-    block: int = 50
+    block: int | None = None
 
 
 @dataclass(frozen=True)

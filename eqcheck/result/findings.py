@@ -53,7 +53,7 @@ class Options:
     python: str = ""
     memory: bool = False
     profile: Profile | None = None
-    block: int = 50
+    block: int | None = None
     fail_fast: frozenset[str] | None = None
 
     def within(self, usual: Bounds) -> Bounds:
