@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp
 
-.PHONY: audit showcase test test-all tiers test-oldest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
+.PHONY: audit showcase test test-all test-long tiers test-oldest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
@@ -28,14 +28,18 @@ showcase: $(VENV)/.installed
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
 # Each takes tests that stand together (worksteal): what they have drawn and loaded serves the next one.
-test test-all tiers test-oldest: export OMP_NUM_THREADS = 1
+test test-all test-long tiers test-oldest: export OMP_NUM_THREADS = 1
 
 # The quick tier, and the rest (tests/tiers.py).
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n 3 -m "not rest" --dist worksteal
+	$(VENV)/bin/python -m pytest -n 3 -m "not rest and not long" --dist worksteal
 
 test-all: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 3 -m rest --dist worksteal
+
+# The longest tests (tests/long.json): more of the matrices that the rest begins.
+test-long: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -n 3 -m long --dist worksteal
 
 # Divide the tests anew, by the seconds that each takes in a whole run.
 tiers: $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""Marks the tests of the rest (`tests/tiers.py`): ``-m "not rest"`` is the quick tier, and ``-m rest`` the other."""
+"""Marks the tests of the tiers (`tests/tiers.py`): ``-m "not rest and not long"`` is the quick one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pytest
 
 # `tests/conformance` lies below, and is run from other projects too: nothing of this folder is imported here.
 collect_ignore = ["conftest.py"]  # as a module for doctests it would be taken for that of `browser`
-REST = frozenset(json.loads(Path(__file__).with_name("tiers.json").read_text()))
+TIERS = {
+    marker: frozenset(json.loads(Path(__file__).with_name(name).read_text()))
+    for marker, name in (("rest", "tiers.json"), ("long", "long.json"))
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid in REST:
-            item.add_marker("rest")
+        for marker, names in TIERS.items():
+            if item.nodeid in names:
+                item.add_marker(marker)

@@ -24,5 +24,6 @@ def test_every_test_of_the_rest_is_there() -> None:
 
 def test_both_tiers_are_commands() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert 'pytest -n 3 -m "not rest"' in makefile
+    assert 'pytest -n 3 -m "not rest and not long"' in makefile
     assert "pytest -n 3 -m rest" in makefile
+    assert "pytest -n 3 -m long" in makefile

@@ -3,6 +3,7 @@
 A test function may take `SHARE` seconds of the quick tier. Its parameters fill that in their order, so a matrix of
 engines and faults gives its first entries; a test that takes longer by itself belongs to the rest. `tiers.json` names
 the tests of the rest. It is written from the log of a whole run, `make tiers`; a new test is quick until then.
+`long.json` names tests of neither tier, which `make test-long` runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 REST = Path(__file__).with_name("tiers.json")
+LONG = Path(__file__).with_name("long.json")
 SHARE = 2.0
 _LINE = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$")
 
@@ -52,7 +54,8 @@ def main(log: str, collected: str) -> None:
     """Write `tiers.json` from the log of a whole run and the names that ``--collect-only -q`` prints."""
     seconds = durations(Path(log).read_text().splitlines())
     order = [line for line in Path(collected).read_text().splitlines() if "::" in line]
-    later = rest(seconds, order)
+    longest = set(json.loads(LONG.read_text()))
+    later = rest(seconds, [name for name in order if name not in longest])
     REST.write_text(json.dumps(later, indent=0) + "\n")
     quick = sum(took for name, took in seconds.items() if name not in set(later))
     print(f"{len(order) - len(later)} quick tests, {quick:.0f} s; {len(later)} in the rest, of {len(order)}")
