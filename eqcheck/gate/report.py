@@ -218,6 +218,8 @@ def text_of(report: Mapping[str, Any]) -> str:
     lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]
     if report["too_long"]:
         lines.append(f"  {report['too_long']} prompts were left out: the context does not hold them")
+    if report["sampled"] and report["verdict"] == "equivalent":
+        lines.append("  this speaks of greedy rows; of sampled ones only a law that is far off is excluded")
     if report["stops_heeded"] is False:
         lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
     if report["verdict"] == "inconclusive":
