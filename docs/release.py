@@ -38,7 +38,7 @@ def main() -> None:
 
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in names if name.endswith(_TEXTS)}
-    print(f"dist/ holds eqcheck {__version__}, built and checked. What remains for a person:")
+    print(f"dist/ holds eqcheck {__version__}, built and checked. These steps remain for a person:")
     for number, step in enumerate(remaining(texts, [one.versions["eqcheck"] for one in committed()]), start=1):
         print(f"{number}. {step}")
 

@@ -159,6 +159,9 @@ def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) ->
     words = (*FAST, "--temperature", "0.9")
     with servers(Toy(noise=0.001), Toy(noise=0.001)) as both:
         assert gated(capsys, *both, *words)[0] == 0
+    with servers(Toy(noise=0.05), Toy(noise=0.05)) as both:
+        code, report = gated(capsys, *both, *words, "--requests", "24")
+    assert (code, report["verdict"], report["blurred"]) == (2, "inconclusive", True)
     with servers(Toy("warm", noise=0.001), Toy(noise=0.001)) as both:
         code, report = gated(capsys, *both, *words)
     assert code == 1

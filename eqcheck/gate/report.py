@@ -51,6 +51,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         },
         "too_long": gate.too_long,
         "lacking": gate.lacking if gate.verdict == "inconclusive" else 0,
+        "blurred": gate.blurred,
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
         "acceptance": _acceptance(gate),
@@ -245,6 +246,8 @@ def _why_not(report: Mapping[str, Any]) -> str:
         return f"  too few rows: a fault of one token in 40 shows in {report['lacking']} more requests (--requests)"
     if report["noise"]["visible"] < 0.25:
         return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
+    if report["blurred"]:
+        return "  rounding of scores hides a wrong law of sampled rows; without --temperature greedy rows are judged"
     return "  one row ends as no row of the plain server does; more requests would tell"
 
 

@@ -24,6 +24,7 @@ FOREIGN = 1.0  # nats: so far from the referee no first token of its own model i
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
+MOST_ROUNDING = 0.1  # of a probability: more takes from each sampled token more than most wrong laws earn
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,12 @@ class Gate:
         if self.crossed:
             return "violation"
         few = self.lacking > 0 or self.visible < LEAST_VISIBLE or sum(self.wrong_ends.values()) > 0
-        return "inconclusive" if few or self.interrupted else "equivalent"
+        return "inconclusive" if few or self.interrupted or self.blurred else "equivalent"
+
+    @property
+    def blurred(self) -> bool:
+        """Whether rows were sampled, and rounding of scores hides a wrong law of them."""
+        return self.sampled.rows > 0 and math.expm1(2 * self.noise) > MOST_ROUNDING
 
     def _fit(self) -> None:
         """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""

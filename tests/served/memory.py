@@ -106,7 +106,7 @@ class Memory:
         self.block, self.verified = max(block, verified), verified
         self.feeds: list[Feed] = []
 
-    # What the engine asks.
+    # Calls of the engine.
 
     def open(self, row: Row) -> int:
         """Take a row in; how many tokens of it are there already."""
@@ -123,7 +123,7 @@ class Memory:
     def close(self, row: Row, running: list[Row]) -> None:
         """Let a row go; the others are still ``running``."""
 
-    # What the layers ask.
+    # Calls of the layers.
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
         """Write what a layer has made of the tokens; returns all that it may look at."""
