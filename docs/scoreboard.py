@@ -1,10 +1,11 @@
 """The page `scoreboard.md`, made from the committed reports: engine by dtype, kind of checkpoint and drafter.
 
-python docs/scoreboard.py        writes docs/scoreboard.md
+python docs/scoreboard.py        writes docs/scoreboard.md, and the table of results in README.md
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from eqcheck.report import load
 from eqcheck.report.schema import Report, ReportedViolation, Served
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "scoreboard.md"
+PAGE, README = ROOT / "docs" / "scoreboard.md", ROOT / "README.md"
 DTYPES = ("float32", "float16", "bfloat16")
 DRAFTERS = tuple(drafter for drafter in DRAFTING if drafter != "none")
 HEAD = """# Scoreboard
@@ -116,10 +117,35 @@ def _table(rows: list[list[str]], headers: list[str]) -> str:
     return table(rows, headers, WHOLE, tablefmt="github") + "\n"
 
 
-def committed() -> list[Report]:
-    """The reports of engines that the repository holds, by folder."""
-    return [load(path.parent) for path in sorted((ROOT / "reports").glob("*/report.json"))]
+def committed(pattern: str = "*/report.json") -> list[Report]:
+    """The reports that the repository holds, by folder: those of engines, unless the pattern says others."""
+    return [load(path.parent) for path in sorted((ROOT / "reports").glob(pattern))]
+
+
+def front(text: str, reports: Sequence[Report]) -> str:
+    """README.md with a table of these reports between its marks; reports of one release are one line."""
+    releases: dict[tuple[str, str], list[Report]] = {}
+    for report in reports:
+        releases.setdefault((report.decoder.origin, report.decoder.version), []).append(report)
+    rows = []
+    for (_, version), own in releases.items():
+        counts = Counter[str]()
+        for one in (violation for report in own for violation in report.violations):
+            counts[f"`{inline(one.component)}/{inline(one.kind)}`"] += one.count
+        name = f"`{min((report.decoder.name for report in own), key=len)}` {inline(version.partition('-')[0])}"
+        numbers = (sum(getattr(report.cases, what) for report in own) for what in ("run", "violation", "inconclusive"))
+        causes = ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
+        rows.append([name.strip(), *map(str, numbers), causes or "none"])
+    made = _table(rows, ["decoder", "cases", "wrong", "not settled", "causes: cases"])
+    before, mark, rest = text.partition("<!-- results -->\n")
+    return "".join([before, mark, made, *rest.partition("<!-- /results -->")[1:]])
+
+
+def shown() -> list[Report]:
+    """The reports in README.md: decoders with published faults, then engines."""
+    return [*committed("showcase/*/report.json"), *committed()]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(committed()), encoding="utf-8")
+    README.write_text(front(README.read_text(encoding="utf-8"), shown()), encoding="utf-8")

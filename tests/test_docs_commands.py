@@ -149,9 +149,8 @@ def test_the_smallest_adapter_is_that_of_the_readme() -> None:
     assert small.removeprefix("# mine.py\n") in fenced("README.md", "python")
 
 
-@pytest.mark.parametrize("page", ["README.md", "served.md"])
-def test_engines_have_the_dtypes_and_kinds_of_the_table(page: str) -> None:
-    table = PAGES[page].partition("<!-- served -->")[2].partition("\n\n")[0]
+def test_engines_have_the_dtypes_and_kinds_of_the_table() -> None:
+    table = PAGES["served.md"].partition("<!-- served -->")[2].partition("\n\n")[0]
     for name, dtypes, kinds in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", table, re.MULTILINE):
         if name == "openai_http":
             continue
@@ -198,7 +197,7 @@ def test_the_sample_is_the_same_everywhere() -> None:
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     readme = PAGES["README.md"]
-    assert len(readme.splitlines()) <= 170
+    assert len(readme.splitlines()) < 120
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme):
         assert (ROOT / path).exists(), path
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []

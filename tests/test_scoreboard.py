@@ -29,6 +29,12 @@ def test_the_page_is_that_of_the_reports() -> None:
     assert BOARD.PAGE.read_text(encoding="utf-8") == BOARD.page(BOARD.committed()), said
 
 
+def test_the_front_page_has_the_table_of_the_reports() -> None:
+    text = BOARD.README.read_text(encoding="utf-8")
+    assert text == BOARD.front(text, BOARD.shown()), "run `python docs/scoreboard.py`"
+    assert text != BOARD.front(text, BOARD.shown()[1:])
+
+
 def test_a_cell_holds_what_was_tried_and_the_cause_on_that_checkpoint(served: Report) -> None:
     page = BOARD.page([served])
     assert cells(page, "full") == ["50 cases, none wrong", "not tried", "7 cases, none wrong"]
