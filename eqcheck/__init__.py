@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eqcheck.oracle.check import assert_equivalent as assert_equivalent
     from eqcheck.result.verdict import Verdict as Verdict
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _LAZY = {
     "Case": "eqcheck.case.record",

@@ -80,7 +80,7 @@ def test_the_version_is_the_same_everywhere(dist: Path) -> None:
         f"eqcheck-{version}.tar.gz",
         f"eqcheck-{version}-py3-none-any.whl",
     }
-    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"(?m)^## {re.escape(version)} - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text())
 
 
 def _missing(citation: str) -> set[str]:
