@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hypothesis import reject
-from hypothesis import strategies as st
-
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, TAKEN
 from eqcheck.contract.errors import CaseError
+from eqcheck.contract.extras import missing
 from eqcheck.contract.requirements import checked
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.drawing.cases import VOCAB_SIZE, Claims, draw_case
 from eqcheck.drawing.choices import Choices
+
+try:
+    from hypothesis import reject
+    from hypothesis import strategies as st
+except ModuleNotFoundError:
+    raise missing("hypothesis", "eqcheck.strategies") from None
 
 __all__ = ["VOCAB_SIZE", "cases"]
 T = TypeVar("T")

@@ -140,7 +140,7 @@ def test_bash_completes_commands_decoders_and_kinds(
 def test_completion_without_shtab_says_how_to_get_it(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert cli.main(["--print-completion", "bash"]) == 4
-    assert "needs shtab: pip install 'eqcheck[completion]'" in capsys.readouterr().err
+    assert "needs shtab, which is not installed: pip install 'eqcheck[completion]'" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from eqcheck.campaign.shards import merged
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.extras import require
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.corpus import Corpus
 
@@ -47,8 +47,7 @@ def check_answers(address: str) -> None:
     if not address.strip():  # a variable of the shell that is not set
         raise _no_answer("''", "the address is empty")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if find_spec("ray") is None:
-        raise UsageError("--ray: ray is not installed; pip install 'eqcheck[ray]'")
+    require("--ray", "ray")
     if address == HERE:
         return
     code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"

@@ -30,6 +30,7 @@ from eqcheck.cli import (
 from eqcheck.cli.common import EPILOG
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.contract.escaping import printable
+from eqcheck.contract.extras import EXTRAS, missing
 
 COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench, history)
 
@@ -50,8 +51,11 @@ def _run(argv: Sequence[str] | None) -> int:
         options = _parsed(_parser(), argv)
         code: int = options.run(options)
         return code
-    except UsageError as error:
-        print(f"eqcheck: {printable(str(error))}", file=sys.stderr)
+    except (UsageError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in EXTRAS:
+            return _internal()
+        told = error if isinstance(error, UsageError) else missing(str(error.name))
+        print(f"eqcheck: {printable(str(told))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("eqcheck: interrupted", file=sys.stderr)
@@ -59,9 +63,13 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return INCONCLUSIVE
     except Exception:
-        traceback.print_exc()
-        print("eqcheck: internal error; this says nothing about the decoder", file=sys.stderr)
-        return INTERNAL
+        return _internal()
+
+
+def _internal() -> int:
+    traceback.print_exc()
+    print("eqcheck: internal error; this says nothing about the decoder", file=sys.stderr)
+    return INTERNAL
 
 
 class _Parser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
 from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import known_violations, registry, repository
+from eqcheck.contract import extras, known_violations, registry, repository
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
@@ -109,6 +109,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    extras.require("eqcheck audit", "rich", "jinja2")
     if options.no_color:
         os.environ["NO_COLOR"] = "1"
     return execute(Plan.of(options))

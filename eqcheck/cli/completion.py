@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.extras import missing
 
 SHELLS = ("bash", "zsh", "tcsh")
 _SPECS, _KINDS = "_eqcheck_specs_or_files", "_eqcheck_kinds"
@@ -38,7 +38,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     try:
         import shtab
     except ImportError as error:
-        raise UsageError("--print-completion needs shtab: pip install 'eqcheck[completion]'") from error
+        raise missing("shtab", "--print-completion") from error
     for action in _actions(parser):
         if action.dest in _COMPLETED:
             action.complete = _COMPLETED[action.dest]  # type: ignore[attr-defined]

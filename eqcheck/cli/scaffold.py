@@ -93,7 +93,7 @@ jobs:
       # Add what your engine needs. uv takes the CPU build of torch, which is enough; pip would bring CUDA packages.
       # Where your index has no eqcheck, install it from a wheel or a clone of its repository.
       - run: python -m pip install uv
-      - run: uv pip install --system --torch-backend cpu eqcheck
+      - run: uv pip install --system --torch-backend cpu 'eqcheck[audit]'
       - run: eqcheck audit $file --budget 60s --junit eqcheck.xml
       - uses: actions/upload-artifact@v4.6.2
         if: always()

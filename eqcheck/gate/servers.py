@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.extras import missing
 from eqcheck.gate.answers import Scored, ServerError, as_ids, as_list, as_number, first_law, listed, place_of, tokens_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Server:
         try:
             import httpx
         except ImportError:
-            raise UsageError("eqcheck gate needs httpx; `pip install 'eqcheck[gate]'` brings it") from None
+            raise missing("httpx", "eqcheck gate") from None
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--{role}: expected a URL such as http://127.0.0.1:8000/v1, got {url!r:.200}")
         self.url, self.role = url.rstrip("/"), role

@@ -18,6 +18,7 @@ from typing import Any
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.extras import missing
 from eqcheck.contract.limits import FILE_BYTES
 from eqcheck.store.casefile import TEMPORARY, StoredViolation, file_stem, parsed_case, read_case, write_whole
 
@@ -145,7 +146,7 @@ def _reached(place: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise UsageError("--corpus: a URL needs fsspec: pip install 'eqcheck[ray]'") from None
+        raise missing("fsspec", "--corpus: a URL") from None
     try:
         files, root = url_to_fs(place)
         return files, str(root)
