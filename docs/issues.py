@@ -1,0 +1,132 @@
+"""Issues for maintainers of engines, made from the committed reports, their scripts and `reports/notes.toml`.
+
+python docs/issues.py        writes reports/issues/
+
+A cause that several reports of one engine have is one issue with several conditions. What stands in the engine's source
+is read by a person, and comes from the notes; all else comes from the reports.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scoreboard import ROOT, committed
+
+from eqcheck.contract.escaping import inline
+from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import reason
+from eqcheck.report.schema import Condition, Report, ReportedViolation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER, NOTES = ROOT / "reports" / "issues", ROOT / "reports" / "notes.toml"
+PINS, LONGEST = ROOT / "environments", 40
+Found = list[tuple[Report, ReportedViolation]]
+_CRASH, _WRONG = "crash", "wrong tokens, no error"
+
+
+def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The pages by file name; causes that were not shown (`unattributed`) have none, the index counts their cases."""
+    found: dict[tuple[str, str], Found] = {}
+    left = 0
+    for report in reports:
+        for violation in report.violations:
+            if violation.caused:
+                found.setdefault((report.decoder.origin, violation.fingerprint), []).append((report, violation))
+            else:
+                left += violation.count
+    noted = {(note["origin"], note["fingerprint"]): note for note in notes}
+    if strangers := noted.keys() - found.keys():
+        raise ValueError(f"notes.toml: no committed report has {sorted(strangers)}")
+    pages, rows = {}, []
+    for (origin, fingerprint), own in found.items():
+        note = noted.get((origin, fingerprint), {})
+        name = f"{origin.rpartition('/')[2]}-{fingerprint.replace('/', '-').replace(':', '-')}.md"
+        pages[name] = _issue(own, note)
+        rows.append(f"- [{_title(own, note)}]({name})")
+    head = "# Issues, made from the reports by `python docs/issues.py`\n"
+    rest = f"{many(left, 'failing case')} of these reports have no cause that was shown, and no issue."
+    return {**pages, "README.md": "\n".join([head, *rows, "", rest, ""])}
+
+
+def _title(own: Found, note: dict[str, Any]) -> str:
+    engine, violation = own[0][0].decoder, own[0][1]
+    what = note.get("title") or f"`{inline(violation.fingerprint)}`, {inline(violation.cause.meaning)}"
+    severity = note.get("severity") or (_CRASH if violation.component == "crash" else _WRONG)
+    return f"{engine.origin.rpartition('/')[2]} {inline(engine.version.partition('-')[0])}: {what} ({severity})"
+
+
+def _issue(own: Found, note: dict[str, Any]) -> str:
+    report, violation = own[0]
+    engine = note.get("package") or f"{report.decoder.name} {inline(report.decoder.version)}"
+    versions = {name: version for name, version in report.versions.items() if name != report.decoder.name}
+    judge = ", ".join(f"{name} {inline(version)}" for name, version in versions.items())
+    blocks = [
+        f"# {_title(own, note)}",
+        note.get("about", "") or f"{inline(reason(violation.evidence) or violation.cause.meaning)}",
+        f"## Environment\n\n- {engine}; its packages: `environments/{_pins(report)}`\n- Linux, on a CPU\n- judged by "
+        f"{judge}",
+        "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
+        "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
+        "## Shows with\n\n" + "\n".join(_shows(*pair) for pair in own),
+    ]
+    if note.get("reading"):
+        blocks.append("## Where, by reading and not by running\n\n" + note["reading"].strip())
+    if note.get("fix"):
+        blocks.append(f"## A fix to consider, not run\n\n```diff\n{note['fix'].strip()}\n```")
+    if note.get("threads"):
+        blocks.append("## Threads\n\n" + "\n".join(f"- {thread}" for thread in note["threads"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _pins(report: Report) -> str:
+    """The file of the engine's packages; a report in another dtype has the same."""
+    return next(path.name for path in sorted(PINS.glob("*.txt")) if report.decoder.name.startswith(path.stem))
+
+
+def _shows(report: Report, violation: ReportedViolation) -> str:
+    """Under which options, in how many of how many cases of a report."""
+    lines = []
+    for one in violation.conditions:
+        needs = ", ".join(one.needs) or ("the defaults" if one.minimised else "options that were not made fewer")
+        alone = f"; without speculation: {one.without_speculation}" if one.without_speculation else ""
+        lines.append(f"- {needs}: {one.count} of {report.cases.run} cases of `reports/{report.decoder.name}`{alone}")
+    return "\n".join(lines)
+
+
+def _script(conditions: Sequence[Condition], note: dict[str, Any]) -> str:
+    """The shortest script, whole where it is short, and the paths of the others."""
+    paths = sorted({Path(one.script) for one in conditions if one.script}, key=lambda path: (_lines(path), path))
+    if not paths:
+        return f"There is none: the case was not made smaller. `{inline(conditions[0].reproduce)}` decodes it again."
+    first, *others = paths
+    ran = f" {note['ran']}" if note.get("ran") else ""
+    beside = ", ".join(f"`{name}.py`" for name in re.findall(r"(?m)^from (_\w+) import", (ROOT / first).read_text()))
+    text = f"`{first}`; it needs the engine, and {beside} beside it. Exit code 1 says that it was shown.{ran}"
+    if _lines(first) <= LONGEST:
+        text += f"\n\n```python\n{(ROOT / first).read_text(encoding='utf-8').strip()}\n```"
+    return text + "".join(f"\n\nAlso: `{path}`" for path in others)
+
+
+def _lines(path: Path) -> int:
+    return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+
+def notes() -> list[dict[str, Any]]:
+    """What was read in the engines' sources, by hand."""
+    return list(tomllib.loads(NOTES.read_text(encoding="utf-8")).get("issue", []))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.md"):
+        old.unlink()
+    for file, page in issues(committed(), notes()).items():
+        (FOLDER / file).write_text(page, encoding="utf-8")
