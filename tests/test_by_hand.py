@@ -1,0 +1,27 @@
+"""The scripts of reports/by_hand show what they say, under the version that they name."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import transformers
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "reports" / "by_hand").glob("*.py"))
+LINES = 25
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_is_short_and_the_reports_name_it(script: Path) -> None:
+    assert len(script.read_text().splitlines()) <= LINES
+    assert f"(by_hand/{script.name})" in (script.parents[1] / "README.md").read_text()
+
+
+@pytest.mark.skipif(not transformers.__version__.startswith("5.23."), reason="the scripts name transformers 5.23")
+@pytest.mark.parametrize("name", [one.stem for one in SCRIPTS if one.stem.startswith("transformers_")])
+def test_a_script_of_transformers_shows_its_fault(name: str) -> None:
+    script = next(one for one in SCRIPTS if one.stem == name)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script))
+    assert ended.value.code == 1
