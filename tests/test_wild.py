@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch
 
 import eqcheck
 from eqcheck.case.record import Case
+from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.architectures import family_of
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.sampling.decode import decode
+from eqcheck.lanes.sampling.judge import certain
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 
@@ -101,3 +106,23 @@ def test_holes_without_position_ids_leave_positions_wrong(target: str) -> None:
     found = shown(eqcheck.load(f"{WILD / 'holes.py'}"), target)
     assert found["position/query-position"] > 2
     assert set(found) == {"position/query-position", "equivalent"}
+
+
+def test_rows_that_share_pages_in_a_call_without_a_batch_are_right() -> None:
+    """Two rows have one prompt, so a query is taken for the other row's."""
+    warm = RowOptions(20, temperature=0.7)
+    rows = (warm, replace(warm, temperature=1.0, top_p=0.95, min_p=0.1), replace(warm, min_p=0.1))
+    case = SampledCase(
+        prompts=((2, 63, 14, 62, 51), (31,), (26,), (2, 63, 14, 62, 51)),
+        rows=(*rows, replace(warm, seed=5082192436029195948)),
+        num_draft_tokens=6,
+        pad_token_id=13,
+        padding_side="right",
+        seed=1,
+        regime="near4",
+        scale=0.25,
+        mix=0.09375,
+        entropy=92115414575843,
+    )
+    with eqcheck.load(f"{WILD / 'packed_pages.py'}").running() as generate:
+        assert certain(decode(generate, case)) is None

@@ -22,7 +22,7 @@ from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
 from eqcheck.abduction.misuse import misused
-from eqcheck.abduction.occurrences import single, systematic
+from eqcheck.abduction.occurrences import programs, single, systematic
 from eqcheck.abduction.outputs import emitted, wrong_end
 from eqcheck.abduction.simulation import EditedContext
 from eqcheck.explanation.records import Search
@@ -184,7 +184,7 @@ def tried(
     for number, context in enumerate(contexts):
         rounds = evidence.schedules[context.schedule]
         final = next(n for n, turns in enumerate(rounds) for t in turns if t.row == row and t.start <= at < t.end)
-        for program in context.programs(evidence, final):
+        for program in programs(evidence, context, final):
             if first in program.queries:
                 screened.append(program.needed({first}))
                 owners.append(number)
@@ -196,9 +196,9 @@ def tried(
 
 
 def _followed(evidence: Evidence, context: EditedContext, rows: Sequence[int] | None) -> Explained:
-    programs = context.programs(evidence, len(evidence.schedules[context.schedule]))
-    programs = [program.needed(set(program.queries)) for program in programs]
-    return explained(evidence, context, predictions(evidence, answers(evidence.target, programs)), rows)
+    whole = programs(evidence, context, len(evidence.schedules[context.schedule]))
+    needed = [program.needed(set(program.queries)) for program in whole]
+    return explained(evidence, context, predictions(evidence, answers(evidence.target, needed)), rows)
 
 
 def row_by_row(evidence: Evidence) -> tuple[list[Explained], int]:

@@ -55,7 +55,9 @@ class _Evaluation:
         codes = signs([function.codes_in[token] for token in program.tokens])
         square = BIG**2 + 1 + flagged + BITS  # of the residual stream; each norm expects the mean of it
         expected = BIG**2 + 1 + BITS
+        again, first = list(program.same), list(program.same.values())
         for number, heads in enumerate(function.layers):
+            codes[again], square[again] = codes[first], square[first]
             scale = np.sqrt(expected / square)
             taps = not any((0, 0) in head.reads for head in heads)
             sums = (self._taps if taps else self._sums)(number, heads, codes, scale)

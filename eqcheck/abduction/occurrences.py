@@ -1,16 +1,18 @@
-"""Where the edits of what is seen are tried: everywhere in a case, or once, in a row, from a round on."""
+"""Where the edits of what is seen are tried: everywhere in a case, or once, in a row, from a round on; as programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 from eqcheck.abduction.blocks import ALWAYS
 from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.simulation import EditedContext
+from eqcheck.abduction.program import Program, recomputed, restricted
+from eqcheck.abduction.simulation import ContextEdit, EditedContext, Simulation
 from eqcheck.checkpoints.dictation import agreeing
 
 AT_ONSET = (
@@ -33,7 +35,8 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
     Those of a state or window are tried where the target has one.
     """
     for edit in CONTEXTS:
-        if (edit.change.state and not evidence.recurrent) or (edit.scope == "windows" and not evidence.windows):
+        recurs = edit.scope in ("state", "states")
+        if (recurs and not evidence.recurrent) or (edit.scope == "windows" and not evidence.windows):
             continue
         for amount in edit.amounts:
             for place in edit.places:
@@ -42,12 +45,22 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
                 yield context
                 if style == "separate":
                     yield from _in_parts(evidence, context)
+                    yield from _grown(evidence, context)
 
 
 def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
     """The same, in parts of the target only."""
     for words, parts in evidence.scopes.get(context.edit.scope, ()):
         yield replace(context, when=f"{context.when} {words}".strip(), parts=parts)
+
+
+def _grown(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
+    """The same once a row is longer than a window: where a ring comes round, it may no longer be taken back."""
+    if evidence.windows and context.edit.scope == "window":
+        width = max(evidence.windows.values())
+        context = replace(context, since=width, when=f"{context.when} once there are more than {width} tokens".strip())
+        yield context
+        yield from _in_parts(evidence, context)
 
 
 def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
@@ -97,14 +110,22 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
         yield _once("state-cut", row, token=token, position=token)
     for token in range(1, len(prompt)):
         yield _once("state-without-end", row, token=token, position=token)
+    for token in range(1, GRAIN * 3 + 1):
+        yield _once("state-pads", row, token=token, schedule="in turn", count=token)
+    rounds = evidence.schedules["in turn"]
+    own = [number for number, (turn,) in enumerate(rounds) if turn.row == row]
     for other in (other for other in others if other < row):  # it has ended
         for rejected in (0, 1):
             yield _once("state-left", row, other, token=rejected, schedule="in turn", row=other)
+            for number, onset in enumerate(own[:-1]):
+                when = f"after its round {number + 1}"
+                said: dict[str, Any] = {"token": rejected, "schedule": "in turn", "row": other}
+                yield _once("state-taken", row, other, onset, onset, when=when, **said)
         text = evidence.texts[other]
         for token in range(GRAIN, min(agreeing(prompt, text), len(prompt) - 1) + 1, GRAIN):
             for count in range(max(1, token - BEHIND), min(len(text), token + BEHIND)):
                 if count != token:
-                    said: dict[str, Any] = {"token": token, "source": count, "schedule": "in turn"}
+                    said = {"token": token, "source": count, "schedule": "in turn"}
                     said |= {"position": token, "row": other, "count": count}
                     yield _once("state-of-another-place", row, other, **said)
 
@@ -117,3 +138,23 @@ def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAY
     parameters = tuple((key, str(value)) for key, value in said.items())
     tried |= {"amount": amount, "first": first, "last": last, "row": of}
     return EditedContext(edit=edit, parameters=parameters, when=when, once=True, **tried)
+
+
+def programs(evidence: Evidence, context: EditedContext, final: int) -> list[Program]:
+    """The programs of all calls up to the round ``final``, in one context."""
+    rounds, edit = evidence.schedules[context.schedule], context.edit
+    if context.style in ("recomputed", "expanded"):
+        texts, prompts, expanded = evidence.texts, evidence.prompts, context.style == "expanded"
+        return recomputed(texts, prompts, edit.anew, context.amount, rounds[: final + 1], expanded)
+    final = len(rounds) if edit.change.end else final  # what it ends with may concern any round
+    program = Simulation(evidence, context, rounds[: final + 1]).program
+    if not context.parts:
+        return [program]
+    return [restricted(_right(evidence, context.style, context.schedule, final), program, context.parts)]
+
+
+@lru_cache(maxsize=64)  # the rounds of a row
+def _right(evidence: Evidence, style: str, schedule: str, final: int) -> Program:
+    """The program of an engine without a fault."""
+    context = EditedContext(edit=ContextEdit("", "", ""), style=style, schedule=schedule)
+    return Simulation(evidence, context, evidence.schedules[schedule][: final + 1]).program

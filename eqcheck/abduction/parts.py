@@ -7,6 +7,7 @@ from typing import Any
 from eqcheck.abduction.blocks import FedBlock, Rollback
 from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation
 from eqcheck.abduction.simulation import Change, ContextEdit, Simulation
+from eqcheck.case.engine import PAD
 
 LINE = ("separate/own", "separate/least")
 OWN = ("separate/own",)
@@ -78,13 +79,38 @@ def _freed(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
     return max(least, (sim.reached[block.turn.row] - window + 1) // size * size) if window else least
 
 
-def _ended(sim: Simulation, row: int, at: int) -> int | None:
-    """Before its first token, the state that another row has left: with a token of 1, rejected drafts with it."""
+def _left(sim: Simulation) -> int | None:
+    """The state that another row has left, if it has begun: with a token of 1, rejected drafts with it."""
     other = sim.context.amount
-    if at or not sim.paths[other]:
+    if not sim.paths[other]:
         return None
     length = len(sim.evidence.texts[other])
     return max(sim.paths[other].values()) if sim.context.token else sim.at(other, length - 1)
+
+
+def _ended(sim: Simulation, row: int, at: int) -> int | None:
+    """Before its first token, the state that another row has left."""
+    return None if at else _left(sim)
+
+
+def _taken(sim: Simulation) -> None:
+    """After a round, the state that another row has left."""
+    row, left = sim.context.row, _left(sim)
+    if row is not None and left is not None:
+        sim.states[row] = left
+
+
+def _behind_pads(sim: Simulation, row: int, at: int) -> int | None:
+    """Before the first new token, the state after as many pads behind the prompt as the token says."""
+    length = len(sim.evidence.prompts[row])
+    if at != length:
+        return None
+    last = state = sim.at(row, length)
+    for _ in range(sim.context.token):
+        state = sim.twice(last, state)
+        sim.program.tokens[state] = PAD
+        sim.program.same.pop(state)
+    return state
 
 
 def _of_place(sim: Simulation, row: int, at: int) -> int | None:
@@ -114,6 +140,19 @@ def _newest_lost(sim: Simulation, back: Rollback) -> int:
 def _accepted_lost(sim: Simulation, back: Rollback) -> int:
     count = _count(sim, back)
     return _after(sim, back.row, count - (count > 1 and sim.number > 0))
+
+
+def _newest_twice(sim: Simulation, back: Rollback) -> int:
+    """After a rejection the newest token that is kept enters a second time."""
+    entry = sim.at(back.row, back.length)
+    return sim.twice(entry, entry) if back.surplus and sim.number else entry
+
+
+def _of_fewer(sim: Simulation, back: Rollback) -> int:
+    """Before a round without drafts, the state after as many tokens of the round before as the amount says."""
+    turns = [turn for turns in sim.rounds[sim.number + 1 :] for turn in turns if turn.row == back.row]
+    short = sim.number > 0 and turns and not turns[0].drafts
+    return _after(sim, back.row, sim.context.amount if short else _count(sim, back))
 
 
 def _state_of_next(sim: Simulation, back: Rollback) -> int:
@@ -150,6 +189,8 @@ PARTS = (
     # The amount is the layer.
     edit("mask/window", "window-of-another-layer", "one layer has a window in place of none, or none in place of one",
          OWN, tuple(range(6)), scope="windows", least=_other_layer),
+    edit("mask/window", "window-of-the-first", "all tokens of a block have the window of its first", OWN,
+         scope="windows", least=lambda sim, block, at, layer: _least(sim, block.start, layer)),
     edit("mask/window", "window-of-the-last", "all tokens of a block have the window of its last", OWN,
          scope="windows", least=lambda sim, block, at, layer: _least(sim, _end(block), layer)),
     # The amount is by how many slots there are more than a window has.
@@ -177,6 +218,19 @@ PARTS = (
          follows=lambda sim, row, at: EMPTY if at == sim.context.token else None),
     edit("cache/missing-entry", "state-without-end",
          "the recurrent state misses the prompt from position {position} on", scope="state", follows=_without_end),
+    # The amount is how many tokens of the round before are in it.
+    edit("cache/missing-entry", "state-of-fewer",
+         "a round without drafts goes on from a recurrent state without the accepted tokens of the round before",
+         STATE, (0, 1), scope="state", state=_of_fewer),
+    edit("cache/duplicate-entry", "state-newest-twice",
+         "after a rejection the recurrent state has the newest accepted token twice", STATE,
+         scope="states", state=_newest_twice),
+    edit("mask/pad-visible", "state-pads-before", "the pads before a block enter the recurrent state",
+         ("realigned/own", "holes/own", "cropped/least"), scope="states", pads_enter=True),
+    edit("mask/pad-visible", "state-pads", "{count} pads behind the prompt enter the recurrent state",
+         scope="states", follows=_behind_pads),
+    edit("cache/wrong-row", "state-taken", "the recurrent state is the one that row {row} left", scope="state",
+         after=_taken),
     edit("cache/wrong-row", "state-of-another", "the recurrent state of each row is the next row's", STATE,
          scope="state", state=_state_of_next),
     edit("cache/wrong-row", "state-of-another-block",

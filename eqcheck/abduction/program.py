@@ -32,6 +32,7 @@ class Program:
     ``follows`` is, by entry, the entry from whose recurrent state it goes on, or `EMPTY`. Parts of a built function may
     go other ways: in the layers ``near`` these columns are seen, and no window hides any; ``apart`` has, by part with a
     state (`Function.parts`), the entries that are followed there.
+    ``same`` are entries that have the codes of another one in every layer, and a state of their own.
     (A query that gets nothing from a kernel because it sees nothing is one that sees a blank column.) ``queries`` maps
     (row, index of a new token) to its query.
     """
@@ -46,6 +47,7 @@ class Program:
     follows: list[int] = field(default_factory=list)
     near: dict[int, list[Sequence[int]]] = field(default_factory=dict)
     apart: dict[Part, list[int]] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)
 
     def write(self, token: int, position: int, follows: int = EMPTY) -> int:
         """A new entry, in a column of its own; returns the column."""
@@ -54,7 +56,17 @@ class Program:
         self.positions.append(position)
         self.sees.append(())
         self.follows.append(follows)
+        for sees in self.near.values():
+            sees.append(())
         return self.column(entry, entry)
+
+    def again(self, entry: int, follows: int) -> int:
+        """A new entry with the codes of another and a state of its own, in a column that nothing sees."""
+        again = self.entry(self.write(self.tokens[entry], self.positions[entry], follows))
+        for sees in (self.sees, *self.near.values()):
+            sees[again] = sees[entry]
+        self.same[again] = self.same.get(entry, entry)
+        return again
 
     def column(self, first: int, second: int) -> int:
         self.columns.append((first, second))
@@ -80,7 +92,8 @@ class Program:
             entry = stack.pop()
             columns = (self.columns[column] for column in self._columns_of(entry))
             ways = (self.follows, *self.apart.values())
-            for source in {*(way[entry] for way in ways), *(source for pair in columns for source in pair)}:
+            sources = {*(way[entry] for way in ways), *(source for pair in columns for source in pair)}
+            for source in {*sources, self.same.get(entry, entry)}:
                 if source >= 0 and source not in reached:
                     reached.add(source)
                     stack.append(source)
@@ -99,6 +112,7 @@ class Program:
             [new[self.follows[e]] for e in order],
             {layer: [[place[c] for c in sees[e]] for e in order] for layer, sees in self.near.items()},
             {part: [new[way[e]] for e in order] for part, way in self.apart.items()},
+            {new[e]: new[other] for e, other in self.same.items() if e in new},
         )
 
     def _columns_of(self, entry: int) -> set[int]:

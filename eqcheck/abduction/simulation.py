@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.hypotheses import Edit, Hypothesis
-from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn, recomputed, restricted
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn
 from eqcheck.case.engine import PAD
 
 
@@ -43,8 +42,10 @@ class Change:
     # what is fed, where, and at which positions: by rank in the block, that of pads is below 0
     again: bool = False  # the last cached token is fed again
     pads_after: bool = False  # pads that follow a short block are seen
+    pads_enter: bool = False  # pads before a block enter the recurrent state
     cache_of: Callable[[Simulation, int], int] = lambda sim, row: row
     position: Callable[[Simulation, FedBlock, int], int] = right_position
+    place: Callable[[Simulation, FedBlock, int], int] = right_position  # the same, as windows count it
     # what is seen, by a block and by each of its queries
     view: Callable[[Simulation, FedBlock, RowView], RowView] = lambda sim, block, view: view
     query: Callable[[Simulation, int, RowView, int, list[int]], list[int]] = lambda sim, row, view, at, visible: visible
@@ -92,7 +93,7 @@ class ContextEdit(Edit):
     @property
     def rivals(self) -> tuple[str, ...]:
         """No mask hides a token from a state, and none but a window's from the layers that have it."""
-        return () if self.scope in ("state", "windows") else super().rivals
+        return () if self.scope in ("state", "states", "windows") else super().rivals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,8 @@ class EditedContext(Hypothesis):
     """One edit of what is seen: by how much, in which rounds, and with the row or token where it concerns only one.
 
     ``amount`` is a number of tokens or positions, or another row, and ``source`` a number of its tokens. The engine is
-    of one ``style``; ``schedule`` names its rounds, see `Evidence.schedules`. With ``parts`` it happens in these only.
+    of one ``style``; ``schedule`` names its rounds, see `Evidence.schedules`. With ``parts`` it happens in these only,
+    with ``since`` in a row once it has had more tokens than that.
     """
 
     edit: ContextEdit
@@ -113,18 +115,7 @@ class EditedContext(Hypothesis):
     token: int = -1
     source: int = 0
     parts: tuple[tuple[str, int], ...] = ()
-
-    def programs(self, evidence: Evidence, final: int) -> list[Program]:
-        """The programs of all calls up to the round ``final``."""
-        rounds = evidence.schedules[self.schedule]
-        if self.style in ("recomputed", "expanded"):
-            texts, prompts, expanded = evidence.texts, evidence.prompts, self.style == "expanded"
-            return recomputed(texts, prompts, self.edit.anew, self.amount, rounds[: final + 1], expanded)
-        final = len(rounds) if self.edit.change.end else final  # what it ends with may concern any round
-        program = Simulation(evidence, self, rounds[: final + 1]).program
-        if not self.parts:
-            return [program]
-        return [restricted(_right(evidence, self.style, self.schedule, final), program, self.parts)]
+    since: int = 0
 
 
 class Simulation:
@@ -136,7 +127,7 @@ class Simulation:
     """
 
     def __init__(self, evidence: Evidence, context: EditedContext, rounds: Sequence[Round]) -> None:
-        self.evidence, self.style, self.context = evidence, context.style, context
+        self.evidence, self.style, self.context, self.rounds = evidence, context.style, context, rounds
         count = len(evidence.texts)
         self.rows: list[int] = []
         self.slots: list[list[HeldToken]] = [[] for _ in range(count)]
@@ -164,6 +155,8 @@ class Simulation:
         """The change in this round, of a row or of the batch."""
         now = self.context.first <= self.number <= self.context.last
         concerned = row is None or self.context.row in (None, row)
+        if row is not None and self.context.since:
+            concerned = concerned and max(self.reached[row], self.lengths[row]) > self.context.since
         return self.context.edit.change if now and concerned else RIGHT
 
     def visible(self, row: int, slot: int) -> bool:
@@ -201,20 +194,28 @@ class Simulation:
                 twice = rank < block.again
                 slot = HeldToken(GONE if twice else block.start + rank, block.tokens[rank], twice)
             self.slots[cache].append(slot)
-            self._enter(block, rank, self.program.write(slot.token, change.position(self, block, rank)))
-            self.held[cache].append(len(self.program.columns) - 1)
+            goes_on = self._goes_on(block, rank)  # from a state that may take an entry of its own
+            column = self.program.write(slot.token, change.position(self, block, rank), goes_on)
+            self._enter(block, rank, self.program.entry(column))
+            self.held[cache].append(column)
             self.rows.append(row)
-            self.places.append(max(0, block.start + rank))
+            self.places.append(max(0, change.place(self, block, rank)))
 
-    def _enter(self, block: FedBlock, rank: int, column: int) -> None:
-        """Let a token that is fed go on from the row's state; pads do not enter it."""
-        row, entry, at = block.turn.row, self.program.entry(column), block.start + rank
+    def _goes_on(self, block: FedBlock, rank: int) -> int:
+        """The entry from whose state a token that is fed goes on; pads enter no state."""
+        row, change = block.turn.row, self.change(block.turn.row)
         if rank < 0:
-            return
-        change = self.change(row)
-        follows = change.follows(self, row, at)
-        self.program.follows[entry] = self.states[change.cache_of(self, row)] if follows is None else follows
-        self.states[row] = self.paths[row][at] = entry
+            return self.states[row] if change.pads_enter else EMPTY
+        follows = change.follows(self, row, block.start + rank)
+        return self.states[change.cache_of(self, row)] if follows is None else follows
+
+    def _enter(self, block: FedBlock, rank: int, entry: int) -> None:
+        """Let the row's next token go on from one that is fed."""
+        row = block.turn.row
+        if rank >= 0:
+            self.states[row] = self.paths[row][block.start + rank] = entry
+        elif self.change(row).pads_enter:
+            self.states[row] = entry
 
     def _pads_after(self, block: FedBlock, width: int) -> list[int]:
         """The pads that follow a block, which the next one overwrites."""
@@ -253,7 +254,6 @@ class Simulation:
         for layer, window in self.evidence.windows.items():
             least = change.least(self, block, at, layer) if change.least else at - window + 1 if window else 0
             near = program.near[layer]
-            near += [()] * (len(program.tokens) - len(near))
             near[entry] = [c for c in visible if program.entry(c) < 0 or self.places[program.entry(c)] >= least]
             if window and change.near:
                 near[entry] = [c for c in near[entry] if not change.near(self, at, self.places[program.entry(c)])]
@@ -281,6 +281,12 @@ class Simulation:
         if after := self.change().after:
             after(self)
         assert all(self.lengths[row] < len(self.evidence.texts[row]) for row in going)
+
+    def twice(self, entry: int, follows: int) -> int:
+        """An entry for a token that enters a recurrent state a second time; nothing sees it."""
+        self.rows.append(self.rows[entry])
+        self.places.append(self.places[entry])
+        return self.program.again(entry, follows)
 
     def at(self, row: int, length: int) -> int:
         """The entry of the last of a row's first tokens, as they were fed last."""
@@ -340,10 +346,3 @@ class Simulation:
             pads = next((k for k, slot in enumerate(slots) if slot.at != PAD_SLOT), before)
             added = [HeldToken(PAD_SLOT, PAD, change.new_pads and k >= pads) for k in range(len(here) - len(used[row]))]
             self.held[row], self.slots[row] = moved, [*added, *(slots[k] for k in used[row])]
-
-
-@lru_cache(maxsize=64)  # the rounds of a row
-def _right(evidence: Evidence, style: str, schedule: str, final: int) -> Program:
-    """The program of an engine without a fault."""
-    context = EditedContext(edit=ContextEdit("", "", ""), style=style, schedule=schedule)
-    return Simulation(evidence, context, evidence.schedules[schedule][: final + 1]).program

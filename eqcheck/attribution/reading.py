@@ -25,6 +25,7 @@ from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Deviation, Explanation, Query
 from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.hashlm.hashing import truncated
+from eqcheck.hashlm.trace import TARGET
 from eqcheck.result.verdict import RowVerdict
 
 Finding = tuple[tuple[int, ...], Explanation]  # with its place in causal order
@@ -73,12 +74,13 @@ class Reader:
         return None
 
     def _same_context(self, row: int, position: int) -> bool:
-        """Whether a row with the same beginning had its query answered: then this one needed none of its own."""
-        return any(
-            label.exact
-            for request in self.sources.sharing(row, position)
-            for _, label in self.labels.queries(request, position)
-        )
+        """Whether some query saw exactly what this one had to see, whoever it was asked for.
+
+        A row with the same beginning needs no query of its own. Where rows share pages and calls have no batch, a query
+        may be taken for another row's, so its digest decides.
+        """
+        right = self.run.truth.digests[row][-1, position]
+        return any((call.digests == right).any() for call in self.run.trace.made(TARGET))
 
     def _at(self, verdict: RowVerdict, index: int | None = None) -> WrongToken:
         """The token at an index of a row, or the first wrong one, before it is known who was asked for it."""

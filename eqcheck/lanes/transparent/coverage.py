@@ -143,11 +143,20 @@ def exercised(run: Run) -> set[str]:
     raised = _of_case(run.case, run.truth) | {
         "target_called": bool(made),
         "draft_called": bool(run.rounds.drafting or run.trace.heads),
-        "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run),
+        "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run) or _together(run),
         **told(run.completions),
         **cancelled(run.case.options, run.outputs or ()),
     }
     return {name for name, holds in (raised | _of_rounds(run)).items() if holds}
+
+
+def _together(run: Run) -> bool:
+    """Whether one call answers two rows. Rows count if neither begins as the other: such may be read as one another."""
+    rows = defaultdict[int, set[tuple[int, ...]]](set)
+    for own in run.rounds.every:
+        rows[own.call.number].add(run.case.prompts[own.row])
+    pairs = (pair for prompts in rows.values() for pair in combinations(prompts, 2))
+    return any(one[: len(other)] != other[: len(one)] for one, other in pairs)
 
 
 def _of_rounds(run: Run) -> dict[str, bool]:
