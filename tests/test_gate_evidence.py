@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 
+from eqcheck.gate.answers import Scored
 from eqcheck.gate.evidence import CROSSES, Exceedances, together
+from eqcheck.gate.laws import SampledRows
+from eqcheck.gate.rows import Row
+from eqcheck.gate.servers import Completed, Wanted
 
 Law: TypeAlias = "Callable[[random.Random], float]"
 
@@ -38,7 +43,7 @@ def evidence(rng: random.Random, control: Law, speculative: Law, spread: float =
         for name in ("all", ("1", "4", "16")[chunk % 3]):
             bets[name].control = [*bets[name].control, *noise]
             bets[name].add(gaps)
-        greatest = max(greatest, together(list(bets.values())))
+        greatest = max(greatest, together([bet.log_evidence for bet in bets.values()]))
     return greatest
 
 
@@ -54,3 +59,43 @@ def test_a_fault_in_two_of_five_rows_crosses() -> None:
     rng = random.Random(0)
     for _ in range(30):
         assert evidence(rng, normal, lambda its: 1.0 if its.random() < 0.4 else normal(its)) >= math.log(CROSSES)
+
+
+def row(rng: np.random.Generator, kind: str, noise: float = 0.03) -> Row:
+    """A row of 24 tokens at a temperature of 0.8, and its scores with the noise of rounding."""
+    places: tuple[list[Scored], list[Scored]] = ([], [])
+    for _ in range(24):
+        scores, other = 2 * rng.standard_normal(30), rng.standard_normal(30)
+        p, q = ((logits / 0.8).astype(float) for logits in (scores, scores + other))
+        p, q = (np.exp(each) / np.exp(each).sum() for each in (p, q))
+        law = {"wrong-law": np.minimum(p, q) + (1 - np.minimum(p, q).sum()) * p, "warm": p ** (1 / 1.2)}.get(kind, p)
+        token = int(rng.choice(30, p=law / law.sum()))
+        for seen, logits in zip(places, (scores, scores + other + 0.5 * rng.standard_normal(30)), strict=True):
+            told = logits + noise * rng.standard_normal(30)
+            told = told - np.log(np.exp(told).sum())
+            kept = {int(one): float(told[one]) for one in (token, *np.argsort(-told)[:20])}
+            seen.append(Scored(token, kept[token], max(kept, key=lambda one, its=kept: its[one]), kept))  # type: ignore[misc]
+    tokens = tuple(place.token for place in places[0])
+    asked, answer = Wanted((1,), 24, 0.8), Completed(tokens, "length", (1,))
+    return Row(0, asked, answer, tuple(places[0]), 4, 0, True, tuple(places[1]))
+
+
+def sampled(kind: str, rows: int, seed: int = 0, **options: Any) -> SampledRows:
+    rng, made = np.random.default_rng(seed), SampledRows()
+    made.begin((1, 4))
+    for _ in range(rows):
+        made.add(row(rng, kind, **options), [row(rng, "right", **options) for _ in range(2)])
+    return made
+
+
+@pytest.mark.parametrize("kind", ["wrong-law", "warm"])
+def test_a_wrong_law_of_sampled_rows_crosses_and_a_right_one_does_not(kind: str) -> None:
+    """Under noise that hides both from bets on the referee's law alone."""
+    assert sampled(kind, 120).log_evidence > math.log(CROSSES)
+    assert sampled("right", 20).log_evidence < 3
+
+
+def test_the_evidence_of_right_sampled_rows_has_a_mean_of_one_at_most() -> None:
+    """Also where the scores are worth nothing: rows of control and speculative server are exchangeable."""
+    ends = [math.exp(sampled("right", 3, seed, noise=2.0).log_evidence) for seed in range(12)]
+    assert sum(ends) / len(ends) < 1.5

@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
     )
     gate.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="of every second row; above 0, at most 1"
+        "--temperature", metavar="T", type=float, default=0.0, help="of two rows in three, at most 2 (default 0)"
     )
     gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
     gate.add_argument(
@@ -106,8 +106,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _temperature(value: float) -> float:
-    if not 0 <= value <= 1:
-        raise UsageError(f"--temperature: expected 0 to 1, got {value}; above 1 the rest of a law is not known")
+    if not 0 <= value <= 2:
+        raise UsageError(f"--temperature: expected 0 to 2, got {value}")
     return value
 
 

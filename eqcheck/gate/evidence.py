@@ -45,7 +45,7 @@ class Exceedances:
         self.control, self.floor = list(control), floor
         self.gaps: list[float] = []
         self.exceeding = 0
-        self.log_evidence = self.log_supremum = 0.0
+        self.log_evidence = 0.0
 
     @property
     def threshold(self) -> float:
@@ -63,18 +63,16 @@ class Exceedances:
                 bet = max(fair, (self.exceeding + 0.5) / (rows + 1))
                 won = bet / fair if gap > threshold else (1 - bet) / (1 - fair)
                 self.log_evidence += math.log(won)
-                self.log_supremum = max(self.log_supremum, self.log_evidence)
             self.gaps.append(gap)
             above, self.exceeding = above + (gap > highest), self.exceeding + (gap > threshold)
 
 
-def together(bets: Sequence[Exceedances]) -> float:
-    """The mean of the evidence of several bets, as a logarithm.
+def together(logs: Sequence[float]) -> float:
+    """The mean of the evidence of several bets, all as logarithms.
 
-    >>> round(math.exp(together([Exceedances([0.1]), Exceedances([0.1])])), 3)
-    1.0
+    >>> round(together([0.0, 0.0]), 3), round(together([800.0, 0.0]), 3)
+    (0.0, 799.307)
     """
-    logs = [bet.log_evidence for bet in bets]
     top = max(logs)
     return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
 

@@ -1,7 +1,20 @@
-"""Sampled rows of a server, judged by the laws that the referee tells: its likeliest tokens, and the rest as one more.
+"""Sampled rows of a server, compared with rows that the plain server samples for the same requests.
 
-A temperature T below 1 sharpens the law. Of the rest only its mass is known, so the law is known up to a bound, which
-counts as rounding (`eqcheck.sampling.wealth`).
+The referee's law of a token is not exact below float32, so no bet looks at that law alone. Each request is sampled once
+on the speculative server and several times on the plain one, with seeds of their own.
+
+**Theorem.** Let the rows of each request be exchangeable, given all earlier requests: a right server that speculates
+draws from the same law as the plain one, rounding included. Let each bet give a row x a worth w(x) > 0 by what the
+referee tells of that row alone. Then the evidence ever reaches c with a probability of 1/c at most.
+
+Proof. One bet multiplies its stake by ``(m + 1) w(x_0) / (w(x_0) + ... + w(x_m))``, where x_0 is the speculative
+server's row and the others are the m rows of the control. Each of the m + 1 rows stands in the first place equally
+often, and the factors of all m + 1 sum to m + 1. So the expected factor is 1, whatever w is: the product over requests
+is a nonnegative martingale that starts at 1, and so is a mixture with weights that are fixed beforehand. Ville's
+inequality bounds the probability that it ever reaches c. Noise of the scores makes w worse, and the bound no looser.
+
+The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.bets` has them. Many of these need the
+draft's law. The plain server stands in for a draft: a model that sees the last few tokens alone is a weaker model.
 """
 
 from __future__ import annotations
@@ -10,78 +23,125 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eqcheck.gate.servers import LIKELIEST, LIKELIEST_SAMPLED
+import numpy as np
+
+from eqcheck.gate.evidence import CROSSES, together
 
 if TYPE_CHECKING:
     from eqcheck.gate.answers import Scored
     from eqcheck.gate.rows import Row
+    from eqcheck.gate.servers import Completed, Server
 
 LEAST_REST = 1e-9
+BACK, BLOCK = 3, 6  # a stand-in for a draft sees 3 to 8 tokens, and scores 6 tokens in a call
+WARMER = 1.2  # a temperature that is off by so much has to show before sampled rows are called equivalent
 
 
 class SampledRows:
-    """The evidence against sampled rows; `eqcheck.sampling.wealth` has the theorem."""
+    """The evidence that sampled rows of the speculative server do not follow the law of the control's rows."""
 
     def __init__(self) -> None:
-        self.wealth: Any = None
         self.rows = 0
+        self.would = 0.0
+        """What the bets would earn, about, if the temperature were off by `WARMER`."""
+        self._logs: dict[str, Any] = {}
 
     @property
     def log_evidence(self) -> float:
-        """The evidence at most, as a logarithm; 0 without sampled rows."""
-        return float(self.wealth.log_supremum) if self.wealth is not None else 0.0
+        """The evidence as a logarithm: half of the stake is on all rows, the rest on rows of one concurrency each."""
+        if not self._logs:
+            return 0.0
+        each = {name: float(np.logaddexp.reduce(logs)) - math.log(len(logs)) for name, logs in self._logs.items()}
+        return together([each.pop(""), together(list(each.values()))])
 
     @property
     def best(self) -> str:
-        """The bet that earns most."""
-        return str(self.wealth.best()[0][0].name) if self.wealth is not None else ""
+        """The bet that earns most on all rows."""
+        from eqcheck.sampling.bets import ALTERNATIVES
 
-    def add(self, rows: Sequence[Row], noise: float, regime: str) -> None:
-        """Count the tokens of rows; ``noise`` is what rounding changes of a score, in nats."""
-        if not rows:
-            return
-        from eqcheck.sampling.wealth import Wealth
+        return ALTERNATIVES[int(self._logs[""].argmax())].name if self._logs else ""
 
-        self.wealth = self.wealth if self.wealth is not None else Wealth()
-        self.rows += len(rows)
-        self.wealth.add([row_of(row, noise) for row in rows], regime)
+    @property
+    def lacking(self) -> int:
+        """How many more sampled rows a temperature that is off by `WARMER` would need, about."""
+        from eqcheck.sampling.bets import ALTERNATIVES
+
+        wanted = math.log(CROSSES * len(ALTERNATIVES) * 2)
+        return math.ceil(self.rows * (wanted / max(self.would, 1e-3) - 1)) if 0 < self.would < wanted else 0
+
+    def begin(self, concurrency: Sequence[int]) -> None:
+        """Fix the weights before any row is seen."""
+        from eqcheck.sampling.bets import ALTERNATIVES
+
+        self._logs = {name: np.zeros(len(ALTERNATIVES)) for name in ("", *map(str, concurrency))}
+
+    def add(self, row: Row, control: Sequence[Row]) -> None:
+        """Count a row of the speculative server, and the rows that the plain server sampled for the same request."""
+        from eqcheck.sampling.bets import bets
+
+        made = [evidence_of(each) for each in (row, *control)]
+        worth = np.array([bets(each).sum(0) for each in made])
+        factor = math.log(len(made)) + worth[0] - np.logaddexp.reduce(worth)
+        self.rows += 1
+        for name in ("", str(row.concurrency)):
+            self._logs[name] = self._logs[name] + factor
+        told = sum(_told(each.p) for each in made) / len(made)
+        self.would += told * len(control) / len(made) / (1 + told)
 
 
-def law_of(place: Scored, temperature: float, count: int = LIKELIEST) -> tuple[list[int], list[float], float]:
-    """The likeliest ``count`` ids, their probabilities with that of the rest behind them, and a bound.
+def _told(p: Any) -> float:
+    """The divergence of a row's laws ``[n, V]`` at another temperature from these."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        other = p ** (1 / WARMER)
+        other = other / other.sum(-1, keepdims=True)
+        return float(np.where(p > 0, other * np.log(other / p), 0.0).sum())
 
-    A server tells the row's own token beside the likeliest ones; it is left out where it is not one of them, for a law
-    must not depend on the token. Below a temperature of 1 the rest has the greatest probability that it can have, so no
-    true probability is greater than ``1 + bound`` times the one here.
+
+def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
+    """How the server sees a row's tokens behind the prompt's first and a few tokens before each."""
+    prompt, tokens = answer.prompt, answer.tokens
+    whole, seen = (*prompt, *tokens), list[Any]()
+    for start in range(0, len(tokens), BLOCK):
+        at = len(prompt) + start
+        seen += server.scored((*whole[:1], *whole[max(1, at - BACK) : at]), tokens[start : start + BLOCK])
+    return tuple(seen)
+
+
+def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], list[float]]:
+    """The likeliest ``count`` ids, and their probabilities with that of the rest behind them.
+
+    A server tells the row's own token beside the likeliest ones; it is left out where it is not one of them. Of the
+    rest only its mass is known; at other temperatures than 1 it is taken to be as likely as the last of these.
 
     >>> from eqcheck.gate.answers import Scored
     >>> half = math.log(0.5)
-    >>> ids, law, unknown = law_of(Scored(1, half, 1, {1: half, 2: math.log(0.25)}), 1.0)
-    >>> ids, [round(p, 6) for p in law], unknown
-    ([1, 2], [0.5, 0.25, 0.25], 0.0)
+    >>> ids, law = law_of(Scored(1, half, 1, {1: half, 2: math.log(0.25)}), 1.0, 20)
+    >>> ids, [round(p, 6) for p in law]
+    ([1, 2], [0.5, 0.25, 0.25])
     """
     ids = sorted(place.likeliest, key=lambda one: -place.likeliest[one])[:count]
     logs = [place.likeliest[one] for one in ids]
     rest = max(LEAST_REST, 1 - sum(map(math.exp, logs)))
     weights = [math.exp(log / temperature) for log in logs]
-    most = rest * math.exp(min(logs) * (1 / temperature - 1))  # each token of the rest is less likely than these
-    total = sum(weights) + most
-    return ids, [weight / total for weight in (*weights, most)], 0.0 if temperature == 1 else most / sum(weights)
+    weights.append(rest * math.exp(min(logs) * (1 / temperature - 1)))
+    total = sum(weights)
+    return ids, [weight / total for weight in weights]
 
 
-def row_of(row: Row, noise: float) -> Any:
+def evidence_of(row: Row) -> Any:
     """A row as evidence: a cell for each likely token of a place, the likeliest first, and the last for the rest."""
-    import numpy as np
-
+    from eqcheck.gate.servers import LIKELIEST_SAMPLED
     from eqcheck.sampling.row import SampledRow
 
-    laws = [law_of(place, row.asked.temperature, LIKELIEST_SAMPLED) for place in row.places]
-    width = max((len(ids) for ids, _, _ in laws), default=0) + 1
-    p, eps = np.zeros((len(laws), width)), np.zeros(len(laws))
-    tokens = np.full(len(laws), width - 1, np.int64)
-    for at, ((ids, law, unknown), place) in enumerate(zip(laws, row.places, strict=True)):
-        p[at, : len(ids)], p[at, -1] = law[:-1], law[-1]
-        if place.token in ids:
-            tokens[at] = ids.index(place.token)
-        eps[at] = math.expm1(2 * noise) + unknown
-    return SampledRow(tokens, p, None, p, np.zeros(len(laws), np.bool_), eps=eps)
+    size = len(row.places)
+    p, raw, q = (np.zeros((size, LIKELIEST_SAMPLED + 1)) for _ in range(3))
+    tokens = np.full(size, LIKELIEST_SAMPLED, np.int64)
+    for at, (place, weak) in enumerate(zip(row.places, row.weaker, strict=True)):
+        for laws, temperature in ((p, row.asked.temperature), (raw, 1.0)):
+            ids, law = law_of(place, temperature, LIKELIEST_SAMPLED)
+            laws[at, : len(ids)], laws[at, -1] = law[:-1], law[-1]
+        seen = dict(zip(*law_of(weak, row.asked.temperature, LIKELIEST_SAMPLED), strict=False))
+        q[at, : len(ids)] = [seen.get(one, 0.0) for one in ids]
+        q[at, -1] = max(0.0, 1 - q[at].sum())
+        tokens[at] = ids.index(place.token) if place.token in ids else LIKELIEST_SAMPLED
+    return SampledRow(tokens, p, q / q.sum(-1, keepdims=True), raw, np.zeros(size, np.bool_))

@@ -45,13 +45,12 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "noise": facts(gate),
         "threshold": gate.threshold,
         "evidence": {
-            "log10": round(max(gate.log_evidence, gate.sampled.log_evidence) / math.log(10), 2),
+            "log10": round(gate.log_evidence / math.log(10), 2),
             "decides": CROSSES,
             "exceeding": sum(row.beyond(gate.threshold) is not None for row in _greedy(gate)),
         },
         "too_long": gate.too_long,
         "lacking": gate.lacking if gate.verdict == "inconclusive" else 0,
-        "blurred": gate.blurred,
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
         "acceptance": _acceptance(gate),
@@ -78,7 +77,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
         rows = [row for row in gate.rows if row.wrong_end(gate.ends) == kind]
         if ends[kind] > 1:
             made.append(_violation(gate, EditCause("bookkeeping", kind, of=len(rows)), rows, redact))
-    if gate.log_evidence >= math.log(CROSSES):
+    if gate.log_greedy >= math.log(CROSSES):
         rows = sorted(
             (row for row in _greedy(gate) if row.beyond(gate.threshold) is not None), key=lambda row: row.request
         )
@@ -104,7 +103,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
     first = rows[0]
     at = first.beyond(gate.threshold)
     at = len(first.answer.tokens) - 1 if at is None else at
-    place = first.places[at] if at < len(first.places) else None
+    place = first.places[at] if at < len(first.places) and not first.asked.temperature else None
     made = {
         "fingerprint": why.fingerprint,
         "component": why.component,
@@ -114,7 +113,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
             "request": first.request,
             "token_index": at,
             "expected": place.best if place is not None and place.gap else None,
-            "observed": place.token if place is not None else None,
+            "observed": first.answer.tokens[at] if first.answer.tokens else None,
             "gap": round(place.gap, 6) if place is not None else 0.0,
         },
         "conditions": _conditions(gate, rows),
@@ -158,8 +157,8 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
         said.append(f"{len(rows)} of {len(gate.rows)} rows end as no row of the plain server does: {_END[why.kind]}.")
     elif why.kind == "stray-law":
         said.append(
-            "Sampled rows do not follow the plain server's law: the evidence is "
-            f"1e{gate.sampled.log_evidence / math.log(10):.0f}; the bet {why.edit} earns most."
+            "Sampled rows do not follow the law of those that the plain server samples for the same requests: the "
+            f"evidence is 1e{gate.sampled.log_evidence / math.log(10):.0f}; the bet {why.edit} earns most."
         )
     elif at is not None:
         place = first.places[at]
@@ -220,7 +219,9 @@ def text_of(report: Mapping[str, Any]) -> str:
     if report["too_long"]:
         lines.append(f"  {report['too_long']} prompts were left out: the context does not hold them")
     if report["sampled"] and report["verdict"] == "equivalent":
-        lines.append("  this speaks of greedy rows; of sampled ones only a law that is far off is excluded")
+        lines.append(
+            "  of sampled rows a temperature that is a fifth off would have been seen, and laws that are as far off"
+        )
     if report["stops_heeded"] is False:
         lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
     if report["verdict"] == "inconclusive":
@@ -243,11 +244,11 @@ def text_of(report: Mapping[str, Any]) -> str:
 
 def _why_not(report: Mapping[str, Any]) -> str:
     if report["lacking"]:
-        return f"  too few rows: a fault of one token in 40 shows in {report['lacking']} more requests (--requests)"
+        law = ", or a temperature that is a fifth off," if report["sampled"] else ""
+        more = report["lacking"]
+        return f"  too few rows: a fault of one token in 40{law} shows in {more} more requests (--requests)"
     if report["noise"]["visible"] < 0.25:
         return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
-    if report["blurred"]:
-        return "  rounding of scores hides a wrong law of sampled rows; without --temperature greedy rows are judged"
     return "  one row ends as no row of the plain server does; more requests would tell"
 
 

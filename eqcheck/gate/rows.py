@@ -15,7 +15,10 @@ ENDS = ("over-length", "past-eos", "premature-stop")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a server, and how the referee sees its tokens. ``beside``: sampled rows stand beside it."""
+    """A row of a server, and how the referee sees its tokens. ``beside``: sampled rows stand beside it.
+
+    ``weaker``: how the referee sees the tokens of a sampled row behind a few tokens alone.
+    """
 
     request: int
     asked: Wanted
@@ -24,6 +27,7 @@ class Row:
     concurrency: int
     place: int
     beside: bool = False
+    weaker: tuple[Scored, ...] = ()
 
     @property
     def gap(self) -> float:

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.gate.answers import ServerError
+from eqcheck.gate.answers import Scored, ServerError
 from eqcheck.gate.evidence import CROSSES, Exceedances, needed, step, together
-from eqcheck.gate.laws import SampledRows
+from eqcheck.gate.laws import SampledRows, weaker
 from eqcheck.gate.prompts import Prompt
 from eqcheck.gate.rows import Row, Speed
-from eqcheck.gate.servers import LIKELIEST_SAMPLED, Server, Wanted
+from eqcheck.gate.servers import LIKELIEST_SAMPLED, Completed, Server, Wanted
 
 SAMPLE_TEXTS = ("The quick brown fox, 12345.", "def main():\n    return 0")  # tokenizers are compared on these
 SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
 FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
+SAMPLED_OF = 3  # requests one is greedy, if rows are sampled
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
-MOST_ROUNDING = 0.1  # of a probability: more takes from each sampled token more than most wrong laws earn
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Gate:
         self._same_model()
         bets = ("all", *(f"{number} at once" for number in self.settings.concurrency))
         self.bets = {name: Exceedances() for name in bets}  # all from the start: their weights may not depend on rows
+        self.sampled.begin(self.settings.concurrency)
         before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
         chunk, asked = 0, 0
         try:
@@ -91,20 +92,27 @@ class Gate:
     def progress(self) -> str:
         """How far it is."""
         tokens = sum(len(row.answer.tokens) for row in self.rows)
-        evidence = max(self.log_evidence, self.sampled.log_evidence) / math.log(10)
+        evidence = self.log_evidence / math.log(10)
         said = f"evidence 1e{evidence:.1f}, 1e{math.log10(CROSSES):.0f} decides"
         return f"{len(self.rows)} requests, {tokens} tokens; {said}"
 
     @property
-    def log_evidence(self) -> float:
+    def log_greedy(self) -> float:
         """The evidence against greedy rows, as a logarithm."""
-        return together(list(self.bets.values())) if self.bets else 0.0
+        return together([bet.log_evidence for bet in self.bets.values()]) if self.bets else 0.0
+
+    @property
+    def log_evidence(self) -> float:
+        """The evidence that decides: the mean of that against greedy rows and that against sampled ones."""
+        if not self.settings.temperature:
+            return self.log_greedy
+        return together([self.log_greedy, self.sampled.log_evidence])
 
     @property
     def crossed(self) -> bool:
         """Whether the evidence decides, or two rows end as no right server ends them."""
         certain = max(self.wrong_ends.values(), default=0)
-        return max(self.log_evidence, self.sampled.log_evidence) >= math.log(CROSSES) or certain > 1
+        return self.log_evidence >= math.log(CROSSES) or certain > 1
 
     @property
     def threshold(self) -> float:
@@ -147,7 +155,10 @@ class Gate:
         tokens = sum(len(row.answer.tokens) for row in greedy) / max(1, len(greedy))
         share = 1 - (1 - RARE * max(self.visible, 0.05)) ** max(1.0, tokens)
         controls = len(self.control) / max(1, len(greedy))
-        return max(0, needed(share, controls or 2.0) - len(greedy))
+        more = max(0, needed(share, controls or 2.0) - len(greedy))
+        if not self.settings.temperature:
+            return more
+        return max(SAMPLED_OF * more, math.ceil(self.sampled.lacking * SAMPLED_OF / (SAMPLED_OF - 1)))
 
     @property
     def verdict(self) -> str:
@@ -155,12 +166,7 @@ class Gate:
         if self.crossed:
             return "violation"
         few = self.lacking > 0 or self.visible < LEAST_VISIBLE or sum(self.wrong_ends.values()) > 0
-        return "inconclusive" if few or self.interrupted or self.blurred else "equivalent"
-
-    @property
-    def blurred(self) -> bool:
-        """Whether rows were sampled, and rounding of scores hides a wrong law of them."""
-        return self.sampled.rows > 0 and math.expm1(2 * self.noise) > MOST_ROUNDING
+        return "inconclusive" if few or self.interrupted else "equivalent"
 
     def _fit(self) -> None:
         """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""
@@ -207,24 +213,27 @@ class Gate:
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
         """A chunk: the control twice, the second time in the other order, then the speculative server."""
         asked = [self._asked(number) for number in numbers]
-        greedy = [replace(one, temperature=0.0, seed=None) for one in asked]
-        first = self._decoded("plain", self.plain, numbers, greedy, at_once)
+        first = self._decoded("plain", self.plain, numbers, self._seeded(asked, "first"), at_once)
         asked = [self._with_stop(number, one, row) for number, one, row in zip(numbers, asked, first, strict=True)]
-        greedy = [replace(one, temperature=0.0, seed=None) for one in asked]
-        second = self._decoded("plain", self.plain, numbers[::-1], greedy[::-1], at_once)
+        second = self._decoded("plain", self.plain, numbers[::-1], self._seeded(asked, "second")[::-1], at_once)
         self._heeded(second)
-        rows = self._decoded("speculative", self.speculative, numbers, asked, at_once)
-        self.control += [*first, *second]
-        self._measure([*first, *second])
+        rows = self._decoded("speculative", self.speculative, numbers, self._seeded(asked, "speculative"), at_once)
+        control = [row for row in (*first, *second) if not row.asked.temperature]
+        self.control += control
+        self._measure(control)
         for name in ("all", f"{at_once} at once"):
             bet = self.bets[name]
-            bet.floor, bet.control = (
-                max(self.floor, self.noise),
-                [*bet.control, *(row.gap for row in (*first, *second))],
-            )
+            bet.floor, bet.control = max(self.floor, self.noise), [*bet.control, *(row.gap for row in control)]
             bet.add(row.gap for row in rows if not row.asked.temperature)
-        self.sampled.add([row for row in rows if row.asked.temperature], self.noise, f"{at_once} at once")
+        for row, *drawn in zip(rows, first, second[::-1], strict=True):
+            if row.asked.temperature:
+                self.sampled.add(row, drawn)
         self.rows += rows
+
+    def _seeded(self, asked: Sequence[Wanted], name: str) -> list[Wanted]:
+        """The same requests, the sampled ones with seeds that no other rows have."""
+        rng = random.Random(f"eqcheck gate {self.settings.seed} {name} {len(self.rows)}")
+        return [replace(one, seed=rng.getrandbits(31)) if one.temperature else one for one in asked]
 
     def _decoded(
         self, name: str, server: Server, numbers: Sequence[int], asked: Sequence[Wanted], at_once: int
@@ -233,22 +242,32 @@ class Gate:
         began = time.monotonic()
         answers = server.each(server.complete, asked, at_once)
         seconds = time.monotonic() - began
-        places = self.plain.each(lambda one: self.plain.scored(one.prompt, one.tokens), answers, max(4, at_once))
+        seen = self.plain.each(self._seen, list(zip(asked, answers, strict=True)), max(4, at_once))
         mixed = any(one.temperature for one in asked)
         rows = [
-            Row(number, one, answer, tuple(seen), at_once, place, mixed)
-            for place, (number, one, answer, seen) in enumerate(zip(numbers, asked, answers, places, strict=True))
+            Row(number, one, answer, places, at_once, place, mixed, weak)
+            for place, (number, one, answer, (places, weak)) in enumerate(
+                zip(numbers, asked, answers, seen, strict=True)
+            )
         ]
         self.speeds[name] = self.speeds.get(name, Speed()).plus(rows, seconds)
         return rows
 
+    def _seen(self, pair: tuple[Wanted, Completed]) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
+        asked, answer = pair
+        places = tuple(self.plain.scored(answer.prompt, answer.tokens))
+        return places, weaker(self.plain, answer) if asked.temperature else ()
+
     def _asked(self, number: int) -> Wanted:
-        """A request: a prompt in turn, a ragged limit, sampled every second time if rows are to be sampled."""
+        """A request: a prompt in turn, a ragged limit; of three one is greedy if rows are to be sampled.
+
+        Sampled rows are half as long: the evidence of a row is bounded, so short ones tell more of a token.
+        """
         rng = random.Random(f"eqcheck gate {self.settings.seed} request {number}")
         limit = rng.randint(max(1, self.settings.max_tokens // 2), self.settings.max_tokens)
         prompt = self.prompts[number % len(self.prompts)]
-        if self.settings.temperature and number % 2:
-            return Wanted(prompt, limit, self.settings.temperature, rng.getrandbits(31))
+        if self.settings.temperature and number % SAMPLED_OF:
+            return Wanted(prompt, max(1, limit // 2), self.settings.temperature)
         return Wanted(prompt, limit)
 
     def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
