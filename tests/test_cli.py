@@ -173,6 +173,16 @@ def test_replay_fails_then_is_fixed(work: Path, capsys: Printed) -> None:
     assert "no such layer" in other
 
 
+def test_replay_says_where_the_report_is_of_another_version(work: Path, capsys: Printed) -> None:
+    words = ("replay", str(stored(work)), "--adapter", "mine.py:short")
+    eqcheck(*words)
+    assert "The report is of" not in capsys.readouterr().out
+    path = work / "reports" / "short" / "report.json"
+    path.write_text(path.read_text().replace('"version": "2.1"', '"version": "2.0"'))
+    eqcheck(*words)
+    assert "The report is of short 2.0, and this is 2.1." in capsys.readouterr().out
+
+
 def test_replay_of_a_bare_case_needs_an_adapter(work: Path, capsys: Printed) -> None:
     (work / "case.json").write_text(json.dumps(Case(prompts=((1, 2), (3,))).to_dict()))
     assert eqcheck("replay", "case.json") == 4

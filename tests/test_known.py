@@ -14,7 +14,7 @@ from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.contract.known_violations import Known, in_ci, load, unheard
+from eqcheck.contract.known_violations import Known, in_ci, load, older, unheard
 from eqcheck.explanation.records import Explanation
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks
@@ -223,3 +223,9 @@ def test_a_report_says_until_when_a_violation_is_known(tmp_path: Path) -> None:
     assert violation.in_known_words == "known until 2026-12-31: https://example.org/1"
     (violation,) = report_of(audit(PAST_EOS), tmp_path).violations
     assert (violation.known, violation.known_until, violation.in_known_words) == (None, None, "")
+
+
+def test_what_a_decoder_of_the_user_declares_in_code_is_called_the_older_way() -> None:
+    shipped = registry.load("bsp")
+    assert not older([shipped, replace(registry.load("eqspec"), name="mine")], registry.shipped())
+    assert older([replace(shipped, name="mine")], registry.shipped()).startswith("mine: known= is the older way")

@@ -182,6 +182,14 @@ def test_a_file_without_the_table_says_nothing(tmp_path: Path) -> None:
     assert read(tmp_path) == Configuration()
 
 
+def test_a_table_of_a_misspelt_name_is_told_and_another_tool_is_not(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.eqchek]\nprofile = 'ci'\n")
+    with pytest.raises(UsageError, match=r"no table \[tool.eqchek\]; did you mean 'eqcheck'"):
+        read(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.equinox]\n[tool.black]\n")
+    assert read(tmp_path) == Configuration()
+
+
 if __name__ == "__main__":  # writes the digests of profiles that are new: never those of one that is released
     written = {**digests(60), **{f"{one.name} laws": law_digest(one) for one in PROFILES}}
     (Path(__file__).parent / "profile_digests.json").write_text(json.dumps(written, indent=1) + "\n")

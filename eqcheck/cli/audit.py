@@ -138,6 +138,8 @@ def execute(plan: Plan) -> int:
     places = plan.folders(decoders)
     if strangers := known_violations.unheard(plan.known, list(places)):
         print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+    if older := known_violations.older(decoders, registry.shipped()):
+        print(f"eqcheck: {printable(older)}", file=sys.stderr)
     found = _reported(plan, decoders, places)
     if not found:  # interrupted before there was anything
         raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from eqcheck.contract.requirements import refused
 from eqcheck.explanation.layout import WHOLE, columns
 from eqcheck.explanation.text import headline, render
 from eqcheck.lanes.lane import new_lane
+from eqcheck.report import load
 from eqcheck.report.page import trace_page
 from eqcheck.result.findings import Options
 from eqcheck.result.outcome import HANG, Outcome
@@ -73,6 +74,7 @@ def replay(
     try:
         _show(shown, calls, html)
         print(line, *_told(name, stored, outcome, columns())[2:], sep="\n", end="")
+        print(_other_version(path, decoder.name, lane.result.version or decoder.version), end="")
         if code == VIOLATION and not lane.result.claims(stored.case):
             print(f"{decoder.name} does not claim the family {stored.case.family}: this is a discovery, no violation.")
         sys.stdout.flush()
@@ -146,6 +148,17 @@ def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str
         )
     _check_target(path, stored, spec, target)
     return spec
+
+
+def _other_version(path: Path, name: str, version: str) -> str:
+    """A line where the report of which the case is a part is of another version of the engine."""
+    try:
+        found = load(path.parent.parent).decoder
+    except (UsageError, OSError):
+        return ""
+    if found.name != name or not (found.version and version) or found.version == version:
+        return ""
+    return printable(f"The report is of {name} {found.version}, and this is {version}.\n")
 
 
 def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:

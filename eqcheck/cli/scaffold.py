@@ -28,8 +28,6 @@ import eqcheck
     families=("rotary", "learned"),
     # What your engine needs of every request, such as "equal-lengths", "one-eos" or "batch-1".
     requires=(),
-    # What you know to be wrong, each with a link: {"bookkeeping/past-eos": "https://..."}.
-    known={},
 )
 def generate(target, draft, request):
     """Return the new token ids of each row, in the order of request.prompts: list[list[int]].

@@ -52,7 +52,7 @@ def read(folder: Path) -> Configuration:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        if _TABLE in text and (table := _table(path, text)) is not None:
+        if "[tool.eq" in text and (table := _table(path, text)) is not None:
             return _configuration(path, table)
     return Configuration()
 
@@ -62,7 +62,11 @@ def _table(path: Path, text: str) -> Any:
         tool = tomllib.loads(text).get("tool", {})
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {one_line(str(error))}") from error
-    return tool.get("eqcheck") if isinstance(tool, dict) else None
+    tables = tool if isinstance(tool, dict) else {}
+    for name in tables:
+        if name.startswith("eq") and "eqcheck" not in tables and (near := did_you_mean(name, ["eqcheck"])):
+            raise UsageError(f"{path}: there is no table [tool.{one_line(name)}]{near}")
+    return tables.get("eqcheck")
 
 
 def _configuration(path: Path, table: Any) -> Configuration:

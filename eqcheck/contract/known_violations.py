@@ -90,6 +90,12 @@ def passing(entries: Iterable[Known], decoders: Iterable[Decoder], today: date) 
     return {one.name: {*one.known, *(e.fingerprint for e in listed if e.of(one.name))} for one in decoders}
 
 
+def older(decoders: Iterable[Decoder], shipped: Iterable[str]) -> str:
+    """A remark on decoders of the user's that declare what is known in code; empty where none does."""
+    named = ", ".join(one.name for one in decoders if one.known and one.name not in {*shipped})
+    return f"{named}: known= is the older way and still read; write known.toml (docs/ci.md)" if named else ""
+
+
 def in_ci() -> bool:
     """Whether this runs in continuous integration, by the variable ``CI`` that every service sets."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")

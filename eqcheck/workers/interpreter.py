@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +38,7 @@ Folders = Callable[[Any], tuple[Path, Path]]  # of a case, the folders of target
 
 
 def environment(decoder: Decoder, python: str | None) -> str:
-    """The Python to run a decoder with: the given one, that of the environment it names, or this one.
+    """The Python to run a decoder with: the given one, that of its environment, or this one, which may have the engine.
 
     Raises `UsageError` where there is none.
     """
@@ -52,6 +53,8 @@ def environment(decoder: Decoder, python: str | None) -> str:
     for place in places:
         if (place / "bin" / "python").exists():
             return str(place / "bin" / "python")
+    if find_spec(decoder.environment):  # the engine lies beside eqcheck, as in its own CI
+        return sys.executable
     raise UsageError(
         f"adapter {decoder.name!r}: it runs in an environment of its own, expected in {places[0]}; "
         "run `make engines` in a clone of eqcheck, or name the Python of such an environment with --python"
