@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from option_faults import Place, Together
 from test_abduction import PROMPTS, K, case_of, named
 
 from eqcheck.abduction import Evidence, abduce, abduce_options
 from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
 
 
@@ -146,3 +151,28 @@ def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> No
     case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)
     outputs = [ModelTruth(models[0]).row(row) for row in rows]
     assert named(abduce(Evidence(*models, case, outputs))) == "options/ignored-option"
+
+
+def test_options_of_rows_that_go_on_are_no_fault_of_the_commit() -> None:
+    """Next rows of those that go on lend their ids: a draft without options proposes what the engine then emits."""
+    rng, alone = random.Random("1 allowed-ids"), truth("full")
+    rows = []
+    for _ in range(3):
+        prompt = tuple(rng.randrange(256) for _ in range(rng.randint(1, 10)))
+        row = EngineRow(prompt, RowOptions(rng.randint(6, 22)))
+        rows.append(CHANGING["allowed-ids"](rng, row, alone.row(row)) if rng.random() < 0.7 else row)
+    case = EngineCase(tuple(rows), num_draft_tokens=rng.randint(1, 4), checkpoint="full")
+
+    def next_of_those_that_go_on(at: Place) -> tuple[RowOptions, list[int]]:
+        going = [row for row in at.rows if not row.ended]
+        after = going[(going.index(at.row) + 1) % len(going)].options
+        return replace(at.row.options, allowed_ids=after.allowed_ids), at.before
+
+    engine = type("Lending", (Together,), {"fault": staticmethod(next_of_those_that_go_on)})()
+    built = checkpoint("full").built
+    assert built is not None
+    target, draft = (one.function for one in built)
+    outputs = engine("", "", case.request())
+    found = abduce(Evidence(target, draft, case, outputs))
+    assert found is not None
+    assert (found.component, found.open) == ("options", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import exp, prod
 from typing import Any
@@ -14,9 +15,11 @@ from eqcheck.abduction.program import Answers, Part, Round, Turn, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.checkpoints.judge import BUILT_NOISE
 from eqcheck.checkpoints.truth import at_place, with_options
 from eqcheck.construction.function import ATTENTION, INPUTS, MEMORY, Function
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.options import SCORING
 
 _PADDED = -1  # no token
 LEAST_CHANCE = 1e-300  # of what is not forbidden
@@ -31,6 +34,12 @@ Branches = list[dict[int, list[int]]]  # of each row, the tokens that follow so 
 def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
     """The token chosen from the scores ``[vocabulary]`` after so many new tokens, with the row's options."""
     return int(at_place(scores, row, before).argmax())
+
+
+def scoring(options: RowOptions) -> tuple[object, ...]:
+    """A row's options on scores; the EOS ids are of them where there is a minimum."""
+    eos = options.eos_token_ids if options.min_new_tokens else ()
+    return eos, *(getattr(options, name) for name in SCORING)
 
 
 class Evidence:
@@ -60,24 +69,54 @@ class Evidence:
         self.plain = [torch.stack(list(scores.values())) for scores in answers(target, programs)]
         self.expected: list[list[int]] = []
         self.surprising: set[tuple[int, int]] = set()
-        self._likely: list[torch.Tensor] = []
-        self._ranked: dict[tuple[int, int], float] = {}
+        self._noise = BUILT_NOISE if self._mixed and isinstance(target, Function) else 0.0
         for number, (plain, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
             scores = with_options(plain, case.rows[number], output)
-            self.expected.append(scores.argmax(-1).tolist())
-            for n, token in enumerate(output):
-                if token != self.expected[number][n] and number in self.judged:
-                    self.surprising.add((number, n))
-                    self._ranked[number, n] = 1 / (1 + int((scores[n] > scores[n, token]).sum()))
-            likely = scores.masked_fill(scores.isinf(), FORBIDDEN)[: len(output)]
-            noisy = likely / (plain.std() * NOISE[:, None, None])  # [noises, new tokens, vocabulary]
-            emitted = torch.tensor(output, dtype=torch.long).expand(len(NOISE), -1)
-            self._likely.append(noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0].cumsum(-1))
+            self.expected.append([self.preferred(number, n, score) for n, score in enumerate(scores)])
+            wrong = [n for n, token in enumerate(output) if token != self.expected[number][n]]
+            self.surprising |= {(number, n) for n in wrong if number in self.judged}
         self.first_wrong = dict(sorted(self.surprising, reverse=True))
         self.wrong_rows = [*{row for row, _ in self.surprising}]
 
-    def chance(self, row: int, end: int, once: bool) -> float:
+    def preferred(self, row: int, index: int, scores: torch.Tensor) -> int:
+        """The best token by scores with options, or the one that is there, if it is as good up to noise.
+
+        Those of a built checkpoint decide by a wide margin, but for what options add.
+        """
+        best, seen = int(scores.argmax()), self.outputs[row][index : index + 1]
+        return seen[0] if seen and scores[best] - scores[seen[0]] <= self._noise else best
+
+    @property
+    def _mixed(self) -> bool:
+        return any(row.options.changes_scores for row in self.case.rows)
+
+    @cached_property
+    def _likely(self) -> dict[bool, list[torch.Tensor]]:
+        """By row the logarithms of the probabilities of its tokens ``[noises, new tokens]``, with its own options.
+
+        Under True, of each token with those options of the case, or none, that make it likeliest.
+        """
+        own = [self._logarithms(number, row.options) for number, row in enumerate(self.case.rows)]
+        if not self._mixed:
+            return {False: own, True: own}
+        asked = {scoring(row.options): row.options for row in self.case.rows}
+        others = [*asked.values(), replace(self.case.rows[0].options, **SCORING)]
+        free = [torch.stack([self._logarithms(number, one) for one in others]).amax(0) for number in range(len(own))]
+        return {False: own, True: free}
+
+    def _logarithms(self, number: int, asked: RowOptions) -> torch.Tensor:
+        plain, output = self.plain[number], self.outputs[number]
+        scores = with_options(plain, replace(self.case.rows[number], options=asked), output)[: len(output)]
+        noisy = scores.masked_fill(scores.isinf(), FORBIDDEN) / (plain.std() * NOISE[:, None, None])
+        emitted = torch.tensor(output, dtype=torch.long).expand(len(NOISE), -1)
+        return noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0]
+
+    def chance(self, row: int, end: int, once: bool, beside_options: bool = True) -> float:
         """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
+
+        An edit ``beside_options`` has to explain more than options that are misused do: what any of the case's options
+        emit in a place, or none, is likely there. Else a draft without options, whose tokens are emitted, would
+        explain why an engine forgets them.
 
         Counted are the tokens from the first surprising one on; any edit that is too weak to matter emits those before.
 
@@ -99,10 +138,18 @@ class Evidence:
         first = self.first_wrong.get(row, end)
         if first >= end:
             return 1.0
-        likely = self._likely[row]
+        likely = self._likely[beside_options][row].cumsum(-1)
         best = float((likely[:, end - 1] - (likely[:, first - 1] if first else 0.0)).max())
         everywhere = 0.0 if best < _HOPELESS else max(exp(best), LEAST_CHANCE)
-        return max(everywhere, prod(c for (r, n), c in self._ranked.items() if r == row and n < end) if once else 0.0)
+        if not once:
+            return everywhere
+        return max(everywhere, prod(1 / self._rank(row, n) for r, n in self.surprising if r == row and n < end))
+
+    def _rank(self, row: int, index: int) -> int:
+        """The place of a token in the scores, with the options of its row or none."""
+        scores, token, before = self.plain[row][index], self.outputs[row][index], self.outputs[row][:index]
+        asked = at_place(scores, self.case.rows[row], before)
+        return 1 + min(int((one > one[token]).sum()) for one in (asked, scores))
 
     @property
     def recurrent(self) -> bool:

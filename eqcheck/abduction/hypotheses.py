@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, pick
+from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence
 from eqcheck.abduction.program import Answers
 from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.checkpoints.truth import at_place
 
 Tokens = Mapping[tuple[int, int], int]  # by row and index of the new token
 
@@ -101,14 +102,17 @@ def explained(
             return Explained(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
         tokens |= {(r, n) for r, n in evidence.surprising if r == row and n < same}
         complete = complete and same == len(output)
-        chance = _both(chance, evidence.chance(row, same, hypothesis.once))
+        beside = hypothesis.edit.component != "options"
+        chance = _both(chance, evidence.chance(row, same, hypothesis.once, beside))
     return Explained(hypothesis, frozenset(tokens), complete, chance)
 
 
 def predictions(evidence: Evidence, answered: Iterable[Answers]) -> dict[tuple[int, int], int]:
     """The tokens that are chosen from a model's answers, with the options of their rows."""
     return {
-        (row, index): pick(scores, evidence.case.rows[row], evidence.outputs[row][:index])
+        (row, index): evidence.preferred(
+            row, index, at_place(scores, evidence.case.rows[row], evidence.outputs[row][:index])
+        )
         for answers in answered
         for (row, index), scores in answers.items()
     }

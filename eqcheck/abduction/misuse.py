@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from eqcheck.abduction.evidence import Evidence, pick
+from eqcheck.abduction.evidence import Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.truth import row_with
-from eqcheck.contract.decoders import RowOptions
+from eqcheck.checkpoints.truth import at_place, row_with
 from eqcheck.contract.options import SCORING
 
 
@@ -41,7 +40,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
     for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
         for edit, misplaced in _MISCOUNTED.items():
             yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
-    kinds = {_scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
+    kinds = {scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(one, options=rows[other].options) for one in rows]
         yield finding("options-of-another", _chosen(evidence, altered), row=other)
@@ -50,14 +49,9 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         yield finding("options-of-neighbour", _chosen(evidence, altered), row=neighbour)
 
 
-def _scoring(options: RowOptions) -> tuple[object, ...]:
-    eos = options.eos_token_ids if options.min_new_tokens else ()
-    return eos, *(getattr(options, name) for name in SCORING)
-
-
 def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
     return {
-        (row, index): pick(scores, rows[row], evidence.outputs[row][:index])
+        (row, index): evidence.preferred(row, index, at_place(scores, rows[row], evidence.outputs[row][:index]))
         for row, plain in enumerate(evidence.plain)
         for index, scores in enumerate(plain[:-1])
     }
@@ -137,7 +131,8 @@ def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicte
         seen = rejected.get(number, ()), last.get(number, ())
         for index in range(start, end):
             place = TokenPlace(row, output, turn, start, index, number in late, *seen)
-            chosen[number, index] = pick(evidence.plain[number][index], *misplaced(place))
+            scores = at_place(evidence.plain[number][index], *misplaced(place))
+            chosen[number, index] = evidence.preferred(number, index, scores)
         rejected[number] = (*seen[0], *turn.drafts[turn.accepted :])
         last[number] = (*seen[1], output[end - 1])
         late = late | {number} if turn.accepted < len(turn.drafts) else late - {number}
