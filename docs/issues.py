@@ -79,6 +79,8 @@ def _issue(own: Found, note: dict[str, Any]) -> str:
     ]
     if note.get("reading"):
         blocks.append("## Where, by reading and not by running\n\n" + note["reading"].strip())
+    if note.get("tried"):
+        blocks.append("## Tried\n\n" + note["tried"].strip())
     if note.get("fix"):
         blocks.append(f"## A fix to consider, not run\n\n```diff\n{note['fix'].strip()}\n```")
     if note.get("threads"):

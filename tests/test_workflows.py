@@ -21,7 +21,8 @@ from eqcheck.workers.worker import ProcessWorker
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "action.yml"
-OWN = [*sorted((ROOT / ".github" / "workflows").glob("*.yml")), *sorted((ROOT / "examples").glob("*/.github/*/*.yml"))]
+PLACES = (".github/workflows/*.yml", "examples/*/.github/*/*.yml", "proposals/*/*.yml")
+OWN = [path for place in PLACES for path in sorted(ROOT.glob(place))]
 SCAFFOLD = WORKFLOW.substitute(file="engine.py")
 
 
