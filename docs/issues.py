@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scoreboard import ROOT, committed
-
 from eqcheck.contract.escaping import inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import reason
@@ -26,6 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER, NOTES = ROOT / "reports" / "issues", ROOT / "reports" / "notes.toml"
 PINS, LONGEST = ROOT / "environments", 40
 Found = list[tuple[Report, ReportedViolation]]
@@ -127,6 +126,8 @@ def notes() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    from scoreboard import committed
+
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.md"):
         old.unlink()
