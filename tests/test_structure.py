@@ -48,7 +48,6 @@ ROOMS = (
     "selfcheck",
     "report",
     "explanation.handbook",
-    "history",
     "gate",
     "cli",
 )

@@ -19,7 +19,6 @@ from eqcheck.cli import (
     configured,
     explain,
     gate,
-    history,
     kinds,
     listing,
     new,
@@ -32,7 +31,7 @@ from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.extras import EXTRAS, missing
 
-COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench, history)
+COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ EXTRAS = {
     "httpx": "gate",
     "hypothesis": "audit",
     "jinja2": "audit",
-    "packaging": "audit",
     "ray": "ray",
     "rich": "audit",
     "safetensors": "audit",
