@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eqcheck.cli.arguments import positive, seconds
 from eqcheck.cli.common import say
@@ -29,9 +29,15 @@ def add(commands: Commands) -> None:
         "token. Both speak OpenAI's completions. A key is read from EQCHECK_API_KEY.",
     )
     gate.add_argument(
-        "--speculative", metavar="URL", required=True, help="of the server that speculates, such as http://a:8000/v1"
+        "--speculative",
+        metavar="URL",
+        required=True,
+        help="of the server that speculates, such as http://a:8000/v1, or the spec of a decoder, such as mine.py",
     )
-    gate.add_argument("--plain", metavar="URL", required=True, help="of a server of the same model that does not")
+    gate.add_argument(
+        "--plain", metavar="URL", required=True, help="of a server of the same model that does not, or hf:FOLDER"
+    )
+    gate.add_argument("--draft", metavar="FOLDER", type=Path, help="the draft model of a decoder that is no server")
     gate.add_argument(
         "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
     )
@@ -59,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.gate.prompts import drawn, read
     from eqcheck.gate.report import built, compared, earlier, page_of, text_of
     from eqcheck.gate.run import Gate, Settings
-    from eqcheck.gate.servers import Server
 
     settings = Settings(
         options.requests,
@@ -73,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     before = earlier(options.baseline) if options.baseline else None
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-    servers = [Server(getattr(options, role), role) for role in ("speculative", "plain")]
+    servers = _sides(options)
     gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
     try:
         gate.run()
@@ -96,6 +101,22 @@ def run(options: argparse.Namespace) -> int:
         else printable(text_of(report) + (compared(report, before) if before else ""))
     )
     return _CODES[report["verdict"]]
+
+
+def _sides(options: argparse.Namespace) -> list[Any]:
+    """The side that speculates and the plain one: two servers, or a decoder and a model in this process."""
+    from eqcheck.gate.servers import Server
+
+    if not options.plain.startswith("hf:"):
+        return [Server(getattr(options, role), role) for role in ("speculative", "plain")]
+    from eqcheck.contract.registry import load
+    from eqcheck.gate.process import Decoding, Plain
+
+    if options.draft is None:
+        raise UsageError("--draft: expected the folder of a draft model for the decoder")
+    decoder, folder = load(options.speculative), Path(options.plain.removeprefix("hf:"))
+    plain = Plain(folder, "plain")
+    return [Decoding(decoder, "speculative", plain, folder, options.draft), plain]
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,68 @@
+"""The gate in one process: a decoder against a model of a folder, without a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eqcheck.cli import main
+
+MINE = '''
+import torch
+import eqcheck
+
+
+@eqcheck.decoder(name="mine", capabilities=("row-limits", "temperature"))
+@torch.no_grad()
+def generate(target, draft, request):
+    """The target alone; with a fault two tokens behind the limit."""
+    rows = []
+    for prompt, its in zip(request.prompts, request.rows):
+        tokens = list(prompt)
+        for at in range(its.max_new_tokens + 2 * FAULT):
+            scores = target(input_ids=torch.tensor([tokens])).logits[0, -1]
+            warm = its.temperature and (scores / its.temperature).softmax(-1)
+            tokens.append(int(torch.multinomial(warm, 1) if its.temperature else scores.argmax()))
+        rows.append(tokens[len(prompt) :])
+    return rows
+'''
+
+
+@pytest.mark.parametrize(("fault", "temperature", "verdict"), [(1, "0", "violation"), (0, "0.7", "inconclusive")])
+def test_a_decoder_is_held_to_a_model_in_bfloat16(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: int, temperature: str, verdict: str
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        initializer_range=0.4, bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    (tmp_path / "mine.py").write_text(f"FAULT = {fault}\n{MINE}")
+    prompts = [{"prompt": torch.randint(0, 40, (3 + at % 7,)).tolist()} for at in range(24)]
+    (tmp_path / "prompts.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    words = [
+        "--plain",
+        f"hf:{tmp_path}/model",
+        "--draft",
+        f"{tmp_path}/model",
+        "--prompts",
+        f"{tmp_path}/prompts.jsonl",
+    ]
+    words += ["--requests", "12", "--max-tokens", "6", "--concurrency", "4", "--json"]
+    main(["gate", "--speculative", f"{tmp_path}/mine.py", *words, "--temperature", temperature])
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == verdict, report
+    assert report["sampled"] == (0 if fault else 8)
+    assert [each["kind"] for each in report["violations"]] == ["over-length"] * fault
+
+
+def test_prompts_need_a_tokenizer_or_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "--speculative", "eqspec", "--plain", "hf:nowhere"]) == 4
+    assert "--draft" in capsys.readouterr().err
+    assert main(["gate", "--speculative", "eqspec", "--plain", f"hf:{tmp_path}", "--draft", str(tmp_path)]) == 4
+    assert "no model can be loaded" in capsys.readouterr().err
