@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -53,11 +54,25 @@ def test_a_decoder_is_held_to_a_model_in_bfloat16(
         "--prompts",
         f"{tmp_path}/prompts.jsonl",
     ]
-    words += ["--requests", "12", "--max-tokens", "6", "--concurrency", "4", "--json"]
+    words += [
+        "--requests",
+        "12",
+        "--max-tokens",
+        "6",
+        "--concurrency",
+        "4",
+        "--json",
+        "--junit",
+        f"{tmp_path}/gate.xml",
+    ]
     main(["gate", "--speculative", f"{tmp_path}/mine.py", *words, "--temperature", temperature])
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == verdict, report
     assert report["sampled"] == (0 if fault else 8)
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == (
+        ["2", "2", "0"] if fault else ["1", "0", "1"]
+    )
     assert [each["kind"] for each in report["violations"]] == ["over-length"] * fault
 
 

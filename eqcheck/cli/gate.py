@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def add(commands: Commands) -> None:
     gate.add_argument("--out", metavar="DIR", type=Path, help="write gate.json and gate.html there")
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
+    gate.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit's XML for a CI server there")
     gate.add_argument("--json", action="store_true", help="print the report as JSON")
     gate.set_defaults(run=run)
 
@@ -63,7 +65,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a gate; returns the exit code."""
     from eqcheck.gate.prompts import drawn, read
-    from eqcheck.gate.report import built, compared, earlier, page_of, text_of
+    from eqcheck.gate.report import built, checks_of, compared, earlier, page_of, text_of
     from eqcheck.gate.run import Gate, Settings
 
     settings = Settings(
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     before = earlier(options.baseline) if options.baseline else None
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-    servers = _sides(options)
+    servers, began = _sides(options), time.monotonic()
     gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
     try:
         gate.run()
@@ -95,6 +97,10 @@ def run(options: argparse.Namespace) -> int:
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
         _write(options.out / "gate.html", page_of(report, gaps))
+    if options.junit is not None:
+        from eqcheck.report.checks import as_xml
+
+        _write(options.junit, as_xml([("gate", checks_of(report), time.monotonic() - began)]))
     say(
         json.dumps(report)
         if options.json

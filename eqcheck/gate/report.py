@@ -17,6 +17,7 @@ from eqcheck.gate.cause import EditCause, cause
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.rows import ENDS, Row
 from eqcheck.gate.run import Gate, facts
+from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 
 FORMAT = "eqcheck-gate/1"
@@ -240,6 +241,14 @@ def text_of(report: Mapping[str, Any]) -> str:
     width = columns()
     wrapped = (line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines)
     return "\n".join(wrapped)
+
+
+def checks_of(report: Mapping[str, Any]) -> list[Check]:
+    """The gate as checks for a CI server: its verdict, and each violation."""
+    status: dict[str, Status] = {"violation": "failed", "inconclusive": "inconclusive"}
+    verdict, said = report["verdict"], printable(text_of(report))
+    checks = [Check("verdict", status.get(verdict, "passed"), f"{verdict}, {report['tokens']} tokens", said)]
+    return [*checks, *(Check(one["fingerprint"], "failed", one["explanation"]) for one in report["violations"])]
 
 
 def _why_not(report: Mapping[str, Any]) -> str:

@@ -89,22 +89,26 @@ def _text(violation: ReportedViolation) -> str:
 
 def junit(reports: Sequence[Report], allow_declared: bool) -> str:
     """The XML of audits. A known violation is a skipped test, one that is inconclusive an error."""
+    return as_xml([(report.decoder.name, checks(report, allow_declared), report.elapsed_s) for report in reports])
+
+
+def as_xml(suites: Sequence[tuple[str, Sequence[Check], float]]) -> str:
+    """JUnit's XML of suites: their names, checks, and seconds."""
     root = ElementTree.Element("testsuites", name="eqcheck")
-    for report in reports:
-        listed = checks(report, allow_declared)
-        suite = ElementTree.SubElement(root, "testsuite", name=_clean(report.decoder.name))
+    for name, listed, elapsed in suites:
+        suite = ElementTree.SubElement(root, "testsuite", name=_clean(name))
         suite.set("tests", str(len(listed)))
         for attribute, status in (("failures", "failed"), ("errors", "inconclusive"), ("skipped", "known")):
             suite.set(attribute, str(sum(check.status == status for check in listed)))
-        suite.set("time", f"{report.elapsed_s:.1f}")
+        suite.set("time", f"{elapsed:.1f}")
         for number, check in enumerate(listed):
-            _case(suite, check, report, report.elapsed_s if number == 0 else 0.0)
+            _case(suite, check, name, elapsed if number == 0 else 0.0)
     ElementTree.indent(root)
     return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
 
 
-def _case(suite: ElementTree.Element, check: Check, report: Report, seconds: float) -> None:
-    classname = f"eqcheck.{_clean(report.decoder.name)}"
+def _case(suite: ElementTree.Element, check: Check, name: str, seconds: float) -> None:
+    classname = f"eqcheck.{_clean(name)}"
     case = ElementTree.SubElement(suite, "testcase", classname=classname, name=_clean(check.name))
     case.set("time", f"{seconds:.1f}")
     tag = {"failed": "failure", "inconclusive": "error", "known": "skipped"}.get(check.status)
