@@ -2,7 +2,8 @@
 
 python docs/issues.py        writes reports/issues/
 
-A cause that several reports of one engine have is one issue with several conditions. What stands in the engine's source
+A cause that several reports of one engine have is one issue with several conditions. A fault that was found by hand
+has a script, and no report. What stands in the engine's source
 is read by a person, and comes from the notes; all else comes from the reports.
 """
 
@@ -41,7 +42,7 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
                 found.setdefault((report.decoder.origin, violation.fingerprint), []).append((report, violation))
             else:
                 left += violation.count
-    noted = {(note["origin"], note["fingerprint"]): note for note in notes}
+    noted = {(note["origin"], note["fingerprint"]): note for note in notes if "fingerprint" in note}
     if strangers := noted.keys() - found.keys():
         raise ValueError(f"notes.toml: no committed report has {sorted(strangers)}")
     pages, rows = {}, []
@@ -50,6 +51,12 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
         name = f"{origin.rpartition('/')[2]}-{fingerprint.replace('/', '-').replace(':', '-')}.md"
         pages[name] = _issue(own, note)
         rows.append(f"- [{_title(own, note)}]({name})")
+    for note in (note for note in notes if "script" in note):
+        name = f"{Path(note['script']).stem.replace('_', '-')}.md"
+        engine = note["origin"].rpartition("/")[2]
+        title = f"{engine} {note['version']}: {note['title']} ({note['severity']})"
+        pages[name] = _page([f"# {title}", note["about"].strip(), _by_hand(engine, note)], note)
+        rows.append(f"- [{title}]({name})")
     head = "# Issues, made from the reports by `python docs/issues.py`\n"
     rest = f"{many(left, 'failing case')} of these reports have no cause that was shown, and no issue."
     return {**pages, "README.md": "\n".join([head, *rows, "", rest, ""])}
@@ -76,12 +83,28 @@ def _issue(own: Found, note: dict[str, Any]) -> str:
         "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
         "## Shows with\n\n" + "\n".join(_shows(*pair) for pair in own),
     ]
+    return _page(blocks, note)
+
+
+def _by_hand(engine: str, note: dict[str, Any]) -> str:
+    """The environment and the script of a fault that was found by hand."""
+    text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
+    return (
+        f"## Environment\n\n- {engine} {note['version']}, with the versions of `constraints.txt`\n- Linux, on a CPU\n\n"
+        f"## Script\n\n`{note['script']}`; it needs {engine} alone. Exit code 1 says that it was shown. "
+        f"{note.get('ran', '')}\n\n```python\n{text}\n```\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
+    )
+
+
+def _page(blocks: list[str], note: dict[str, Any]) -> str:
+    """The parts of a page, with those that the notes have behind them."""
     if note.get("reading"):
         blocks.append("## Where, by reading and not by running\n\n" + note["reading"].strip())
     if note.get("tried"):
         blocks.append("## Tried\n\n" + note["tried"].strip())
     if note.get("fix"):
-        blocks.append(f"## A fix to consider, not run\n\n```diff\n{note['fix'].strip()}\n```")
+        run = "" if note.get("tried") else ", not run"
+        blocks.append(f"## A fix to consider{run}\n\n```diff\n{note['fix'].strip()}\n```")
     if note.get("threads"):
         blocks.append("## Threads\n\n" + "\n".join(f"- {thread}" for thread in note["threads"]))
     return "\n\n".join(blocks) + "\n"
