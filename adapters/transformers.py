@@ -7,11 +7,17 @@ torch's global generator; there is no seed of a row's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, StopStringCriteria
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    StopStringCriteria,
+    WatermarkingConfig,
+)
 from transformers.utils import logging
 
 import eqcheck
@@ -141,6 +147,90 @@ class _Texts:
         return self._before + "".join(tokens)
 
 
+class _Streamed:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def put(self, tokens: Any) -> None:
+        self.tokens += tokens.flatten().tolist()
+
+    def end(self) -> None: ...
+
+
+def _begun(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
+    """A cache of the caller's, with the first half of a prompt."""
+    half = prompt.shape[1] // 2
+    cache = DynamicCache(config=target.config)
+    if half:
+        target(prompt[:, :half], past_key_values=cache)
+    return {"past_key_values": cache}
+
+
+def _padded(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
+    """The prompt behind three pads."""
+    mask = torch.ones(1, prompt.shape[1] + 3, dtype=torch.long)
+    mask[:, :3] = 0
+    return {"inputs": torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt], 1), "attention_mask": mask}
+
+
+def _third(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
+    """A criterion of the caller's: three new tokens."""
+    end = prompt.shape[1] + 3
+    return {"stopping_criteria": [lambda tokens, scores, **options: torch.tensor([tokens.shape[1] >= end])]}
+
+
+def _asked(**options: Any) -> Any:
+    return lambda target, prompt: options
+
+
+def _allowed(batch: int, tokens: torch.Tensor) -> list[int]:
+    return [token for token in range(256) if (token + len(tokens)) % 3]
+
+
+_SWITCHES: dict[str, Any] = {
+    "guidance_scale": _asked(guidance_scale=0.317),  # more of what is seen without the prompt
+    "output_hidden_states": _asked(output_hidden_states=True),
+    "past_key_values": _begun,
+    "stopping_criteria": _third,
+    "output_scores": _asked(output_scores=True, output_logits=True, repetition_penalty=1.3),
+    "left_padding": _padded,
+    "streamer": lambda target, prompt: {"streamer": _Streamed()},
+    "top_k_1": _asked(do_sample=True, top_k=1),
+    "min_p_1": _asked(do_sample=True, top_k=0, min_p=1.0),
+    "top_p_0": _asked(do_sample=True, top_k=0, top_p=1e-9),
+    "assistant_early_exit": _asked(assistant_early_exit=1),
+    "position_ids": lambda target, prompt: {"position_ids": torch.arange(prompt.shape[1])[None] + 3},
+    "prefill_chunk_size": _asked(prefill_chunk_size=3),
+    "no_repeat_ngram_size": _asked(no_repeat_ngram_size=2),
+    "sequence_bias": lambda target, prompt: {"sequence_bias": [[prompt[0, -2:].tolist(), -9.0], [[7], 3.0]]},
+    "begin_suppress_tokens": _asked(begin_suppress_tokens=list(range(0, 256, 2))),
+    "forced_eos_token_id": _asked(forced_eos_token_id=9),
+    "watermarking_config": lambda target, prompt: {"watermarking_config": WatermarkingConfig(bias=5.0)},
+    "prefix_allowed_tokens_fn": _asked(prefix_allowed_tokens_fn=_allowed),
+    "renormalize_logits": _asked(renormalize_logits=True, output_scores=True),
+}
+"""Arguments of ``generate()`` that no target can be asked about; made anew for each call."""
+
+
+def _beside(output: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Things that are returned beside tokens, by name: of a tensor its shape and how large its numbers are."""
+
+    def size(tensor: torch.Tensor) -> list[float]:
+        return [*map(float, tensor.shape), float(tensor.double().clamp(-1e9, 1e9).abs().mean())]
+
+    told: dict[str, Any] = {}
+    if "output_scores" in asked:
+        told = {name: list(map(size, getattr(output, name) or ())) for name in ("scores", "logits")}
+    if hidden := output.hidden_states:
+        told["hidden_states"] = [[size(layer) for layer in step] for step in hidden]
+    told["cache_length"] = output.past_key_values.get_seq_length()
+    if "streamer" in asked:
+        told["streamed"] = asked["streamer"].tokens
+    return told
+
+
 class Served:
     """``generate()`` on the models of two folders, one row at a time, in the dtype of the request.
 
@@ -148,6 +238,8 @@ class Served:
     asked for a tokenizer of its own (5.23). Drafts for a Qwen 3.5 and a Granite 4 are refused, for their states cannot
     be rewound: so they are not among the kinds.
     """
+
+    switches = tuple(_SWITCHES)
 
     def open(self) -> None:
         self.version = transformers.__version__
@@ -161,8 +253,10 @@ class Served:
         """The two models."""
         return [self._loaded(folder, request.dtype) for folder in (target, draft)]
 
-    def __call__(self, target: str, draft: str, request: eqcheck.Request) -> list[list[int]]:
+    def __call__(self, target: str, draft: str, request: eqcheck.Request) -> list[Any]:
         loaded, drafting = self.load(target, draft, request)
+        if request.switch:
+            return [self._switched(loaded, drafting, request, number) for number in range(len(request.prompts))]
         return [self._row(loaded, drafting, request, number) for number in range(len(request.prompts))]
 
     @torch.no_grad()
@@ -193,6 +287,36 @@ class Served:
             raise
         new: list[int] = output[0, len(prompt) :].tolist()
         return new
+
+    @torch.no_grad()
+    def _switched(self, target: Any, draft: Any, request: eqcheck.Request, number: int) -> eqcheck.Completion:
+        """A row with a switch on, with drafts and without: the same call, but for the arguments that speculate."""
+        row, prompt = request.rows[number], torch.tensor([request.prompts[number]])
+        early = {"assistant_early_exit": 1} if request.switch == "assistant_early_exit" else {}
+        answers, margins = list[Any](), list[float]()
+        for drafting in ({}, early or _drafting(draft, request)):
+            own = {} if early else _SWITCHES[str(request.switch)](target, prompt)
+            given: dict[str, Any] = {"inputs": prompt, "attention_mask": torch.ones_like(prompt), "do_sample": False}
+            given |= {"output_scores": not answers, **own}
+            try:
+                output = target.generate(
+                    **given,
+                    max_new_tokens=row.max_new_tokens,
+                    eos_token_id=list(row.eos_token_ids) or None,
+                    pad_token_id=request.pad_token_id,
+                    return_dict_in_generate=True,
+                    **drafting,
+                )
+            except ValueError as error:
+                if answers:
+                    raise
+                raise eqcheck.Unsupported(f"{request.switch}, without drafts: {error}") from error
+            answers.append((output.sequences[0, given["inputs"].shape[1] :].tolist(), _beside(output, own)))
+            margins = (
+                margins if drafting else [(s.topk(2).values @ torch.tensor([1.0, -1.0])).item() for s in output.scores]
+            )
+        (alone, own_beside), (tokens, beside) = answers
+        return eqcheck.Completion(tokens, beside=beside, alone={"tokens": alone, "margins": margins, **own_beside})
 
     def _loaded(self, folder: str, dtype: str) -> Any:
         if (folder, dtype) not in self.models:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import Statement, state
-from eqcheck.result.verdict import RowVerdict
+from eqcheck.result.verdict import RowVerdict, common_start
 from eqcheck.truth.logprobs import Logprobs, logprobs
 
 Ids = tuple[int, ...]
@@ -42,6 +43,50 @@ def told_wrongly(
             if statement:
                 return Explanation("bookkeeping", kind, row=number, **statement._asdict())
     return None
+
+
+def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequence[Ids]) -> Explanation | None:
+    """The first row that the engine answers otherwise than without drafts, in its tokens or in what is beside them."""
+    for number, (told, row) in enumerate(zip(completions, rows, strict=True)):
+        alone = dict(told.alone or {}) if told else {}
+        tokens, margins = tuple(alone.pop("tokens", row)), alone.pop("margins", ())
+        if row != tokens:
+            index, eos = common_start(row, tokens), case.options[number].eos_token_ids
+            if margins[index : index + 1] and index < len(row) and margins[index] < _TIE:
+                continue
+            return Explanation(
+                *("options", "ignored-option"),
+                row=number,
+                token_index=index,
+                expected=tokens[index] if index < len(tokens) else None,
+                observed=row[index] if index < len(row) else None,
+                expected_row=tokens,
+                observed_row=row,
+                wrong_rows=(number,),
+                given=Given(case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens),
+                subject=case.switch,
+                **state("switched", switch=case.switch)._asdict(),
+            )
+        for name, own in alone.items():
+            place = _differ((told.beside or {}).get(name) if told else None, own)
+            if place is not None:
+                at = f", first at new token {place[0]}" if place else ""
+                said = state("beside", switch=case.switch, what=name.replace("_", " "), place=at)
+                return Explanation("options", "ignored-option", row=number, subject=case.switch, **said._asdict())
+    return None
+
+
+_NOISE, _TIE = 1e-3, 1e-2  # of numbers in float32, where blocks are computed in other shapes
+
+
+def _differ(told: Any, own: Any) -> tuple[int, ...] | None:
+    """Where two values differ, as indices; None if nowhere. Numbers may differ a little, NaN always does."""
+    if isinstance(told, list | tuple) and isinstance(own, list | tuple) and len(told) == len(own):
+        found = ((index, _differ(one, other)) for index, (one, other) in enumerate(zip(told, own, strict=True)))
+        return next(((index, *place) for index, place in found if place is not None), None)
+    if isinstance(told, int | float) and isinstance(own, int | float):
+        return None if told == own or abs(told - own) <= _NOISE * (1 + abs(own)) else ()
+    return None if told == own else ()
 
 
 def told_wrongly_of(run: Run) -> Explanation | None:

@@ -105,6 +105,7 @@ class EngineCase(AnyCase):
     """One test input for an engine. ``checkpoint`` names the pair of models, by their weights.
 
     ``token_budget``, ``kv_blocks`` and ``prefix_caching`` are the engine's own defaults where they are None.
+    ``switch`` is one of its `eqcheck.contract.decoders.Hooks.switches`.
 
         >>> case = EngineCase((EngineRow((1, 2), RowOptions(4)),), num_draft_tokens=3)
         >>> EngineCase.from_dict(case.to_dict()) == case
@@ -127,6 +128,7 @@ class EngineCase(AnyCase):
     kv_blocks: Blocks | None = None
     prefix_caching: Annotated[bool | None, Meta(extra={"is": "true, false or null"})] = None
     checkpoint: str = ""
+    switch: Annotated[str | None, Meta(extra={"is": "the name of a switch of the engine, or null"})] = None
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:

@@ -18,7 +18,9 @@ class Completion:
     ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
     ``stop`` is the stop sequence that ended it, and None for an EOS. ``usage`` counts ``prompt_tokens`` and
     ``completion_tokens``. ``logprobs`` are the logarithms of the target's own probabilities of the
-    tokens, before temperature, cuts and penalties. ``prompt_logprobs`` are not judged yet.
+    tokens, before temperature, cuts and penalties. ``prompt_logprobs`` are not judged yet. ``beside`` is whatever else
+    the engine returns with the row, by name, and ``alone`` the same of the engine without drafts, with its ``tokens``.
+    Where options may make ties, ``alone`` has ``margins``: by how much each token is preferred to the second.
 
     >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
     (7,)
@@ -30,6 +32,8 @@ class Completion:
     logprobs: Sequence[float] | None = None
     prompt_logprobs: Any = None
     usage: Mapping[str, int] | None = None
+    beside: Mapping[str, Any] | None = None
+    alone: Mapping[str, Any] | None = None
 
 
 def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:

@@ -65,7 +65,7 @@ CAPABILITIES = {
     "logprobs": "a row that asks for it is returned with the log-probability of each new token",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
-SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching")
+SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching", "switch")
 """The fields of a request that an engine may have to be started with."""
 
 
@@ -90,8 +90,9 @@ class Request:
 
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``dtype``, that of the decoder, ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone),
-    ``token_budget``, ``kv_blocks`` and ``prefix_caching``; the last three mean the engine's own default where they are
-    None. Where the drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
+    ``token_budget``, ``kv_blocks``, ``prefix_caching`` and ``switch``, one of `Hooks.switches`; the last four mean the
+    engine's own default where they are None. Where it is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts
+    ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")
@@ -118,6 +119,7 @@ class Request:
     drafts: tuple[tuple[int, ...], ...] = ()
     tree: tuple[tuple[Nodes, ...], ...] = ()
     dtype: str = "float32"
+    switch: str | None = None
 
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -140,6 +142,7 @@ class Hooks:
     one that saw something wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with
     the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
     request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    ``switches`` are names of what no target can be asked about; with one on, `Completion.alone` is to be told.
 
         >>> Hooks().version, Hooks().requirements
         ('', 'the engine')
@@ -150,6 +153,7 @@ class Hooks:
     observed: Mapping[str, Any] = MappingProxyType({})
     script: tuple[Callable[..., Any], ...] = ()
     requirements: str = "the engine"
+    switches: tuple[str, ...] = ()
 
     def open(self) -> None: ...
 

@@ -35,6 +35,8 @@ STATEMENTS = {
     "logprob": "new token {index} has the log-probability {own}, and {told} is told",
     "logprob-before": "from new token {index} on, each log-probability that is told is that of the token before",
     "logprob-behind": "from new token {index} on, each log-probability that is told is that of the token behind",
+    "switched": "with {switch} the engine emits other tokens here than it does without drafts",
+    "beside": "with {switch} the engine returns other {what} with the row than it does without drafts{place}",
     "usage": "{count} is {told}, and the row has {tokens}",
     "too-long": "the row has {tokens:token} where the limit is {limit}",
     "of-another-row": "the row holds exactly what row {other_row} should hold",

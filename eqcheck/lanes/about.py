@@ -45,6 +45,8 @@ _OF_STOPS = {
     "logprobs": "rows came with log-probabilities",
     "to_cancel": "rows to be cancelled",
     "cancelled": "a row was cancelled before its end",
+    "switched": "an option of the engine that no target can be asked about",
+    "switch_changed": "it changed a token, or something was returned beside tokens",
 }
 SAMPLING = About(
     counters={

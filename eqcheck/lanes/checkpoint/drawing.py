@@ -30,6 +30,8 @@ BLOCK = 50  # cases under one setting of the engine
 REACHING = 2  # of them, the last ones
 RANDOM_EVERY = 4  # of the blocks, where log-probabilities are asked for
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
+MANY_SWITCHED = 8  # rows; each is decoded twice
+SWITCHED, SWITCHED_EVERY = 2, 3  # cases with one switch, each time; every so many cases have one
 _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
@@ -42,7 +44,7 @@ class EngineCases:
     """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
     ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. ``block``:
-    the cases of a block, `BLOCK` if it is None.
+    the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS ids alone.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
@@ -56,6 +58,7 @@ class EngineCases:
     bounds: Bounds = SERVED
     varied: bool = False
     block: int | None = None
+    switches: tuple[str, ...] = ()
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -71,6 +74,9 @@ class EngineCases:
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < cases - REACHING or not far:
             case = self._case(rng, settings, beginning)
+            turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
+            if self.switches and among == 1:
+                return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} stops {number}")
             case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
@@ -179,6 +185,16 @@ class EngineCases:
             prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
+
+
+def _switched(case: EngineCase, switch: str) -> EngineCase:
+    """The case with a switch on, at the engine's other defaults, its rows with limits and EOS ids alone."""
+    drafting = "model" if case.drafting == "dictated" else case.drafting
+    rows = tuple(
+        replace(row, accepts=(), options=RowOptions(row.options.max_new_tokens, row.options.eos_token_ids))
+        for row in case.rows[:MANY_SWITCHED]
+    )
+    return EngineCase(rows, case.num_draft_tokens, drafting, checkpoint=case.checkpoint, switch=switch)
 
 
 def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.sizes import SERVED
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
@@ -101,7 +101,8 @@ class CheckpointLane(Lane):
         # An engine that is sampled loads the random checkpoint as well.
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
-        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block).cases()
+        switches = () if decoder.dtype in LESS else hook(decoder.function, "switches")
+        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""

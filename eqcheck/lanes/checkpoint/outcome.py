@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from eqcheck.attribution.completions import told_wrongly
+from eqcheck.attribution.completions import otherwise, told_wrongly
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
-from eqcheck.checkpoints.judge import Judge, RowJudgement
+from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import Completion, split, told
@@ -95,6 +95,8 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     if answered.failure:
         return EngineOutcome(case, "violation", explanation=answered.failure)
     outputs = answered.outputs
+    if case.switch:
+        return _switched(case, answered)
     observed, shown = dict(answer.get("observed") or {}), set[str]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
@@ -118,6 +120,28 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         explanation=explanation,
         observed=observed,
         rows=rows,
+    )
+
+
+def _switched(case: EngineCase, answered: Returned) -> Outcome:
+    """The outcome of a case with a switch: its rows are held against the engine's own without drafts."""
+    explanation = otherwise(case, answered.completions or (None,) * len(case.rows), answered.outputs)
+    alone = [Completion(()) if told is None else told for told in answered.completions]
+    plain = truth(case.checkpoint).emitted(case.rows, max(row.options.max_new_tokens for row in case.rows))
+    changed = any(
+        told.beside or tuple(told.alone["tokens"]) != row.options.cut(right)
+        for told, row, right in zip(alone, case.rows, map(tuple, plain), strict=False)
+        if told.alone
+    )
+    right = float(explanation is None)
+    return EngineOutcome(
+        case,
+        "violation" if explanation else "equivalent",
+        exact_match=right,
+        prefix_match=right,
+        coverage=frozenset({"switched", "switch_changed"} if changed else {"switched"}) | answered.coverage,
+        outputs=answered.outputs,
+        explanation=explanation,
     )
 
 

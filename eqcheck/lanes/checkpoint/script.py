@@ -166,7 +166,9 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         requirements=in_docstring(hook(decoder.function, "requirements")),
         shared=f"{', '.join(files)} and {last}",
         rows="\n".join(row_text(row.to_dict()) for row in case.rows),
-        settings={name: getattr(case, name) for name in SETTINGS} | _dtype(decoder) | _dictated(case),
+        settings={name: getattr(case, name) for name in SETTINGS if name != "switch" or case.switch}
+        | _dtype(decoder)
+        | _dictated(case),
         **parts | {"more": parts["more"].format(**facts)},
     )
 
