@@ -243,6 +243,22 @@ def test_a_baseline_is_an_earlier_gate(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--baseline" in capsys.readouterr().err
 
 
+def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, toy, plain = Toy(), Toy(), Toy()
+    gate(whole, Toy())
+    plain.twist = lambda asked, made: made if plain.calls < 60 else b"torn"
+    with serving(toy) as one, serving(plain) as other:
+        words = ["gate", "--speculative", one, "--plain", other, *SMALL, "--out", str(tmp_path)]
+        assert main(words) == 4
+        with (tmp_path / "answers.ndjson").open("a") as stored:
+            stored.write('["torn')
+        plain.twist = None
+        assert main(words) == 2
+    assert json.loads((tmp_path / "gate.json").read_text())["requests"] == 24
+    assert toy.calls <= whole.calls + 2  # texts are turned into ids twice
+    assert not (tmp_path / "answers.ndjson").exists()
+
+
 def test_two_models_are_told_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Toy(model=1), Toy(model=2)) == 4
     assert "different models" in capsys.readouterr().err

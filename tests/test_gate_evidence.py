@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import torch
 
 from eqcheck.gate.answers import Scored
-from eqcheck.gate.evidence import CROSSES, Exceedances, together
+from eqcheck.gate.evidence import CROSSES, Exceedances, step, together
 from eqcheck.gate.laws import SampledRows
 from eqcheck.gate.rows import Row
 from eqcheck.gate.servers import Completed, Wanted
@@ -99,3 +100,11 @@ def test_the_evidence_of_right_sampled_rows_has_a_mean_of_one_at_most() -> None:
     """Also where the scores are worth nothing: rows of control and speculative server are exchangeable."""
     ends = [math.exp(sampled("right", 3, seed, noise=2.0).log_evidence) for seed in range(12)]
     assert sum(ends) / len(ends) < 1.5
+
+
+def test_the_step_is_that_of_great_logits() -> None:
+    """In bfloat16 a number of 4 to 8 is rounded in steps of 1/32, one below 1 in finer ones."""
+    logits = torch.randn(200, 20, generator=torch.Generator().manual_seed(0)) * 2.5
+    for dtype, least, most in ((torch.bfloat16, 2**-7, 2**-5), (torch.float16, 2**-10, 2**-8), (torch.float32, 0, 0)):
+        laws = logits.to(dtype).float().log_softmax(-1).topk(2).values
+        assert least <= step((laws[:, 0] - laws[:, 1]).tolist()) <= most

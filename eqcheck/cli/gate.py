@@ -17,6 +17,7 @@ from eqcheck.contract.escaping import printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
+    from eqcheck.gate.stored import StoredAnswers
 
 _CODES = {"equivalent": EQUIVALENT, "violation": VIOLATION, "inconclusive": INCONCLUSIVE}
 
@@ -54,7 +55,12 @@ def add(commands: Commands) -> None:
     gate.add_argument(
         "--budget", metavar="TIME", type=seconds, help="begin no more requests after this time, such as 60s or 10m"
     )
-    gate.add_argument("--out", metavar="DIR", type=Path, help="write gate.json and gate.html there")
+    gate.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="write gate.json and gate.html there; a gate that was broken off goes on",
+    )
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
     gate.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit's XML for a CI server there")
@@ -82,12 +88,15 @@ def run(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     servers, began = _sides(options), time.monotonic()
     gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+    stored = _stored(options, servers)
     try:
         gate.run()
         report = built(gate, options.redact)
+        if stored is not None and not gate.interrupted:
+            stored.finish()
     finally:
-        for server in servers:
-            server.close()
+        for each in (*servers, *([stored] if stored is not None else [])):
+            each.close()
     if not gate.rows:
         return NOTHING
     if options.out is not None:
@@ -123,6 +132,18 @@ def _sides(options: argparse.Namespace) -> list[Any]:
     decoder, folder = load(options.speculative), Path(options.plain.removeprefix("hf:"))
     plain = Plain(folder, "plain")
     return [Decoding(decoder, "speculative", plain, folder, options.draft), plain]
+
+
+def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:
+    """The answers of a gate that was broken off. They hold prompts, so there are none with --redact."""
+    if options.out is None or options.redact or options.plain.startswith("hf:"):
+        return None
+    from eqcheck.gate.stored import StoredAnswers
+
+    stored = StoredAnswers(options.out)
+    for server in servers:
+        server.stored = stored
+    return stored
 
 
 def _write(path: Path, text: str) -> None:

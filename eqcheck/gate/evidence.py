@@ -92,15 +92,16 @@ def needed(share: float, control: float = 2.0) -> int:
 
 
 def step(differences: Iterable[float]) -> float:
-    """The step in which a server rounds its scores: the least power of two that all of these are multiples of.
+    """The step in which a server rounds the scores of likely tokens; 0 where it rounds in none above 2^-12.
 
-    Differences are between log-probabilities of one place, so between scores. 0 where there is no step above 2^-10.
+    Differences are those between the two likeliest tokens of a place. Each has a greatest power of two that it is a
+    multiple of; half of the multiples of a step have that step itself. Numbers below 1 are rounded in finer steps, so
+    the median counts, and not the least.
 
     >>> step([0.125, 0.0625, 1.5]), step([0.1, 0.0625])
-    (0.0625, 0.0)
+    (0.125, 0.0)
     """
-    steps = [2.0**-power for power in range(11)]
+    steps = [2.0**-power for power in range(13)]
     kept = [abs(value) for value in differences if abs(value) > 1e-5]
-    return next(
-        (size for size in steps if kept and all(abs(v / size - round(v / size)) * size < 2e-5 for v in kept)), 0.0
-    )
+    found = sorted(next((size for size in steps if abs(v / size - round(v / size)) * size < 2e-5), 0.0) for v in kept)
+    return found[len(found) // 2] if found and found.count(0.0) <= len(found) / 10 else 0.0

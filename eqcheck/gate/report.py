@@ -102,7 +102,7 @@ def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
 
 def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) -> dict[str, Any]:
     first = rows[0]
-    at = first.beyond(gate.threshold)
+    at = None if first.asked.temperature else first.beyond(gate.threshold)
     at = len(first.answer.tokens) - 1 if at is None else at
     place = first.places[at] if at < len(first.places) and not first.asked.temperature else None
     made = {
@@ -117,7 +117,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
             "observed": first.answer.tokens[at] if first.answer.tokens else None,
             "gap": round(place.gap, 6) if place is not None else 0.0,
         },
-        "conditions": _conditions(gate, rows),
+        "conditions": _conditions(gate, rows) if why.kind != "stray-law" else {},
         "explanation": _explained(gate, why, rows),
     }
     return made if redact else made | {"curl": _curls(gate, first, at)}
