@@ -243,6 +243,12 @@ def test_a_baseline_is_an_earlier_gate(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--baseline" in capsys.readouterr().err
 
 
+def test_a_huge_answer_is_never_held_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("eqcheck.gate.servers.LARGEST", 100_000)
+    assert gate(Toy(), Toy(twist=lambda asked, made: b" " * 30_000_000)) == 4
+    assert "expected an answer of 100000 bytes at most" in capsys.readouterr().err
+
+
 def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, toy, plain = Toy(), Toy(), Toy()
     gate(whole, Toy())

@@ -5,6 +5,7 @@ Everything that it answers is taken for untrusted: a wrong type is one line, `Se
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -189,38 +190,46 @@ class Server:
         url = (self.url.removesuffix("/v1") if root else self.url) + path
         for attempt in range(TRIES):
             began = time.monotonic()
+            said = bytearray()
             try:
-                answer = self._client.request(method, url, json=body)
-                status: int | str = answer.status_code
+                status: int | str = self._fetch(method, url, body, said)
             except self._httpx.HTTPError as error:
                 if isinstance(error, self._httpx.ConnectError) and not self.model:
                     raise ServerError(f"{url}: no server answers: {one_line(str(error), 200)}") from None
-                answer, status = None, type(error).__name__
+                status = type(error).__name__
             except ValueError as error:  # an address that is none
                 raise ServerError(f"{url}: {one_line(str(error), 200)}") from None
             with self._lock:
                 self.calls, self.seconds = self.calls + 1, self.seconds + time.monotonic() - began
                 self.answers[status] += 1
                 self.retried += attempt > 0
-            if answer is not None and status not in RETRIED:
-                return self._read(answer, url)
+            if isinstance(status, int) and status not in RETRIED:
+                return self._read(status, bytes(said), url)
             if attempt + 1 < TRIES:
                 time.sleep(FIRST_WAIT_S * 2**attempt * (0.5 + random.random()))
         raise ServerError(f"{url}: {status} in {TRIES} tries, the last after {FIRST_WAIT_S * 2 ** (TRIES - 2):.0f} s")
 
-    def _read(self, answer: Any, url: str) -> Any:
-        if answer.status_code in (401, 403):
-            raise ServerError(f"{url}: the server refuses the key ({answer.status_code}); put it into {KEY}")
-        if answer.status_code >= 400:
-            raise ServerError(f"{url}: {answer.status_code} {one_line(answer.text, 300)}")
-        if len(answer.content) > LARGEST:
-            raise ServerError(f"{url}: an answer of {len(answer.content)} bytes, expected {LARGEST} at most")
+    def _fetch(self, method: str, url: str, body: Mapping[str, Any] | None, said: bytearray) -> int:
+        """The status of an answer, whose bytes are put into ``said``; one that is too large is never held whole."""
+        with self._client.stream(method, url, json=body) as answer:
+            for part in answer.iter_bytes():
+                said += part
+                if len(said) > LARGEST:
+                    raise ValueError(f"expected an answer of {LARGEST} bytes at most, got more")
+            return int(answer.status_code)
+
+    def _read(self, status: int, said: bytes, url: str) -> Any:
+        text = said.decode(errors="replace")
+        if status in (401, 403):
+            raise ServerError(f"{url}: the server refuses the key ({status}); put it into {KEY}")
+        if status >= 400:
+            raise ServerError(f"{url}: {status} {one_line(text, 300)}")
         try:
-            return answer.json()
+            return json.loads(said)
         except (ValueError, RecursionError):
             if url.endswith("/metrics"):
-                return answer.text
-            raise ServerError(f"{url}: expected JSON, got {one_line(answer.text, 200)!r}") from None
+                return text
+            raise ServerError(f"{url}: expected JSON, got {one_line(text, 200)!r}") from None
 
 
 def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
