@@ -25,7 +25,10 @@ NEW = ("frequency-penalty", "logit-bias", "bad-words", "allowed-ids")
 
 @dataclass
 class Going:
-    """A row being decoded: its ``output``, what was ``rejected``, and the ``last`` tokens of its rounds."""
+    """A row being decoded: its ``output``, what was ``rejected``, and the ``last`` tokens of its rounds.
+
+    The round before began after ``earlier`` tokens.
+    """
 
     number: int
     prompt: tuple[int, ...]
@@ -34,6 +37,7 @@ class Going:
     rejected: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    earlier: int = 0
 
     @property
     def ended(self) -> bool:
@@ -63,8 +67,21 @@ class Place:
 
     def neighbour(self, shift: int) -> RowOptions:
         """The options on scores of another row."""
-        other = self.rows[(self.row.number + shift) % len(self.rows)].options
+        return self.lent(self.rows[(self.row.number + shift) % len(self.rows)].options)
+
+    def lent(self, other: RowOptions) -> RowOptions:
         return replace(self.row.options, **{name: getattr(other, name) for name in SCORING})
+
+    @property
+    def going(self) -> list[Going]:
+        return [row for row in self.rows if not row.ended]
+
+    def scaled(self, factor: float) -> RowOptions:
+        """The row's options with penalties and biases so many times as strong."""
+        options = self.row.options
+        bias = tuple((token, max(-100.0, min(value * factor, 100.0))) for token, value in options.logit_bias)
+        penalties = {name: getattr(options, name) * factor for name in ("presence_penalty", "frequency_penalty")}
+        return replace(options, logit_bias=bias, repetition_penalty=options.repetition_penalty**factor, **penalties)
 
 
 Fault = Callable[[Place], tuple[RowOptions, Sequence[int]]]
@@ -88,17 +105,23 @@ FAULTS: dict[str, Fault] = {
     "next-row": lambda at: (at.neighbour(1), at.before),
     "first-row": lambda at: (at.neighbour(-at.row.number), at.before),
     "prompt-counted": lambda at: (at.row.options, [*at.row.prompt, *at.before]),
+    "first-without": lambda at: (at.row.options if at.offset else at.off(), at.before),
+    "times-tokens": lambda at: (at.scaled(len(at.row.drafts) + 1), at.before),
+    "by-tokens": lambda at: (at.scaled(1 / (len(at.row.drafts) + 1)), at.before),
+    "a-round-late": lambda at: (at.row.options, at.row.output[: at.row.earlier]),
+    "next-of-going": lambda at: (at.lent(at.going[(at.going.index(at.row) + 1) % len(at.going)].options), at.before),
 }
 
 
 class Rounds:
     """One row after the other."""
 
+    kind = "full"
     asked, prefilled = False, False
     fault: Fault | None = None
 
     def __call__(self, target: str, draft: str, request: Request) -> list[list[int]]:
-        built = checkpoint("full").built
+        built = checkpoint(self.kind).built
         assert built is not None
         self.target, self.draft = (FunctionTruth(one.function) for one in built)
         self.observed = {"drafted": 0, "accepted": 0}
@@ -129,6 +152,7 @@ class Rounds:
         self.observed["drafted"] += len(row.drafts)
         self.observed["accepted"] += agreed
         row.rejected += row.drafts[agreed:]
+        row.earlier = len(row.output)
         row.output += new
         row.last.append(new[-1])
 

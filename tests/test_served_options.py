@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from option_faults import CLAIMS, FAULTS, NEW, Rounds, Together
+from option_causes import BUILDS, CAUSES, cause
+from option_faults import CLAIMS, FAULTS, NEW, Rounds
 
-from eqcheck.abduction import Evidence, abduce_options
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.lanes.checkpoint.changing import CHANGING
-from eqcheck.lanes.checkpoint.drawing import EngineCases, alike, exercised
+from eqcheck.lanes.checkpoint.drawing import EngineCases, exercised
 from eqcheck.lanes.checkpoint.reduction import needs
 
 DRAWN = EngineCases(4, (*CLAIMS, *NEW), kinds=("full",))
-BUILDS = (Rounds, Together)
 
 
 def _decoded(build: type[Rounds], case: EngineCase, fault: str = "") -> list[list[int]]:
@@ -65,36 +61,15 @@ def test_every_fault_in_an_option_makes_a_row_wrong(build: type[Rounds], fault: 
     assert any(_wrong(case, _decoded(build, case, fault)) for case in map(DRAWN.case, range(120)))
 
 
-CAUSES = [
-    ("frequency-ignored", "frequency-penalty", {"option-ignored:frequency-penalty"}),
-    ("stale", "frequency-penalty", {"option-stale:frequency-penalty"}),
-    ("stale", "bad-words", {"option-stale:bad-words"}),
-    ("over-rejected", "frequency-penalty", {"option-over-rejected:frequency-penalty"}),
-    ("once-a-round", "frequency-penalty", {"option-once-a-round:frequency-penalty"}),
-]
-
-
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(("fault", "option", "edits"), CAUSES)
-def test_a_fault_in_an_option_is_named(build: type[Rounds], fault: str, option: str, edits: set[str]) -> None:
+@pytest.mark.parametrize(("fault", "option", "edit"), CAUSES[:7])
+def test_a_fault_in_an_option_is_named(build: type[Rounds], fault: str, option: str, edit: str) -> None:
+    """The others by ``python -m option_causes``."""
     torch.set_num_threads(1)
-    rng, alone = random.Random(5), truth("full")
-    row = EngineRow((7, 200, 9, 30), RowOptions(30))
-    cases = [
-        EngineCase((CHANGING[option](rng, row, alone.row(row)),), num_draft_tokens=4, checkpoint="full")
-        for _ in range(3)
-    ]
-    cases += [alike(case, number) for case in cases[:1] for number in range(8)]
-    built = checkpoint("full").built
-    assert built is not None
-    target, draft = (one.function for one in built)
-    decoded = [(case, _decoded(build, case, fault)) for case in cases]
-    decoded.sort(key=lambda one: not _wrong(*one))
-    found = abduce_options([Evidence(target, draft, *one) for one in decoded])
+    found = cause(build, "full", fault, option)
     assert found is not None
-    assert (found.component, found.kind) == ("options", "ignored-option")
-    assert found.search.edit in edits
-    assert abduce_options([Evidence(target, draft, case, [alone.row(case.rows[0])]) for case, _ in decoded]) is None
+    assert (found.component, found.search.edit.partition(":")[0]) == ("options", edit)
+    assert cause(build, "full", "", option) is None
 
 
 def test_options_that_cannot_be_meant_are_refused() -> None:

@@ -243,7 +243,7 @@ def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced 
     also = {
         finding.hypothesis.id: _abduced(evidence, finding, count)
         for finding in sorted(findings, key=lambda finding: -finding.chance)
-        if sure(finding) and finding.hypothesis.edit.component == edit.component
+        if sure(finding) and finding.hypothesis.edit.component == edit.component and not finding.hypothesis.loose
     }
     also.pop(best.hypothesis.id, None)
     return replace(abduced, search=replace(abduced.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))

@@ -69,6 +69,7 @@ class Evidence:
         self.plain = [torch.stack(list(scores.values())) for scores in answers(target, programs)]
         self.expected: list[list[int]] = []
         self.surprising: set[tuple[int, int]] = set()
+        self._chosen: dict[tuple[object, ...], int] = {}
         self._noise = BUILT_NOISE if self._mixed and isinstance(target, Function) else 0.0
         for number, (plain, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
             scores = with_options(plain, case.rows[number], output)
@@ -77,6 +78,16 @@ class Evidence:
             self.surprising |= {(number, n) for n in wrong if number in self.judged}
         self.first_wrong = dict(sorted(self.surprising, reverse=True))
         self.wrong_rows = [*{row for row, _ in self.surprising}]
+
+    def chosen(self, row: int, index: int, asked: EngineRow, before: Sequence[int]) -> int:
+        """The token that these options choose in a place, where these tokens count; see `preferred`.
+
+        Kept, because most hypotheses about options agree in most places.
+        """
+        key = row, index, asked.prompt, scoring(asked.options), tuple(before)
+        if key not in self._chosen:
+            self._chosen[key] = self.preferred(row, index, at_place(self.plain[row][index], asked, before))
+        return self._chosen[key]
 
     def preferred(self, row: int, index: int, scores: torch.Tensor) -> int:
         """The best token by scores with options, or the one that is there, if it is as good up to noise.

@@ -46,14 +46,16 @@ class Hypothesis:
     """An edit, and what is said of it in particular.
 
     ``parameters`` are what its words name, ``when`` the rounds that it happens in. One that happens ``once``,
-    not in every round of every row, explains less by what it gets right: see `Evidence.chance`. Two hypotheses with one
-    id say the same, whatever style of engine they assume.
+    not in every round of every row, explains less by what it gets right: see `Evidence.chance`. The places of a
+    ``loose`` one are chosen to fit, so that it stands beside no other. Two hypotheses with one id say the same,
+    whatever style of engine they assume.
     """
 
     edit: Edit
     parameters: tuple[tuple[str, str], ...] = ()
     when: str = ""
     once: bool = False
+    loose: bool = False
 
     @property
     def id(self) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from eqcheck.abduction.evidence import Evidence, scoring
+from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.truth import at_place, row_with
-from eqcheck.contract.options import SCORING
+from eqcheck.checkpoints.truth import row_with
+from eqcheck.contract.options import PENALTIES, SCORING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
     for name in names:
         altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
         yield finding("option-ignored", _chosen(evidence, altered), options=name)
+        yield from (finding(*over, options=name) for over in _over_prompt(evidence, name))
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
     for schedule in evidence.schedules_with_options if names else ():
         for edit, misplaced in _MISPLACED.items():
@@ -47,28 +49,71 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
     for shift, neighbour in ((-1, "before"), (1, "after")) if len(kinds) > 1 else ():
         altered = [replace(one, options=rows[(at + shift) % len(rows)].options) for at, one in enumerate(rows)]
         yield finding("options-of-neighbour", _chosen(evidence, altered), row=neighbour)
+    for name in names:
+        for edit, values in _loose(evidence, name):
+            predicted, choices = _any(evidence, name, values)
+            loose = OptionMisuse(edit=EDITS[edit], parameters=(("options", name),), loose=True)
+            found = explained(evidence, loose, predicted)
+            yield replace(found, chance=max(found.chance, LEAST_CHANCE)).times(choices)
 
 
-def _chosen(evidence: Evidence, rows: list[EngineRow]) -> Predicted:
+def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
+    """The prompt counts for a penalty that is of new tokens, or does not for one that is of all."""
+    if name == "repetition_penalty":
+        altered = [replace(row, prompt=()) for row in evidence.case.rows]
+        yield "option-without-prompt", _chosen(evidence, altered)
+    elif name in PENALTIES:
+        yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
+
+
+def _loose(evidence: Evidence, name: str) -> Iterator[tuple[str, list[object]]]:
+    """Values of an option that no rule says the places of: that of no option, and those of all rows."""
+    yield "option-missing-at-times", [SCORING[name]]
+    values = list(dict.fromkeys(getattr(row.options, name) for row in evidence.case.rows))
+    if len(values) > 1:
+        yield "option-of-others", [*values]
+
+
+def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted, int]:
+    """The tokens there that any of the values, or a row's own, chooses, and how many outputs that allows."""
+    predicted, choices = _chosen(evidence, evidence.case.rows), 1
+    for row, asked in enumerate(evidence.case.rows):
+        output = evidence.outputs[row]
+        for index in range(evidence.first_wrong.get(row, len(output)), len(output)):
+            several = [row_with(asked, **{name: value}) for value in values]
+            chosen = {evidence.chosen(row, index, one, output[:index]) for one in (asked, *several)}
+            choices *= len(chosen)
+            if output[index] in chosen:
+                predicted[row, index] = output[index]
+    return predicted, choices
+
+
+def _chosen(evidence: Evidence, rows: Sequence[EngineRow], prompted: bool = False) -> Predicted:
     return {
-        (row, index): evidence.preferred(row, index, at_place(scores, rows[row], evidence.outputs[row][:index]))
-        for row, plain in enumerate(evidence.plain)
-        for index, scores in enumerate(plain[:-1])
+        (row, index): evidence.chosen(row, index, rows[row], [*rows[row].prompt * prompted, *output[:index]])
+        for row, output in enumerate(evidence.outputs)
+        for index in range(len(output))
     }
+
+
+@lru_cache(maxsize=128)
+def _plain(row: EngineRow) -> EngineRow:
+    return row_with(row, **SCORING)
 
 
 @dataclass(frozen=True)
 class TokenPlace:
     """A new token's ``index`` in its row, with the ``output`` of that, and the turn it comes from.
 
-    It begins at ``start``; ``late``: after a rejection. ``rejected`` and ``last`` are of the row's earlier turns: the
-    draft tokens that were, and the last tokens.
+    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``rejected`` and ``last`` are of
+    the row's earlier turns: the draft tokens that were, and the last tokens.
     """
 
     row: EngineRow
     output: list[int]
     turn: Turn
     start: int
+    earlier: int
     index: int
     late: bool
     rejected: tuple[int, ...]
@@ -90,11 +135,22 @@ class TokenPlace:
     @property
     def plain(self) -> EngineRow:
         """The row without options on its scores."""
-        return row_with(self.row, **SCORING)
+        return _plain(self.row)
 
     @property
     def bonus(self) -> bool:
         return self.index == self.start + len(self.turn.drafts)
+
+    def stronger(self, power: int) -> EngineRow:
+        """The row with penalties and biases multiplied by the number of tokens given in the turn, or divided."""
+        options, factor = self.row.options, (len(self.turn.drafts) + 1) ** power
+        return row_with(
+            self.row,
+            repetition_penalty=options.repetition_penalty**factor,
+            presence_penalty=options.presence_penalty * factor,
+            frequency_penalty=options.frequency_penalty * factor,
+            logit_bias=tuple((token, max(-100.0, min(bias * factor, 100.0))) for token, bias in options.logit_bias),
+        )
 
     def counted_from(self, count: int) -> EngineRow:
         """The row, where the turn is taken to begin after so many tokens, as far as its minimum is concerned."""
@@ -107,10 +163,15 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-stale": lambda at: (at.row, at.begun),
     "option-stale-for-bonus": lambda at: (at.row, at.begun if at.bonus else at.before),
     "option-for-first-alone": lambda at: (at.row if at.index == at.start else at.plain, at.before),
+    "option-stale-by-a-round": lambda at: (at.row, at.output[: at.earlier]),
+    "option-missing-at-first": lambda at: (at.plain if at.index == at.start else at.row, at.before),
+    "option-at-bonus-alone": lambda at: (at.row if at.bonus else at.plain, at.before),
     "option-missing-at-bonus": lambda at: (at.plain if at.bonus else at.row, at.before),
     "option-missing-at-correction": lambda at: (at.plain if at.corrected else at.row, at.before),
     "option-over-rejected": lambda at: (at.row, (*at.rejected, *at.before)),
     "option-once-a-round": lambda at: (at.row, at.last),
+    "option-times-tokens": lambda at: (at.stronger(1), at.before),
+    "option-by-tokens": lambda at: (at.stronger(-1), at.before),
 }
 _MISCOUNTED: dict[str, Misplaced] = {
     "minimum-stale": lambda at: (at.counted_from(at.start), at.before),
@@ -123,6 +184,7 @@ def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicte
     chosen = {}
     rejected: dict[int, tuple[int, ...]] = {}
     last: dict[int, tuple[int, ...]] = {}
+    earlier = dict[int, int]()
     late = set[int]()
     for turn in (turn for turns in evidence.schedules_with_options[schedule] for turn in turns):
         number, output = turn.row, evidence.outputs[turn.row]
@@ -130,9 +192,9 @@ def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicte
         end = start + turn.end - turn.start
         seen = rejected.get(number, ()), last.get(number, ())
         for index in range(start, end):
-            place = TokenPlace(row, output, turn, start, index, number in late, *seen)
-            scores = at_place(evidence.plain[number][index], *misplaced(place))
-            chosen[number, index] = evidence.preferred(number, index, scores)
+            place = TokenPlace(row, output, turn, start, earlier.get(number, 0), index, number in late, *seen)
+            chosen[number, index] = evidence.chosen(number, index, *misplaced(place))
+        earlier[number] = start
         rejected[number] = (*seen[0], *turn.drafts[turn.accepted :])
         last[number] = (*seen[1], output[end - 1])
         late = late | {number} if turn.accepted < len(turn.drafts) else late - {number}
