@@ -197,6 +197,8 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "repeat_penalty": row.repetition_penalty,
         "repeat_last_n": _SLOT_TOKENS,
     }
+    if row.logprobs:
+        body["n_probs"] = 1
     if row.logit_bias:
         body["logit_bias"] = [list(pair) for pair in row.logit_bias]
     if request.prefix_caching is not None:
@@ -207,10 +209,12 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
 def completed(row: RowOptions, answer: dict[str, Any]) -> eqcheck.Completion:
     """A row with its end and its counts, as the server tells them."""
     word = answer["stopping_word"] if answer["stop_type"] == "word" else None
+    probabilities = [place["logprob"] for place in answer.get("completion_probabilities", ())]
     return eqcheck.Completion(
         answer["tokens"],
         {"word": "stop", "limit": "length"}.get(answer["stop_type"]),
         next((stop for stop in row.stop_sequences if "".join(map(text, stop)) == word), None),
+        logprobs=probabilities if row.logprobs and not word else None,  # those of a stop's tokens are left out
         usage={"prompt_tokens": answer["tokens_evaluated"], "completion_tokens": answer["tokens_predicted"]},
     )
 
@@ -280,6 +284,7 @@ _CLAIMS: dict[str, Any] = {
         "row-eos",
         "stop-sequences",
         "finish-reason",
+        "logprobs",
         "repetition-penalty",
         "logit-bias",
         "many-rows",
