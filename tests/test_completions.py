@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eqcheck import Completion
+from eqcheck.attribution.ids import Places, permuted, with_ids
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract.architectures import family_of
@@ -19,7 +20,6 @@ from eqcheck.contract.decoders import Request, RowOptions, decoder
 from eqcheck.contract.errors import CaseError, OutputError
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run, truth_of
-from eqcheck.lanes.transparent.ids import Places, permuted, with_ids
 from eqcheck.oracle.check import judge
 from eqcheck.result.findings import Audit, Options
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 
+from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.loop import audit
@@ -21,7 +22,6 @@ from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import Oracle, judge
 from eqcheck.result.findings import Options

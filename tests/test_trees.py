@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eqcheck.attribution.draft_losses import draft_losses
+from eqcheck.attribution.ids import as_table, variants
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
@@ -22,7 +23,6 @@ from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.schedule import Schedule
 from eqcheck.lanes.transparent.coverage import exercised, vacuous
-from eqcheck.lanes.transparent.ids import as_table, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
 

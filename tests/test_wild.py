@@ -13,14 +13,17 @@ import pytest
 import torch
 
 import eqcheck
+from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.lane import lanes_of
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.judge import certain
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
+from eqcheck.result.findings import Options
 
 WILD = Path(__file__).parent / "wild"
 
@@ -126,3 +129,19 @@ def test_rows_that_share_pages_in_a_call_without_a_batch_are_right() -> None:
     )
     with eqcheck.load(f"{WILD / 'packed_pages.py'}").running() as generate:
         assert certain(decode(generate, case)) is None
+
+
+def test_options_of_rows_are_asked_of_a_decoder_that_is_called_with_models() -> None:
+    decoder = eqcheck.load(f"{WILD / 'without_penalties.py'}")
+    lanes = lanes_of(decoder, Options(cases=60))
+    assert [(lane.result.lane, lane.total) for lane in lanes] == [("transparent", 60), ("checkpoint", 12)]
+    assert len(lanes_of(replace(decoder, capabilities=()), Options(cases=60))) == 1
+    result = audit(decoder, Options(cases=150))
+    assert {finding.explanation.component for finding in result.violations} == {"options"}
+    assert "frequency-penalty" in str([finding.needs for finding in result.violations])
+
+
+def test_options_are_not_asked_where_rows_without_any_are_wrong() -> None:
+    result = audit(replace(eqcheck.load(f"{WILD / 'holes.py'}"), capabilities=("row-limits",)), Options(cases=10))
+    assert result.tally.drawn == 10
+    assert any("options of rows were not asked for" in warning for warning in result.warnings)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eqcheck.attribution import witnesses
+from eqcheck.attribution.ids import redrawn, variants
 from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault
@@ -18,7 +19,6 @@ from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion
-from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.settle import confirmed
 from eqcheck.oracle.check import judge

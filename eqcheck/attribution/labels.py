@@ -128,7 +128,10 @@ class Labels(Record):
             request = max(counts, key=lambda r: counts[r]) if begun is None else begun
             known = {column: position for column, r, position in exact if r == request}
             first = min(known, default=columns[0])
-            start = known.get(first, int(call.positions[row, first])) - first
+            told = int(call.positions[row, first])
+            if begun is not None and not self.is_at(request, told, int(call.tokens[row, first])):
+                told = 0  # it begins by its text
+            start = known.get(first, told) - first
         else:
             slots = writes(call, row)
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))

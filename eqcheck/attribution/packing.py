@@ -11,6 +11,7 @@ from eqcheck.attribution.record import Record, self_hidden, writes
 from eqcheck.decoding.run import Run
 from eqcheck.hashlm.trace import TARGET, Call
 
+_CHANCE = 2  # tokens of a prompt that drafts may equal by chance
 Places = Sequence[Sequence[tuple[int, int]]]
 
 
@@ -79,13 +80,12 @@ def _joins(record: Record, call: Call, row: int, column: int, request: int) -> b
 def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
     """The columns in which a request begins by its text and its position, whatever the mask shows: their requests.
 
-    Before a row was seen to hold several, only prompts begin one.
+    Before a row was seen to hold several, only prompts begin one. Positions may be wrong: where they break, a prompt
+    that nobody has fed yet begins wherever it stands by its text.
     """
     if len(call.tokens) >= len(record.requests):
         return {}
     tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
-    if not record.packed and 0 not in positions:
-        return {}
     breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
     held = [label for label in record.held(call, row) if label.what == "token"]
     begun: dict[int, int] = {}
@@ -94,6 +94,12 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
             at, prompt = positions[column], len(request.prompt)
             reached = {label.position for label in held if label.request == number}
             goes_on = at == max(reached, default=-1) + 1 or (not reached and record.continues(number, at))
+            new = (
+                column > 0 < at and prompt > _CHANCE and not reached and number not in {*record.rounds, *begun.values()}
+            )
+            if new and _opens(tokens, positions, column, request.prompt, record.pad):
+                begun[column] = number
+                break
             if number in begun.values() or not goes_on or (at and not record.packed):
                 continue
             rest = [whole[at : max(prompt, at + 1)] for whole in request.wholes]

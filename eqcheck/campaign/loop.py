@@ -27,6 +27,9 @@ from eqcheck.store.corpus import Corpus
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
 
 
+_NOT_ASKED = "options of rows were not asked for: rows without options are wrong already"
+
+
 def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:
     """Audit one decoder. ``KeyboardInterrupt`` ends it early with what there is, marked ``interrupted``.
 
@@ -44,11 +47,23 @@ def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda e
 def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    listen(events.Started(decoder.name, first.result.lane, first.lane.total, first.result.families, bool(others)))
+    listen(
+        events.Started(
+            decoder.name,
+            first.result.lane,
+            first.lane.total,
+            first.result.families,
+            any(other.lane.sampled for other in others),
+        )
+    )
     results = [first.collect()]
     for other in others:
-        if not (results[0].interrupted or (options.fail_fast is not None and results[0].violations)):
-            results.append(other.collect())
+        if results[0].interrupted or (options.fail_fast is not None and results[0].violations):
+            break
+        if (other.result.lane, results[0].lane) == ("checkpoint", "transparent") and results[0].violations:
+            results[0].warnings.append(_NOT_ASKED)
+            continue
+        results.append(other.collect())
     return results
 
 

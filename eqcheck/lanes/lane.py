@@ -16,7 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.family import FAMILY
+from eqcheck.contract.family import FAMILY, LLAMA
+from eqcheck.contract.options import SCORING
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
@@ -165,9 +166,15 @@ class Lane(ABC):
         )
 
 
+ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
+"""Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
+_SHARE = 5  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
+
+
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
 
+    One that is called with models is audited on a checkpoint as well if it takes `ROW_OPTIONS`.
     One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
     ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
     """
@@ -178,20 +185,23 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     real = any(FAMILY[family].target for family in options.families)
     if less or real or "temperature" not in decoder.capabilities:
         names = names[:1]
+    if names[0] == "transparent" and decoder.spec and not real and LLAMA in decoder.families:
+        names += ["checkpoint"] * bool(ROW_OPTIONS & set(decoder.capabilities))
     if options.profile:
         names = [name for name in names if options.profile.draw(name)]
     if options.budget:
         options = replace(options, budget=options.budget / len(names))
-    return [new_lane(name, decoder, _of_profile(options, name)) for name in names]
+    return [new_lane(name, decoder, _of_lane(options, name, names[0])) for name in names]
 
 
-def _of_profile(options: Options, lane: str) -> Options:
-    """The options for a lane, with the draw that the profile has for it."""
-    draw = options.profile.draw(lane) if options.profile else None
-    if not draw:
-        return options
-    bounded = tuple(field.name for field in fields(draw.bounds))
-    return replace(options, cases=draw.cases, bounds=draw.bounds, bounded=bounded, block=draw.block)
+def _of_lane(options: Options, lane: str, first: str) -> Options:
+    """The options for a lane, with the draw that the profile has for it; ``first`` is the first lane of the audit."""
+    if draw := options.profile.draw(lane) if options.profile else None:
+        bounded = tuple(field.name for field in fields(draw.bounds))
+        options = replace(options, cases=draw.cases, bounds=draw.bounds, bounded=bounded, block=draw.block)
+    if (lane, first) == ("checkpoint", "transparent") and options.cases:
+        return replace(options, cases=-(-options.cases // _SHARE))
+    return options
 
 
 def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:

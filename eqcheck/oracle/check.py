@@ -14,9 +14,11 @@ import torch
 from eqcheck.attribution.bookkeeping import ends
 from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
+from eqcheck.attribution.ids import variants
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.state import leaked
 from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import PADDING_SIDES, Decoder
 from eqcheck.contract.errors import OutputError, Unsupported, UsageError, Violation
@@ -305,8 +307,8 @@ def judge(run: Run) -> Verdict:
 def assert_equivalent(decoder: Decoder, case: Case) -> None:
     """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
 
-    Raises `Unsupported` where the decoder declines the case, or requires what the case does not have; within a test
-    of Hypothesis the example is rejected instead, so that the next one is drawn.
+    It is decoded again, repaired and with other ids, to see whether that holds. Raises `Unsupported` where the decoder
+    declines the case, or requires what it does not have; in a test of Hypothesis the next example is drawn instead.
 
     >>> from eqcheck.contract import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))
@@ -325,12 +327,13 @@ def assert_equivalent(decoder: Decoder, case: Case) -> None:
 def _judged(decoder: Decoder, case: Case) -> Verdict:
     """The verdict on a case; where it fails after earlier requests and not alone, that is what is said."""
     with decoder.running() as generate:
-        verdict = judge(run_case(generate, case))
-    if not (case.before and verdict.explanation):
-        return verdict
-    with decoder.running() as generate:
-        alone = judge(run_case(generate, replace(case, before=())))
-    return alone if alone.explanation else replace(verdict, explanation=leaked(case, verdict.explanation))
+        verdict = judge(done := run_case(generate, case))
+        if (read := verdict.explanation) and not case.before:
+            verdict = replace(verdict, explanation=second_opinion(generate, done, read, None, variants(case)))
+    if case.before and verdict.explanation:
+        alone = _judged(decoder, replace(case, before=()))
+        return alone if alone.explanation else replace(verdict, explanation=leaked(case, verdict.explanation))
+    return verdict
 
 
 def _pass_over(declined: str) -> None:

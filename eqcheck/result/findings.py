@@ -224,7 +224,7 @@ class Audit:
         self.unsettled += other.unsettled
         self.drawing_s += other.drawing_s
         self.interrupted |= other.interrupted
-        self.evidence = other.evidence
+        self.evidence = other.evidence or self.evidence
         self.files |= other.files
 
     def explained_by(self, outcome: Outcome) -> int | None:
@@ -255,8 +255,8 @@ class Audit:
         return [outcome for outcome in self.outcomes if self.claims(outcome.case) and not outcome.declined]
 
     def claims(self, case: Any) -> bool:
-        """Whether the decoder claims to be right on the case."""
-        return case.family in self.claimed_families
+        """Whether the decoder claims to be right on the case; checkpoints are drawn of the kinds that it claims."""
+        return case.family in self.claimed_families or bool(case.checkpoint)
 
     @property
     def inconclusive(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Union
 
 import torch
 
+from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import all_losses, all_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.events import CaseDone, Listener
@@ -33,7 +34,6 @@ from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.notice import kind_of
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.transparent.ids import variants
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle.check import judge
 from eqcheck.selfcheck.memory import MemoryResult, memory_checks

@@ -54,7 +54,7 @@ def _warnings(result: Audit) -> list[str]:
     lacking = [name for name in CAPABILITIES if name not in claimed]
     if _ONLY in result.decoder.capabilities:
         lacking.remove("dictated-drafts")
-    if lacking:
+    if lacking and result.decoder.checkpoints:
         warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
     if "temperature" in claimed and result.decoder.dtype in LESS and EXACT_LAW not in result.decoder.kinds:
         said = f"in {result.decoder.dtype} the laws of the checkpoint {EXACT_LAW} are exact, which is not in kinds="
@@ -62,7 +62,9 @@ def _warnings(result: Audit) -> list[str]:
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
-    warnings += silent(tally)
+    warnings += (
+        silent(tally) if result.decoder.checkpoints else []
+    )  # others are given a draft that is counted elsewhere
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.story import decode_of, story_of
@@ -16,7 +17,6 @@ from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.ids import variants
 from eqcheck.oracle.check import judge
 from eqcheck.result.outcome import Outcome
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
+from eqcheck.attribution.ids import permuted
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import TAKEN
 from eqcheck.contract.errors import CaseError, UsageError
@@ -27,7 +28,6 @@ from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import Claims, draw_case
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
-from eqcheck.lanes.transparent.ids import permuted
 from eqcheck.lanes.transparent.reduction import smallest
 
 CHUNK = 50

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+from eqcheck.attribution.ids import redrawn, variants
 from eqcheck.attribution.witnesses import mechanism
 from eqcheck.case.record import Case
-from eqcheck.lanes.transparent.ids import redrawn, variants
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.lanes.transparent.sequences import RERUNS, SequenceSearch
 from eqcheck.result.outcome import HANG, Outcome
