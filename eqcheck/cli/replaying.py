@@ -151,7 +151,7 @@ def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str
 
 
 def _other_version(path: Path, name: str, version: str) -> str:
-    """A line where the report of which the case is a part is of another version of the engine."""
+    """A line where the report beside the case is of another version of the engine."""
     try:
         found = load(path.parent.parent).decoder
     except (UsageError, OSError):
