@@ -67,7 +67,12 @@ def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted
 
 
 def _loose(evidence: Evidence, name: str) -> Iterator[tuple[str, list[object]]]:
-    """Values of an option that no rule says the places of: that of no option, and those of all rows."""
+    """Values of an option that no rule says the places of: that of no option, and those of all rows.
+
+    A penalty that counts too few tokens looks as if it were missing at some, so that of penalties this says nothing.
+    """
+    if name in PENALTIES:
+        return
     yield "option-missing-at-times", [SCORING[name]]
     values = list(dict.fromkeys(getattr(row.options, name) for row in evidence.case.rows))
     if len(values) > 1:
