@@ -14,6 +14,7 @@ from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.checkpoint.reduction import needs, without
+from eqcheck.lanes.sampling.drawing import SampledEngineCases
 
 BESIDE = "with guidance the engine returns other states with the row than it does without drafts"
 CASE = EngineCase((EngineRow((1, 2), RowOptions(3)),), 2, checkpoint="full", switch="guidance")
@@ -72,3 +73,11 @@ def test_a_near_tie_of_the_engine_itself_is_no_fault() -> None:
     assert _judged([5, 9, 7], {}, tie).status == "equivalent"
     assert _judged([5, 9, 7], {}, clear).status == "violation"
     assert _judged([5], {}, tie).status == "violation"
+
+
+def test_engines_are_asked_for_laws_that_leave_one_token() -> None:
+    cases = SampledEngineCases(0, ("temperature", "top-k", "top-p", "min-p"))
+    options = [row.options for number in range(80) for row in cases.case(number).rows]
+    assert any(one.top_k == 1 for one in options)
+    assert any(one.min_p == 0.99 for one in options)
+    assert any(one.top_p == 0.002 for one in options)

@@ -114,7 +114,7 @@ class SampledCases:
         if rng.randrange(_GREEDY_IN) == 0 and rows > 2:
             options[rng.randrange(1, rows - 1)] = RowOptions(limit, eos)
         if pinned:
-            self._pin(options, number // _PINNED_IN)
+            pin(options, number // _PINNED_IN, self.capabilities)
         if rows > 1:  # twins: the same request twice
             prompts[-1], options[-1] = prompts[0], replace(options[0], seed=self._seed(rng))
             options[0] = replace(options[0], seed=self._seed(rng) if options[-1].seed is not None else None)
@@ -140,14 +140,6 @@ class SampledCases:
         )
         return _promised(rng, case)
 
-    def _pin(self, options: list[RowOptions], turn: int) -> None:
-        """Leave one token alone to rows in the middle, each by another option; those around them are ordinary."""
-        ways = [values for capability, values in PINNED.items() if capability in self.capabilities]
-        middle = [row for row in range(len(options))[1:-1] or [0] if options[row].temperature]
-        for place, row in enumerate(middle[: len(ways)]):
-            name, value = ways[(turn + place) % len(ways)]
-            options[row] = replace(options[row], **{name: value})  # type: ignore[arg-type]
-
     def _options(self, rng: Random, row: RowOptions) -> RowOptions:
         """A row's own temperature and cuts, as far as the decoder takes them."""
         row = replace(row, temperature=rng.choice((0.5, 0.7, 1.0, 1.0, 1.0, 1.4)), seed=self._seed(rng))
@@ -161,6 +153,15 @@ class SampledCases:
 def _promised(rng: Random, case: S) -> S:
     """The case, with a seed of every sampled row where a promise needs it: a row without one may disturb others."""
     return case.reseeded(rng, case.sampled) if case.promise == "repeatable" else case
+
+
+def pin(options: list[RowOptions], turn: int, capabilities: Sequence[str]) -> None:
+    """Leave one token alone to rows in the middle, each by another option; those around them are ordinary."""
+    ways = [values for capability, values in PINNED.items() if capability in capabilities]
+    middle = [row for row in range(len(options))[1:-1] or [0] if options[row].temperature]
+    for place, row in enumerate(middle[: len(ways)]):
+        name, value = ways[(turn + place) % len(ways)]
+        options[row] = replace(options[row], **{name: value})  # type: ignore[arg-type]
 
 
 def cut(rng: Random, row: RowOptions, capabilities: Sequence[str]) -> RowOptions:
@@ -217,6 +218,10 @@ class SampledEngineCases:
         if rng.randrange(_GREEDY_IN) == 0 and size > 2:
             at = rng.randrange(1, size - 1)
             rows[at] = replace(rows[at], options=RowOptions(limit, eos))
+        if number % _PINNED_IN == 1:
+            options = [row.options for row in rows]
+            pin(options, number // _PINNED_IN, self.capabilities)
+            rows = [replace(row, options=own) for row, own in zip(rows, options, strict=True)]
         if size > 1:  # twins: the same request twice
             first = rows[0].options
             seeds = [None, None] if first.seed is None else [rng.getrandbits(31), rng.getrandbits(31)]
