@@ -53,6 +53,8 @@ class Wanted:
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
         body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
         body |= {"return_tokens_as_token_ids": True}
+        if self.temperature:  # the law that is told has no cuts, and llama.cpp's default has three
+            body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         body |= {"seed": self.seed} if self.seed is not None else {}
         return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
 
