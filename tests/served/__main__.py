@@ -16,11 +16,11 @@ from served.score import BuildScore, FaultScore, check_build, right_builds, tota
 
 
 def main() -> None:
-    """Print what was said of each fault, those that are held out first."""
+    """Print what was said of each fault, those that were held out first."""
     parser = argparse.ArgumentParser(prog="python -m served", description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--held", action="store_true", help="only faults of mechanisms that are held out")
-    which.add_argument("--seen", action="store_true", help="only faults that attribution may be developed on")
+    which.add_argument("--held", action="store_true", help="only faults of mechanisms that were held out at first")
+    which.add_argument("--seen", action="store_true", help="only faults that attribution was developed on at first")
     parser.add_argument("--only", default="", help="faults whose id begins so; right builds are left out")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     given = parser.parse_args()

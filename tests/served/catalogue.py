@@ -9,7 +9,7 @@ from served.score import FaultScore, check_fault
 
 
 def held() -> tuple[Fault, ...]:
-    """The faults of mechanisms that attribution was not developed on."""
+    """The faults of mechanisms that attribution was not developed on at first."""
     return unseen.FAULTS
 
 

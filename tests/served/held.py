@@ -1,4 +1,7 @@
-"""Planted faults of mechanisms that attribution was not developed on."""
+"""Planted faults of mechanisms that attribution was not developed on at first: it named 4 of 13, and said nothing of 9.
+
+Edits for these 9 were written after that score, so a later score of this file is one of faults that were seen.
+"""
 
 from __future__ import annotations
 
