@@ -16,7 +16,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.judge import BUILT_NOISE
-from eqcheck.checkpoints.truth import at_place, with_options
+from eqcheck.checkpoints.truth import AskedRow, at_place, with_options
 from eqcheck.construction.function import ATTENTION, INPUTS, MEMORY, Function
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.options import SCORING
@@ -79,7 +79,7 @@ class Evidence:
         self.first_wrong = dict(sorted(self.surprising, reverse=True))
         self.wrong_rows = [*{row for row, _ in self.surprising}]
 
-    def chosen(self, row: int, index: int, asked: EngineRow, before: Sequence[int]) -> int:
+    def chosen(self, row: int, index: int, asked: EngineRow | AskedRow, before: Sequence[int]) -> int:
         """The token that these options choose in a place, where these tokens count; see `preferred`.
 
         Kept, because most hypotheses about options agree in most places.

@@ -11,7 +11,7 @@ from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.truth import row_with
+from eqcheck.checkpoints.truth import AskedRow, row_with
 from eqcheck.contract.options import PENALTIES, SCORING
 
 
@@ -60,7 +60,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
     """The prompt counts for a penalty that is of new tokens, or does not for one that is of all."""
     if name == "repetition_penalty":
-        altered = [replace(row, prompt=()) for row in evidence.case.rows]
+        altered = [AskedRow((), row.options) for row in evidence.case.rows]
         yield "option-without-prompt", _chosen(evidence, altered)
     elif name in PENALTIES:
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
@@ -93,7 +93,7 @@ def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted
     return predicted, choices
 
 
-def _chosen(evidence: Evidence, rows: Sequence[EngineRow], prompted: bool = False) -> Predicted:
+def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: bool = False) -> Predicted:
     return {
         (row, index): evidence.chosen(row, index, rows[row], [*rows[row].prompt * prompted, *output[:index]])
         for row, output in enumerate(evidence.outputs)
@@ -146,16 +146,17 @@ class TokenPlace:
     def bonus(self) -> bool:
         return self.index == self.start + len(self.turn.drafts)
 
-    def stronger(self, power: int) -> EngineRow:
+    def stronger(self, power: int) -> AskedRow:
         """The row with penalties and biases multiplied by the number of tokens given in the turn, or divided."""
         options, factor = self.row.options, (len(self.turn.drafts) + 1) ** power
-        return row_with(
-            self.row,
+        more = replace(
+            options,
             repetition_penalty=options.repetition_penalty**factor,
             presence_penalty=options.presence_penalty * factor,
             frequency_penalty=options.frequency_penalty * factor,
-            logit_bias=tuple((token, max(-100.0, min(bias * factor, 100.0))) for token, bias in options.logit_bias),
+            logit_bias=tuple((token, bias * factor) for token, bias in options.logit_bias),
         )
+        return AskedRow(self.row.prompt, more)
 
     def counted_from(self, count: int) -> EngineRow:
         """The row, where the turn is taken to begin after so many tokens, as far as its minimum is concerned."""
@@ -163,7 +164,7 @@ class TokenPlace:
 
 
 # With which options, and after which new tokens, the token in a place is chosen.
-Misplaced = Callable[[TokenPlace], tuple[EngineRow, Sequence[int]]]
+Misplaced = Callable[[TokenPlace], tuple[EngineRow | AskedRow, Sequence[int]]]
 _MISPLACED: dict[str, Misplaced] = {
     "option-stale": lambda at: (at.row, at.begun),
     "option-stale-for-bonus": lambda at: (at.row, at.begun if at.bonus else at.before),

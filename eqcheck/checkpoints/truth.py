@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from eqcheck.case.engine import EngineRow
 from eqcheck.construction.function import CODES, VOCABULARY, Function
 from eqcheck.construction.weights import LOGITS, signs
+from eqcheck.contract.options import RowOptions
 from eqcheck.truth.law import penalised
 
 
@@ -184,7 +185,14 @@ def with_options(scores: torch.Tensor, row: EngineRow, output: Sequence[int]) ->
     return penalised(scores, row.options, row.prompt, output)
 
 
-def at_place(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> torch.Tensor:
+class AskedRow(NamedTuple):
+    """A prompt and options that are applied after it, which no case need have: nothing checks them."""
+
+    prompt: tuple[int, ...]
+    options: RowOptions
+
+
+def at_place(scores: torch.Tensor, row: EngineRow | AskedRow, before: Sequence[int]) -> torch.Tensor:
     """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
     return penalised(scores[None], row.options, row.prompt, before, len(before))[0]
 

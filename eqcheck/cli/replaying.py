@@ -153,12 +153,12 @@ def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str
 def _other_version(path: Path, name: str, version: str) -> str:
     """A line where the report beside the case is of another version of the engine."""
     try:
-        found = load(path.parent.parent).decoder
+        told = load(path.parent.parent).decoder
     except (UsageError, OSError):
         return ""
-    if found.name != name or not (found.version and version) or found.version == version:
+    if told.name != name or not (told.version and version) or told.version == version:
         return ""
-    return printable(f"The report is of {name} {found.version}, and this is {version}.\n")
+    return printable(f"The report is of {name} {told.version}, and this is {version}.\n")
 
 
 def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:

@@ -162,7 +162,8 @@ def _tuples(value: Any) -> Any:
 def plain(record: Any, omitted: Collection[str] | None = ()) -> dict[str, Any]:
     """A record as JSON has it: tuples are lists.
 
-    Fields that are ``omitted``, all where this is None, are there if they are not at their defaults.
+    Fields that are ``omitted``, all where this is None, are there if they are not at their defaults. Records in it say
+    by a class variable of this name which of theirs are.
     """
     names = [field.name for field in fields(record)] if omitted is None else omitted
     held = ((field, getattr(record, field.name)) for field in fields(record))
@@ -173,5 +174,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(map(_plain, value))
     if is_dataclass(value):
-        return value.to_dict() if hasattr(value, "to_dict") else plain(value)
+        return value.to_dict() if hasattr(value, "to_dict") else plain(value, getattr(value, "omitted", ()))
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import float_info
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.fields import Meta, check
@@ -82,6 +82,8 @@ class RowOptions:
     eqcheck.contract.errors.UsageError: top_p: expected a number above 0 and at most 1 (no cut), got 1.5
     """
 
+    # Fields that came later: cases whose rows have none of them keep their ids.
+    omitted: ClassVar[tuple[str, ...]] = ("stop_sequences", "frequency_penalty", *LISTS, "logprobs", "cancel_after")
     max_new_tokens: int
     eos_token_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0

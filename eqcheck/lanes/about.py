@@ -45,8 +45,6 @@ _OF_STOPS = {
     "logprobs": "rows came with log-probabilities",
     "to_cancel": "rows to be cancelled",
     "cancelled": "a row was cancelled before its end",
-    "switched": "an option of the engine that no target can be asked about",
-    "switch_changed": "it changed a token, or something was returned beside tokens",
 }
 SAMPLING = About(
     counters={
@@ -170,6 +168,8 @@ CHECKPOINT = About(
         "ended_by_eos": "a row ended by an EOS before its limit",
         "row_eos": "rows with EOS ids of their own",
         **_OF_STOPS,
+        "switched": "an option of the engine that no target can be asked about",
+        "switch_changed": "it changed a token, or something was returned beside tokens",
         "stop_of_several": "a stop sequence of several tokens ended a row",
         "stop_across_blocks": "it lay on both sides of the end of a block of 16 tokens",
         "stop_inside_block": "a stop sequence ended among accepted drafts, with more drafts behind it",
