@@ -25,6 +25,7 @@ AT_ONSET = (
     "itself-hidden",
     "restored-with-all",
 )
+OF_WINDOW = "window"  # the scope of edits that layers with a window may have alone
 GRAIN, BEHIND = 8, 32  # prefixes are cached in blocks of so many tokens; a state may be so many away from its place
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
 
@@ -56,7 +57,7 @@ def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedCont
 
 def _grown(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
     """The same once a row is longer than a window: where a ring comes round, it may no longer be taken back."""
-    if evidence.windows and context.edit.scope == "window":
+    if evidence.windows and context.edit.scope == OF_WINDOW:
         width = max(evidence.windows.values())
         context = replace(context, since=width, when=f"{context.when} once there are more than {width} tokens".strip())
         yield context
