@@ -3,8 +3,8 @@
 python docs/issues.py        writes reports/issues/
 
 A cause that several reports of one engine have is one issue with several conditions. A fault that was found by hand
-has a script, and no report. What stands in the engine's source
-is read by a person, and comes from the notes; all else comes from the reports.
+has a script, and no report. The text on the engine's source
+was written by a person who read it, and comes from the notes; all else comes from the reports.
 """
 
 from __future__ import annotations
