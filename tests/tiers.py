@@ -1,9 +1,10 @@
 """Two tiers of tests: `make test` runs the quick one, `make test-all` the rest; ``python -m tiers LOG`` divides them.
 
-A test function may take `SHARE` seconds of the quick tier. Its parameters fill that in their order, so a matrix of
-engines and faults gives its first entries; a test that takes longer by itself belongs to the rest. `tiers.json` names
-the tests of the rest. It is written from the log of a whole run, `make tiers`; a new test is quick until then.
-`long.json` names tests of neither tier, which `make test-long` runs.
+A function may take `QUICK_SHARE` seconds of the quick tier. Its parameters fill that in their order, so a matrix of
+engines and faults gives its first entries; a test that takes longer by itself belongs to the rest, of which a function
+may take `REST_SHARE` seconds. `tiers.json` names the tests of the rest, `long.json` those beyond both, which
+`make test-long` runs. They are written from the log of a whole run, `make tiers`; a new test is quick until then, and a
+test that the log lacks stays in its tier.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 REST = Path(__file__).with_name("tiers.json")
 LONG = Path(__file__).with_name("long.json")
-SHARE = 2.0
+QUICK_SHARE, REST_SHARE = 1.5, 10.0
 _LINE = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$")
 
 
@@ -33,10 +34,10 @@ def durations(lines: Iterable[str]) -> dict[str, float]:
     return seconds
 
 
-def rest(seconds: Mapping[str, float], order: Iterable[str], share: float = SHARE) -> list[str]:
-    """The tests of the rest: those beyond the share of their function, in the order in which they are collected.
+def beyond(seconds: Mapping[str, float], order: Iterable[str], share: float) -> list[str]:
+    """The tests beyond the share of their function, in the order in which they are collected.
 
-    >>> rest({"a::f[1]": 2.0, "a::f[2]": 2.0, "a::g": 9.0}, ["a::f[1]", "a::f[2]", "a::f[3]", "a::g"])
+    >>> beyond({"a::f[1]": 2.0, "a::f[2]": 2.0, "a::g": 9.0}, ["a::f[1]", "a::f[2]", "a::f[3]", "a::g"], share=2.0)
     ['a::f[2]', 'a::g']
     """
     used: dict[str, float] = {}
@@ -51,14 +52,19 @@ def rest(seconds: Mapping[str, float], order: Iterable[str], share: float = SHAR
 
 
 def main(log: str, collected: str) -> None:
-    """Write `tiers.json` from the log of a whole run and the names that ``--collect-only -q`` prints."""
+    """Write both files from the log of a whole run and the names that ``--collect-only -q`` prints."""
     seconds = durations(Path(log).read_text().splitlines())
     order = [line for line in Path(collected).read_text().splitlines() if "::" in line]
-    longest = set(json.loads(LONG.read_text()))
-    later = rest(seconds, [name for name in order if name not in longest])
-    REST.write_text(json.dumps(later, indent=0) + "\n")
-    quick = sum(took for name, took in seconds.items() if name not in set(later))
-    print(f"{len(order) - len(later)} quick tests, {quick:.0f} s; {len(later)} in the rest, of {len(order)}")
+    before = {tier: set(json.loads(tier.read_text())) for tier in (REST, LONG)}
+    later = [name for name in order if name not in seconds and name in before[REST] | before[LONG]]
+    later += beyond(seconds, [name for name in order if name not in later], QUICK_SHARE)
+    longest = [name for name in later if name not in seconds and name in before[LONG]]
+    longest += beyond(seconds, [name for name in later if name not in longest], REST_SHARE)
+    tiers = {"quick": set(order) - set(later), "rest": set(later) - set(longest), "longest": set(longest)}
+    for path, tier in ((REST, tiers["rest"]), (LONG, tiers["longest"])):
+        path.write_text(json.dumps([name for name in order if name in tier], indent=0) + "\n")
+    for name, tier in tiers.items():
+        print(f"{name}: {len(tier)} tests, {sum(seconds.get(test, 0.0) for test in tier):.0f} s")
 
 
 if __name__ == "__main__":
