@@ -1,6 +1,6 @@
 """Right decoders of seven builds on each built checkpoint: in less than float32 each token is to be the function's.
 
-    python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [NAME ...]
+    python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [--device cuda] [NAME ...]
 
 Builds, by how a text reaches the model: ``alone`` (a row, a token a call), ``batch`` (16 rows at once), ``blocks`` (16
 rows, K + 1 tokens a call, behind a cache), ``left`` and ``right`` (16 rows of other lengths, padded there), ``rolled
@@ -150,13 +150,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--tokens", type=int, default=1_000_000, help="for each checkpoint and dtype")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for line in lines(list(given.names), given.dtypes, given.tokens):
+    for line in lines(list(given.names), given.dtypes, given.tokens, given.device):
         print(json.dumps(line), flush=True)
 
 
-def lines(names: list[str], dtypes: list[str], tokens: int) -> Iterator[dict[str, Any]]:
+def lines(names: list[str], dtypes: list[str], tokens: int, device: str) -> Iterator[dict[str, Any]]:
     slow = {"alone": tokens // 100, "rolled back": tokens // 10}
     for name in names:
         builds = [build for build in BUILDS if build != "paged" or name in PAGED]
@@ -166,8 +167,9 @@ def lines(names: list[str], dtypes: list[str], tokens: int) -> Iterator[dict[str
             for dtype in dtypes:
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
                 for build in builds:
-                    counts = counted(built(name).function, model, build, slow.get(build, fast))
-                    yield {"checkpoint": name, "dtype": dtype, "build": build, **counts}
+                    with torch.device(device):  # of the texts
+                        counts = counted(built(name).function, model.to(device), build, slow.get(build, fast))
+                    yield {"checkpoint": name, "dtype": dtype, "device": device, "build": build, **counts}
 
 
 if __name__ == "__main__":
