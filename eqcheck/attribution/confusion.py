@@ -55,18 +55,20 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
 
     Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
     instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
-    A token that was never fed lies in no other place.
+    A token that was never fed for the row lies in no other place: the row was served entries as those of its beginning.
     """
     shown = {entry.slot for entry in view.entries if entry.visible}
-    absent = sum(one.kind == "missing-entry" for one in deviations)
-    if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != len(due) + absent:
+    absent = [one.token_position or 0 for one in deviations if one.kind == "missing-entry"]
+    if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != len(due) + len(absent):
         return deviations
     if any(one.kind in ("torn-entry", "window") or one.origin == NEVER_FED for one in deviations):
         return deviations
-    if _overwritten(view) if absent else _ordered(view):
+    if not all(view.labels.queries(view.request, position) for position in absent):
+        return deviations
+    if _overwritten(view) or _overwritten_by_its_call(view) if absent else _ordered(view):
         return deviations
     origin = "in an order, or in places, that are not those from which the call reads them"
-    numbers = {"expected": len(due) + absent, "observed": len(shown & due)}
+    numbers = {"expected": len(due) + len(absent), "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
 
 
@@ -83,6 +85,16 @@ def _overwritten(view: QueryView) -> bool:
     pairs = [(a, b) for a, b in zip(writes(before, row), now, strict=True) if a != b and a in record.of]
     others = [record.of[a].request != record.of[b].request for a, b in pairs if b in record.of]
     return any(others) and all(b[0] > before.number for _, b in pairs)
+
+
+def _overwritten_by_its_call(view: QueryView) -> bool:
+    """Whether the query's own entry is gone from the row, and it sees a token of another request that its call feeds.
+
+    Two tokens were written to one place, as where requests share a page that was not copied.
+    """
+    fed = [entry for entry in view.entries if entry.slot in view.own_block]
+    others = any(entry.visible and entry.known and entry.label.request != view.request for entry in fed)
+    return others and all(entry.write != view.write for entry in fed)
 
 
 def _complete(places: Iterable[tuple[int, int]]) -> bool:

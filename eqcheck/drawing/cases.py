@@ -131,7 +131,7 @@ def _rows(
         tuple((step * (number + 1) + place + shift) % VOCAB_SIZE % ids for place, shift in enumerate(shifts))
         for number, (shifts, _) in enumerate(rows)
     ]
-    return _related(choose, prompts, ids, "equal-lengths" in requires), tuple(rounds for _, rounds in rows)
+    return _with_special(choose, prompts, ids), tuple(rounds for _, rounds in rows)
 
 
 def apart(longest: int) -> int:
@@ -161,29 +161,51 @@ def _scrambled(number: int, count: int) -> list[int]:
     return [int(word) for word in words % np.uint64(VOCAB_SIZE)]
 
 
-def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bool) -> list[Prompt]:
-    """Prompts; a prompt may be equal to another, or its beginning, or begin like it; or hold a special id."""
-    prompts = list(prompts)
+def _with_special(choose: Choices, prompts: list[Prompt], ids: int) -> list[Prompt]:
+    """Prompts; one of them may hold a special id."""
     special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
-    if special is not None and special < ids:
-        row = choose.integer(0, len(prompts) - 1)
-        place = choose.integer(0, len(prompts[row]) - 1)
-        prompts[row] = (*prompts[row][:place], special, *prompts[row][place + 1 :])
-    if len(prompts) < 2:
+    if special is None or special >= ids:
         return prompts
-    relation = choose.pick(("none",) * 9 + ("equal", "beginning", "begins alike"))
-    if relation != "none":
-        one = choose.integer(0, len(prompts) - 2)
-        other = choose.integer(one + 1, len(prompts) - 1)
-        first, second = prompts[one], prompts[other]
-        if relation == "begins alike":
-            shared = choose.integer(1, min(len(first), len(second)))
-            prompts[other] = first[:shared] + second[shared:]
-        elif relation == "beginning" and len(first) > 1 and not equal_lengths:
-            prompts[other] = first[: choose.integer(1, len(first) - 1)]
-        else:
-            prompts[other] = first
-    return prompts
+    row = choose.integer(0, len(prompts) - 1)
+    place = choose.integer(0, len(prompts[row]) - 1)
+    return [*prompts[:row], (*prompts[row][:place], special, *prompts[row][place + 1 :]), *prompts[row + 1 :]]
+
+
+def _related(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bounds, unrelated: int) -> list[Prompt]:
+    """Prompts, two or all of which may be alike for a while, or are so where ``unrelated`` is 0."""
+    alike = ("equal", "beginning", "begins alike", "all but the last", "beginning of blocks", "blocks behind another")
+    relation = choose.pick(("none",) * unrelated + alike) if len(prompts) > 1 else "none"
+    if relation == "none":
+        return prompts
+    one = choose.integer(0, len(prompts) - 2)
+    other = choose.integer(one + 1, len(prompts) - 1)
+    first, second, ids = prompts[one], prompts[other], _ids(claims.requires)
+    if "blocks" in relation:
+        return _behind_blocks(
+            choose, prompts, ids, bounds.prompt, other if relation == "blocks behind another" else None
+        )
+    if relation == "begins alike":
+        shared = choose.integer(1, min(len(first), len(second)))
+        second = first[:shared] + second[shared:]
+    elif relation == "beginning" and len(first) > 1 and "equal-lengths" not in claims.requires:
+        second = first[: choose.integer(1, len(first) - 1)]
+    elif relation == "all but the last":
+        second = (*first[:-1], (first[-1] + choose.integer(1, ids - 1)) % ids)
+    else:
+        second = first
+    return [*prompts[:other], second, *prompts[other + 1 :]]
+
+
+def _behind_blocks(choose: Choices, prompts: list[Prompt], ids: int, most: int, other: int | None) -> list[Prompt]:
+    """Prompts behind one beginning, which ends at a border of blocks or within a block.
+
+    The row ``other`` begins with the second block: its tokens are those of the others, what precedes them is not.
+    """
+    size = choose.pick(tuple(size for size in BLOCKS if 2 * size < most) or (1,))
+    length = min(size * (1 if other is None else 2) + choose.pick((0, 1, -1, size // 2)), most - 1)
+    beginning = tuple(shift % ids for shift in _scrambled(choose.integer(1, 2**16), max(length, 1)))
+    starts = [beginning[size:] + beginning[:size] if row == other else beginning for row in range(len(prompts))]
+    return [(start + prompt)[:most] for start, prompt in zip(starts, prompts, strict=True)]
 
 
 def _state(
@@ -196,6 +218,8 @@ def _state(
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
     ids = _ids(claims.requires)
     fields: dict[str, Any] = {"cache_state": name}
+    # A row that comes later may be served what a cache holds of an earlier one.
+    prompts = _related(choose, prompts, claims, bounds, unrelated=4 if name == "late-rows" else 12)
 
     def tokens(least: int, most: int) -> Prompt:
         return tuple(choose.some(lambda choose: choose.integer(0, ids - 1), least, most))
