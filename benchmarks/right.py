@@ -1,6 +1,7 @@
 """Right decoders of seven builds on each built checkpoint: in less than float32 each token is to be the function's.
 
-    python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [--device cuda] [NAME ...]
+    python -m benchmarks.right [--tokens 1000000] [--dtypes bfloat16 float16] [--device cuda]
+                              [--builds batch blocks] [NAME ...]
 
 Builds, by how a text reaches the model: ``alone`` (a row, a token a call), ``batch`` (16 rows at once), ``blocks`` (16
 rows, K + 1 tokens a call, behind a cache), ``left`` and ``right`` (16 rows of other lengths, padded there), ``rolled
@@ -151,25 +152,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000, help="for each checkpoint and dtype")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--builds", nargs="+", choices=BUILDS, default=list(BUILDS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for line in lines(list(given.names), given.dtypes, given.tokens, given.device):
+    for line in lines(given):
         print(json.dumps(line), flush=True)
 
 
-def lines(names: list[str], dtypes: list[str], tokens: int, device: str) -> Iterator[dict[str, Any]]:
-    slow = {"alone": tokens // 100, "rolled back": tokens // 10}
-    for name in names:
+def lines(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    slow = {"alone": given.tokens // 100, "rolled back": given.tokens // 10}
+    for name in given.names:
         builds = [build for build in BUILDS if build != "paged" or name in PAGED]
-        fast = (tokens - sum(slow.values())) // (len(builds) - len(slow)) + 1
+        fast = (given.tokens - sum(slow.values())) // (len(builds) - len(slow)) + 1
         with tempfile.TemporaryDirectory() as folder:
             built(name).save(folder)
-            for dtype in dtypes:
+            for dtype in given.dtypes:
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-                for build in builds:
-                    with torch.device(device):  # of the texts
-                        counts = counted(built(name).function, model.to(device), build, slow.get(build, fast))
-                    yield {"checkpoint": name, "dtype": dtype, "device": device, "build": build, **counts}
+                for build in (build for build in builds if build in given.builds):
+                    with torch.device(given.device):  # of the texts
+                        counts = counted(built(name).function, model.to(given.device), build, slow.get(build, fast))
+                    yield {"checkpoint": name, "dtype": dtype, "device": given.device, "build": build, **counts}
 
 
 if __name__ == "__main__":
