@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -30,6 +30,9 @@ FAULTS = {
     "wrong-law": "a rejected draft is replaced by a draw from the target, not from what remains of it",
     "greedy-beside-sampled": "a greedy row beside sampled ones is sampled",
 }
+
+
+KEPT = 64  # prompts whose keys and values an engine keeps
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,18 @@ class Row:
         return self.slots[model][0][0].shape[1] if model in self.slots else 0
 
 
+class Kept(NamedTuple):
+    """A prompt that was read: keys and values a layer, and the log-probabilities after each token."""
+
+    slots: list[tuple[torch.Tensor, torch.Tensor]]
+    laws: torch.Tensor
+
+
 class Engine:
     """Decodes rows on a thread of its own. ``draft`` None: plain. ``fault``: one of `FAULTS`, or empty.
 
     ``delay`` seconds pass before a round at random; ``last_first`` takes waiting rows from the end of the queue.
+    Prompts are kept, so that a row that begins with one of them reads the rest alone.
     """
 
     def __init__(
@@ -101,6 +112,7 @@ class Engine:
         self.rows: list[Row] = []
         self.drafted = self.accepted = self.ended = 0
         self._random = random.Random(0)
+        self._kept: dict[str, dict[tuple[int, ...], Kept]] = {name: {} for name in self.models}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -150,15 +162,29 @@ class Engine:
     def _prefill(self, row: Row) -> None:
         prompt = row.asked.prompt
         for name in self.models:
-            kept = prompt if row.asked.score and name == "target" else prompt[:-1]
-            if kept and not (row.asked.score and name == "draft"):
-                logits = self._forward(name, [row], [list(kept)])[0]
-                if name == "target":
-                    row.of_prompt = logits.float().log_softmax(-1)
+            read = prompt if row.asked.score and name == "target" else prompt[:-1]
+            if read and not (row.asked.score and name == "draft"):
+                self._read(name, row, read)
         if row.asked.score:
             row.future.set_result(Told((), "length", row.of_prompt, torch.empty(0)))
         else:
             self.rows.append(row)
+
+    def _read(self, name: str, row: Row, prompt: tuple[int, ...]) -> None:
+        """Read a prompt, behind the longest of the kept ones that it begins with."""
+        kept, laws = self._kept[name], torch.empty(0)
+        known = max((its for its in kept if prompt[: len(its)] == its), key=len, default=())
+        if known:
+            row.slots[name], laws = list(kept[known].slots), kept[known].laws
+        if len(known) < len(prompt):
+            logits = self._forward(name, [row], [list(prompt[len(known) :])])[0]
+            laws = torch.cat([laws, logits.float().log_softmax(-1)])
+        if name == "target":
+            row.of_prompt = laws
+        if not row.asked.score:
+            kept[prompt] = Kept(list(row.slots[name]), laws)
+            if len(kept) > KEPT:
+                del kept[next(iter(kept))]
 
     def _round(self) -> None:
         """One round of all rows: drafts, one call of the target, acceptance, rollback, leaving."""
@@ -284,11 +310,12 @@ class Engine:
         logits = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).logits
-        for at, row in enumerate(rows):
+        for at, (row, its) in enumerate(zip(rows, fed, strict=True)):
+            new = past + width - len(its)
             row.slots[name] = [
-                tuple(
-                    part[at, :, [*range(past - held[at], past), *range(past + width - len(fed[at]), past + width)]]
-                    for part in (layer.keys, layer.values)
+                (
+                    _joined(layer.keys[at], past - held[at], past, new),
+                    _joined(layer.values[at], past - held[at], past, new),
                 )
                 for layer in cache.layers
             ]
@@ -302,6 +329,11 @@ def _padded(row: Row, name: str, layer: int, part: int, past: int, model: Any) -
         return torch.zeros(config.num_key_value_heads, past, config.head_dim, dtype=model.dtype)
     slots = row.slots[name][layer][part]
     return torch.nn.functional.pad(slots, (0, 0, past - slots.shape[1], 0))
+
+
+def _joined(slots: torch.Tensor, first: int, past: int, new: int) -> torch.Tensor:
+    """The slots of one row ``[heads, slots, width]`` without those of padding."""
+    return torch.cat([slots[:, first:past], slots[:, new:]], 1)
 
 
 def _cut(row: Row, name: str, slots: int) -> None:

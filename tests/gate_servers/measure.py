@@ -1,8 +1,9 @@
-"""How good the gate is: ``PYTHONPATH=.:tests python -m gate_servers.measure [--right N] [--requests N] [--only NAME]``.
+"""How good the gate is: ``PYTHONPATH=.:tests python -m gate_servers.measure [--right N] [--jobs N] [--seeds N]``.
 
 Each planted fault is served, and gated against a plain server of the same weights; so are right servers of several
-dtypes, batch limits, orders and delays. Everything goes through the command and over HTTP, as its users have it. The
-exit code is 1 if a fault is missed, a right server accused, or a fault named falsely.
+dtypes, batch limits, orders and delays, every third with sampled rows. Each gate has prompts and seeds of its own and
+is a process of its own. Everything goes through the command and over HTTP, as its users have it. The exit code is 1 if
+a fault is missed, a right server accused, or a fault named falsely. An interrupt ends it with the gates done so far.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import contextlib
 import io
 import itertools
 import json
+import math
+import multiprocessing
+import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 
 from eqcheck.cli import main as eqcheck
+from eqcheck.gate.evidence import CROSSES
 from gate_servers.engine import FAULTS, Engine
 from gate_servers.server import served, weights
 
@@ -53,17 +59,44 @@ class Build(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The exit code of a gate, its JSON object (empty where there is none), its last words, and its seconds."""
+    """The exit code of a gate, its JSON object (empty where there is none), its last words, and what it took."""
 
     code: int
     result: dict[str, Any]
     said: str
     seconds: float
+    cpu: float = 0.0
+    megabytes: int = 0
 
     @property
     def kinds(self) -> set[str]:
         """The kinds of its violations."""
         return {violation["kind"] for violation in self.result.get("violations", ())}
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the speculative server."""
+        return int(self.result.get("tokens", 0))
+
+    @property
+    def evidence(self) -> float:
+        """Its logarithm to base 10. Ends that no right server gives count as the evidence that decides."""
+        told = float(self.result.get("evidence", {}).get("log10", 0.0))
+        return max(told, math.log10(CROSSES)) if self.code == 1 else told
+
+
+class Case(NamedTuple):
+    """A gate to be run: a right build if ``fault`` is empty."""
+
+    build: Build
+    seed: int
+    options: tuple[str, ...] = ()
+    fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its kind and its seed."""
+        return f"{self.fault or 'right'} {self.seed}"
 
 
 def gate(build: Build, *options: str, fault: str = "") -> Answer:
@@ -71,7 +104,7 @@ def gate(build: Build, *options: str, fault: str = "") -> Answer:
     target, draft = weights(build.dtype)
     right = Engine(target, max_rows=build.plain_rows)
     tried = Engine(target, draft, fault=fault, max_rows=build.rows, last_first=build.last_first, delay=build.delay)
-    out, errors, began = io.StringIO(), io.StringIO(), time.monotonic()
+    out, errors, began, used = io.StringIO(), io.StringIO(), time.monotonic(), time.process_time()
     with ExitStack() as stack:
         plain = stack.enter_context(served(right))
         speculative = stack.enter_context(served(tried, failing=build.failing))
@@ -79,7 +112,15 @@ def gate(build: Build, *options: str, fault: str = "") -> Answer:
         stack.enter_context(contextlib.redirect_stderr(errors))
         code = eqcheck(["gate", "--speculative", speculative, "--plain", plain, "--json", *options])
     said = (errors.getvalue().strip().splitlines() or [""])[-1]
-    return Answer(code, json.loads(out.getvalue() or "{}"), said, time.monotonic() - began)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    spent = time.monotonic() - began, time.process_time() - used
+    return Answer(code, json.loads(out.getvalue() or "{}"), said, *spent, most)
+
+
+def gated(case: Case) -> Answer:
+    """The gate of a case."""
+    torch.set_num_threads(1)
+    return gate(case.build, *case.options, "--seed", str(case.seed), fault=case.fault)
 
 
 def builds() -> Iterator[Build]:
@@ -90,53 +131,97 @@ def builds() -> Iterator[Build]:
         yield Build(next(dtypes), (16, 4)[number % 2], rows, number % 3 == 1, 0.004 * late, 0.1 * (number % 5 == 4))
 
 
-def _faults(asked: argparse.Namespace) -> tuple[int, int, int]:
-    """How many faults are caught, named and named falsely, each told in a line."""
-    caught = named = false = 0
-    for fault in [name for name in FAULTS if asked.only in ("", name)]:
-        sampled = ("--temperature", "0.8") if fault in SAMPLED else ()
-        answer = gate(Build(), *asked.options, *sampled, fault=fault)
-        tokens = answer.result.get("tokens", 0)
-        shown = answer.code == 1 and tokens <= MOST_TOKENS
-        kinds = answer.kinds - {UNNAMED}
-        wrong = kinds - KINDS[fault]
-        caught, named, false = caught + shown, named + bool(shown and kinds and not wrong), false + bool(wrong)
-        print(
-            f"{fault:26} {'caught' if shown else 'MISSED':6} after {tokens:6} tokens, {answer.seconds:4.0f} s: "
-            f"{', '.join(sorted(answer.kinds)) or answer.said}",
-            flush=True,
-        )
-    return caught, named, false
+def cases(asked: argparse.Namespace) -> list[Case]:
+    """The right ones first, a third of each dtype's sampled, then each fault with its seeds."""
+    options, sampled = tuple(asked.options), ("--temperature", "0.8")
+    made = [
+        Case(build, number, (*options, *(sampled if number // 3 % 3 == 2 else ())))
+        for number, build in enumerate(itertools.islice(builds(), asked.right))
+    ]
+    return made + [
+        Case(Build(), seed, (*asked.options_of_faults.split(), *(sampled if fault in SAMPLED else ())), fault)
+        for fault in FAULTS
+        if asked.only in ("", fault)
+        for seed in range(asked.seeds)
+    ]
 
 
-def _right(asked: argparse.Namespace) -> tuple[int, int]:
-    """How many right gates gave an alarm, and how many did not decide, each of these told in a line."""
-    alarms = undecided = 0
-    for number, build in enumerate(itertools.islice(builds(), asked.right)):
-        sampled = ("--temperature", "0.8") if number % 3 == 2 else ()
-        answer = gate(build, *asked.options, *sampled, "--seed", str(number))
-        alarms, undecided = alarms + (answer.code == 1), undecided + (answer.code not in (0, 1))
-        if answer.code or asked.every:
-            evidence = answer.result.get("evidence")
-            told = f"{answer.result.get('tokens', 0)} tokens, {answer.seconds:.0f} s, evidence {evidence}"
-            print(f"right {number}: exit {answer.code} {build} {told}: {answer.said}", flush=True)
-    return alarms, undecided
+def run(made: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Answer]]:
+    """Each case with its answer, as they end; an interrupt ends the others."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gate_servers.server", "eqcheck.gate.report", "transformers"])
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        futures = {pool.submit(gated, case): case for case in made}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except KeyboardInterrupt:
+            for process in pool._processes.values():
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def told(case: Case, answer: Answer) -> str:
+    """A line for people, and one of JSON."""
+    sampled = ", sampled" if "--temperature" in case.options else ""
+    verdict = answer.result.get("verdict", answer.said)
+    line = (
+        f"{case.name:28} {verdict:12} 1e{answer.evidence:.1f} {answer.tokens:6} tokens {answer.seconds:4.0f} s, "
+        f"{answer.cpu:4.0f} s of CPU, {answer.megabytes} MB; {', '.join(sorted(answer.kinds))} "
+        f"[{' '.join(f'{name}={value}' for name, value in case.build._asdict().items())}{sampled}]"
+    )
+    facts = {"fault": case.fault, "seed": case.seed, "build": case.build._asdict(), "options": case.options}
+    facts |= {"exit": answer.code, "verdict": verdict, "log10": answer.evidence, "tokens": answer.tokens}
+    facts |= {"kinds": sorted(answer.kinds), "seconds": round(answer.seconds, 1), "cpu": round(answer.cpu, 1)}
+    return f"{line}\n{json.dumps(facts)}"
+
+
+def auc(faulty: Sequence[float], right: Sequence[float]) -> float:
+    """The share of pairs in which the faulty gate has more evidence; half for a tie.
+
+    >>> auc([6.0, 1.0], [0.0, 1.0])
+    0.875
+    """
+    pairs = [(one > other) + (one == other) / 2 for one in faulty for other in right]
+    return sum(pairs) / len(pairs) if pairs else math.nan
+
+
+def summary(done: Sequence[tuple[Case, Answer]]) -> int:
+    """Print the counts; 1 if one of them is not as it should be."""
+    right = [(case, answer) for case, answer in done if not case.fault]
+    faulty = [(case, answer) for case, answer in done if case.fault]
+    caught = [(case, answer) for case, answer in faulty if answer.code == 1 and answer.tokens <= MOST_TOKENS]
+    named = sum(bool(answer.kinds & KINDS[case.fault]) for case, answer in caught)
+    false = [case.name for case, answer in faulty if answer.kinds - {UNNAMED} - KINDS[case.fault]]
+    alarms = [case for case, answer in right if answer.code == 1]
+    for case in alarms:
+        print(f"FALSE ALARM: {case}")
+    for fault in dict.fromkeys(case.fault for case, _ in faulty):
+        its = [answer for case, answer in faulty if case.fault == fault]
+        seen = sorted(answer.tokens for case, answer in caught if case.fault == fault)
+        print(f"{fault:26} {len(seen)}/{len(its)} caught, after {', '.join(map(str, seen))} tokens")
+    print(f"{len(caught)}/{len(faulty)} faulty gates caught, {named} named, {len(false)} named falsely: {false}")
+    undecided = sum(answer.code not in (0, 1) for _, answer in right)
+    print(f"{len(alarms)} false alarms in {len(right)} right gates, {undecided} undecided")
+    evidence = [[answer.evidence for _, answer in its] for its in (faulty, right)]
+    print(f"AUC {auc(*evidence):.4f}; the greatest evidence of a right gate 1e{max(evidence[1], default=0):.1f}")
+    return int(len(caught) < len(faulty) or bool(false) or bool(alarms))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the gate on small servers.")
     parser.add_argument("--right", type=int, default=12, help="gates of right servers")
+    parser.add_argument("--jobs", type=int, default=1, help="gates at once")
+    parser.add_argument("--seeds", type=int, default=1, help="gates of each fault")
     parser.add_argument("--only", default="", help="one fault; 'none' for none")
-    parser.add_argument("--every", action="store_true", help="a line for each right gate")
-    parser.add_argument("options", nargs="*", help="behind --: options of eqcheck gate")
+    parser.add_argument("--options-of-faults", default="", help="options of eqcheck gate for faulty servers")
+    parser.add_argument("options", nargs="*", help="behind --: options of eqcheck gate for right servers")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    caught, named, false = _faults(asked)
-    alarms, undecided = _right(asked)
-    tried = sum(asked.only in ("", name) for name in FAULTS)
-    print(f"{caught}/{tried} faults caught, {named}/{tried} named, {false} named falsely")
-    print(f"{alarms} false alarms in {asked.right} right gates, {undecided} undecided")
-    return int(caught < tried or false > 0 or alarms > 0)
+    done = []
+    for case, answer in run(cases(asked), asked.jobs):
+        print(told(case, answer), flush=True)
+        done.append((case, answer))
+    return summary(done)
 
 
 if __name__ == "__main__":
