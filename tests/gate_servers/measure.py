@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -156,6 +157,7 @@ def run(made: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Answer]]:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would lose the summary
             for process in pool._processes.values():
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
