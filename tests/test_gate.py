@@ -6,13 +6,15 @@ import hashlib
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any
 
 import pytest
@@ -41,6 +43,7 @@ class Toy:
         self.fault, self.noise, self.model = fault, noise, model
         self.drafted, self.accepted = (40, 30) if fault == "speculates" else (0, 0)
         self.random, self.generator = random.Random(model), torch.Generator().manual_seed(model)
+        self.decoding, self.came, self.inside = 0, 0, Condition()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -52,18 +55,29 @@ class Toy:
     def ask(self, asked: Asked) -> Future[Told]:
         """The answer at once."""
         answer: Future[Told] = Future()
-        answer.set_result(self.scored(asked) if asked.score else self.decoded(asked))
+        if asked.score or self.fault != "beside":
+            answer.set_result(self.scored(asked) if asked.score else self.decoded(asked))
+            return answer
+        with self.inside:
+            self.decoding, self.came = self.decoding + 1, self.came + 1
+            alone, came = self.decoding == 1, self.came
+            self.inside.notify_all()
+            beside = not alone or self.inside.wait_for(lambda: self.came > came, timeout=0.05)
+        answer.set_result(self.decoded(asked, hidden=beside))
+        with self.inside:
+            self.decoding -= 1
         return answer
 
     def scored(self, asked: Asked) -> Told:
         whole = list(asked.prompt)
         return Told((), "length", torch.stack([self.law(whole[: at + 1]) for at in range(len(whole))]), torch.empty(0))
 
-    def decoded(self, asked: Asked) -> Told:
+    def decoded(self, asked: Asked, hidden: bool = False) -> Told:
         context, laws = list(asked.prompt), []
         limit = asked.max_tokens + (2 if self.fault == "limit" else 0)
         for at in range(limit):
-            seen = [*context[:-2], context[-1]] if self.fault == "hidden" and at % 5 == 4 else context
+            hidden = hidden or self.fault == "hidden"
+            seen = [*context[:-2], context[-1]] if hidden and at % 5 == 4 else context
             law = self.law(seen)
             warm = asked.temperature * (2.0 if self.fault == "warm" else 1.0)
             token = int(law.argmax())
@@ -153,6 +167,27 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert {"request", "token_index", "expected", "observed", "gap"} == set(violation["first"])
     assert "curl" in violation
     assert violation["conditions"]
+
+
+@pytest.mark.parametrize(("fault", "at_once"), [("hidden", 1), ("beside", 2), ("limit", 1)])
+def test_the_smallest_requests_show_a_wrong_row(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str, at_once: int
+) -> None:
+    """One that is wrong beside another row alone needs two; the script shows it on the two servers."""
+    with servers(Toy(fault)) as both:
+        _, report = gated(capsys, *both, *FAST, "--out", str(tmp_path))
+        (violation,) = report["violations"]
+        smallest = violation["smallest"]
+        assert smallest["at_once"] == at_once
+        assert smallest["prompt_tokens"] <= 4
+        assert smallest["max_tokens"] <= 5
+        assert violation["curl"]["speculative"].count("curl") == at_once
+        path = tmp_path / f"{violation['kind']}.py"
+        assert len(path.read_text().splitlines()) <= 25
+        said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout
+    observed = smallest["observed"]
+    assert f"{len(observed)} of {smallest['max_tokens']} tokens" in said
+    assert fault == "limit" or f"token {smallest['at']} is {observed[smallest['at']]} and" in said
 
 
 def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) -> None:

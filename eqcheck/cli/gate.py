@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
         "--out",
         metavar="DIR",
         type=Path,
-        help="write gate.json and gate.html there; a gate that was broken off goes on",
+        help="write gate.json, gate.html and a script that shows a wrong row there; a gate that was broken off goes on",
     )
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
@@ -106,6 +106,9 @@ def run(options: argparse.Namespace) -> int:
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
         _write(options.out / "gate.html", page_of(report, gaps))
+        for violation in report["violations"]:
+            if smallest := violation.get("smallest"):
+                _write(options.out / f"{violation['kind']}.py", smallest["script"])
     if options.junit is not None:
         from eqcheck.report.checks import as_xml
 

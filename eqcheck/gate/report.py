@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -13,14 +14,17 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
+from eqcheck.gate.answers import ServerError
 from eqcheck.gate.cause import EditCause, cause
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.rows import ENDS, Row
 from eqcheck.gate.run import Gate, facts
+from eqcheck.gate.smallest import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 
 FORMAT = "eqcheck-gate/1"
+LOOKED_AT = 3  # wrong rows; one is to be shown again
 _CONDITIONS: Mapping[str, Callable[[Row], str]] = {
     "concurrency": lambda row: str(row.concurrency),
     "place in the chunk": lambda row: "first" if not row.place else "later",
@@ -120,7 +124,33 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
         "conditions": _conditions(gate, rows) if why.kind != "stray-law" else {},
         "explanation": _explained(gate, why, rows),
     }
-    return made if redact else made | {"curl": _curls(gate, first, at)}
+    return made if redact else made | _shown(gate, why, rows, at)
+
+
+def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str, Any]:
+    """Commands that show a wrong row, and the smallest requests that do so each time, with a script."""
+    if not gate.plain.url.startswith("http"):
+        return {}
+    search = SmallestSearch(gate, why.kind)
+    tried = (search.smallest(row) for row in (rows[:LOOKED_AT] if why.kind != "stray-law" else ()))
+    try:
+        case = next((one for one in tried if one is not None), None)
+    except ServerError:  # the verdict stands without it
+        case = None
+    if case is None or search.row is None:
+        return {
+            "curl": curls(gate, Requests((replace(rows[0].asked, prompt=rows[0].answer.prompt, max_tokens=at + 1),), 0))
+        }
+    smallest: dict[str, Any] = {
+        "at_once": len(case.requests),
+        "prompt_tokens": len(search.row.answer.prompt),
+        "asked": search.asked,
+    }
+    smallest |= {"max_tokens": search.row.asked.max_tokens, "observed": list(search.row.answer.tokens), "at": search.at}
+    return {
+        "curl": curls(gate, case),
+        "smallest": smallest | {"tries": TRIES, "script": script(gate, case, search.at)},
+    }
 
 
 def _conditions(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
@@ -134,19 +164,6 @@ def _conditions(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int
         if len(counts) > 1:
             table[name] = dict(sorted(counts.items()))
     return table
-
-
-def _curls(gate: Gate, row: Row, at: int) -> dict[str, str]:
-    """A command for each server that asks for the row up to its wrong token."""
-    asked = {"prompt": list(row.answer.prompt), "max_tokens": at + 1, "temperature": row.asked.temperature}
-    asked |= {"logprobs": 2, "return_token_ids": True}
-    return {
-        server.role: (
-            f"curl {server.url}/completions -H 'Content-Type: application/json' -d "
-            f"'{json.dumps({'model': server.model} | asked)}'".replace("\n", " ")
-        )
-        for server in (gate.speculative, gate.plain)
-    }
 
 
 def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
@@ -237,6 +254,11 @@ def text_of(report: Mapping[str, Any]) -> str:
         for name, counts in violation["conditions"].items():
             cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
             lines.append(f"  {name}: {cells}")
+        if smallest := violation.get("smallest"):
+            lines.append(
+                f"  smallest: {smallest['at_once']} at once, a prompt of {smallest['prompt_tokens']} tokens and a "
+                f"limit of {smallest['max_tokens']}, wrong in {smallest['tries']} of {smallest['tries']} tries"
+            )
         lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
     width = columns()
     wrapped = (line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines)

@@ -1,0 +1,153 @@
+"""The smallest requests that show a wrong row again: fewer at once, a shorter prompt, an option less."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from eqcheck.gate.rows import ENDS, Row
+from eqcheck.gate.run import Gate
+from eqcheck.gate.servers import Wanted
+
+TRIES = 3  # a request has to show the wrong row each time
+MOST = 300  # rows that are asked for in a search
+
+
+class Requests(NamedTuple):
+    """Requests that are sent at once, and the number of that whose row is wrong."""
+
+    requests: tuple[Wanted, ...]
+    shown: int
+
+    def but(self, number: int, **changes: Any) -> Requests:
+        """With one request changed."""
+        changed = replace(self.requests[number], **changes)
+        return Requests((*self.requests[:number], changed, *self.requests[number + 1 :]), self.shown)
+
+
+class SmallestSearch:
+    """A search for the smallest case that shows a row as wrong as it was: ``kind`` is one of `ENDS`, or another.
+
+    A smaller case is kept if it shows the wrong row in all tries; ``row`` is its last answer. No more than `MOST` rows
+    are asked for.
+    """
+
+    def __init__(self, gate: Gate, kind: str) -> None:
+        self.gate, self.kind, self.asked = gate, kind, 0
+        self.row: Row | None = None
+
+    def smallest(self, wrong: Row) -> Requests | None:
+        """None where the row is right in a try, both alone and with the rows that were decoded beside it."""
+        number = next(at for at, row in enumerate(self.gate.rows) if row is wrong)
+        first = max(number - wrong.place, number - wrong.concurrency + 1)
+        beside = self.gate.rows[first : first + wrong.concurrency]
+        whole = Requests(tuple(replace(row.asked, prompt=row.answer.prompt) for row in beside), number - first)
+        case = next((one for one in (Requests((whole.requests[whole.shown],), 0), whole) if self._shows(one)), None)
+        for smaller in (_fewer, _plainer, _shorter):
+            while case is not None and (
+                found := next((each for each in smaller(case, self.at) if self._shows(each)), None)
+            ):
+                case = found
+        return case
+
+    @property
+    def at(self) -> int:
+        """The wrong token of the row: the first that exceeds, or else the last."""
+        assert self.row is not None
+        beyond = None if self.kind in ENDS else self.row.beyond(self.gate.threshold)
+        return len(self.row.answer.tokens) - 1 if beyond is None else beyond
+
+    def _shows(self, case: Requests) -> bool:
+        row = self.row
+        for _ in range(TRIES):
+            self.asked += len(case.requests)
+            if self.asked > MOST:
+                return False
+            server = self.gate.speculative
+            answer = server.each(server.complete, case.requests, len(case.requests))[case.shown]
+            places = () if self.kind in ENDS else tuple(self.gate.plain.scored(answer.prompt, answer.tokens))
+            row = Row(0, case.requests[case.shown], answer, places, len(case.requests), case.shown)
+            ends_so = self.kind in ENDS and row.wrong_end(self.gate.ends) == self.kind
+            if not ends_so and row.beyond(self.gate.threshold) is None:
+                return False
+        self.row = row
+        return True
+
+
+def _fewer(case: Requests, at: int) -> Iterator[Requests]:
+    """All other requests left out, then half of them, at last one."""
+    numbers = range(len(case.requests))
+    size = len(numbers) - 1
+    while size:
+        others = [number for number in numbers if number != case.shown]
+        for start in range(0, len(others), size):
+            kept = [number for number in numbers if number not in others[start : start + size]]
+            yield Requests(tuple(case.requests[number] for number in kept), kept.index(case.shown))
+        size //= 2
+
+
+def _plainer(case: Requests, at: int) -> Iterator[Requests]:
+    """A smaller limit of the row, then an option less in a request."""
+    limit = case.requests[case.shown].max_tokens
+    smaller = [case.but(case.shown, max_tokens=each) for each in (at + 1, limit // 2) if 0 < each < limit]
+    for number in range(len(case.requests)):
+        smaller += [case.but(number, stops=()), case.but(number, temperature=0.0, seed=None)]
+    yield from (each for each in smaller if each != case)
+
+
+def _shorter(case: Requests, at: int) -> Iterator[Requests]:
+    """A prompt by half of it shorter, then a quarter, at last one token. Its first may be special, and stays."""
+    for number, one in enumerate(case.requests):
+        cut = len(one.prompt) // 2
+        while cut:
+            yield case.but(number, prompt=(*one.prompt[:1], *one.prompt[cut + 1 :]))
+            cut //= 2
+
+
+def curls(gate: Gate, case: Requests) -> dict[str, str]:
+    """A command for each server: all requests at once for the speculative one, the wrong one for the plain one."""
+
+    def line(server: Any, asked: Sequence[Wanted]) -> str:
+        start = f"curl {shlex.quote(f'{server.url}/completions')} -H 'Content-Type: application/json' -d"
+        return " & ".join(f"{start} {shlex.quote(json.dumps(one.body(server.model)))}" for one in asked)
+
+    return {
+        "speculative": line(gate.speculative, case.requests),
+        "plain": line(gate.plain, case.requests[case.shown :][:1]),
+    }
+
+
+def script(gate: Gate, case: Requests, at: int) -> str:
+    """A script of the standard library that shows the wrong row on the two servers."""
+    servers = tuple((server.url, server.model) for server in (gate.speculative, gate.plain))
+    return _SCRIPT.format(servers=servers, bodies=[one.body("") for one in case.requests], shown=case.shown, at=at)
+
+
+_SCRIPT = '''"""A wrong row of a server that speculates, beside the plain server's. Written by eqcheck gate."""
+import json, os, urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+SPECULATIVE, PLAIN = {servers}
+REQUESTS = {bodies}
+SHOWN, AT = {shown}, {at}  # the wrong request, and its wrong token
+
+
+def ask(server, body):
+    headers = {{"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("EQCHECK_API_KEY", "")}}
+    data = json.dumps(body | {{"model": server[1]}}).encode()
+    answer = urllib.request.urlopen(urllib.request.Request(server[0] + "/completions", data, headers))
+    row = json.load(answer)["choices"][0]
+    return row.get("token_ids") or [each["id"] for each in row["logprobs"]["content"]], row["finish_reason"]
+
+
+with ThreadPoolExecutor(len(REQUESTS)) as pool:
+    tokens, reason = list(pool.map(lambda body: ask(SPECULATIVE, body), REQUESTS))[SHOWN]
+row = REQUESTS[SHOWN]
+print("speculative:", len(tokens), "of", row["max_tokens"], "tokens,", reason, tokens)
+print("plain:", *ask(PLAIN, row))
+behind = row | {{"prompt": row["prompt"] + tokens[:AT], "max_tokens": 1}}
+print("token", AT, "is", tokens[AT], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
+'''
