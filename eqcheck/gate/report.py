@@ -19,7 +19,7 @@ from eqcheck.gate.cause import EditCause, cause
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.rows import ENDS, Row
 from eqcheck.gate.run import Gate, facts
-from eqcheck.gate.smallest import TRIES, Requests, SmallestSearch, curls, script
+from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 
