@@ -17,9 +17,9 @@ from eqcheck.explanation.layout import columns
 from eqcheck.gate.answers import ServerError
 from eqcheck.gate.cause import EditCause, cause
 from eqcheck.gate.evidence import CROSSES, ROOM
+from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.gate.rows import ENDS, Row
 from eqcheck.gate.run import Gate, facts
-from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 
