@@ -221,15 +221,16 @@ class Sources:
         """The tokens that the target was fed behind this one of the row, in calls that asked for the next one.
 
         Where the draft is fed the target's answers, only the first of these calls counts: later ones feed what was
-        committed meanwhile.
+        committed meanwhile. Queries of rows with the same tokens count, for nothing tells whose they are.
         """
-        queries = [write[0] for write, _ in self.labels.queries(row, position)]
+        alike = [row, *self.sharing(row, position)]
+        queries = [write[0] for one in alike for write, _ in self.labels.queries(one, position)]
         counted = queries[:1] if self._exchanged(row, position) else queries
         return {
             self.fed(write)
             for write, label in self.labels.of.items()
             if write[0] in counted
-            if (label.request, label.position) == (row, position + 1) and label.what in ("token", "draft", "filler")
+            if label.request in alike and label.position == position + 1 and label.what in ("token", "draft", "filler")
         }
 
     def _exchanged(self, row: int, position: int) -> bool:
