@@ -58,17 +58,19 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     A token that was never fed for the row lies in no other place: the row was served entries as those of its beginning.
     """
     shown = {entry.slot for entry in view.entries if entry.visible}
-    absent = [one.token_position or 0 for one in deviations if one.kind == "missing-entry"]
-    if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != len(due) + len(absent):
+    absent = [deviation.token_position for deviation in deviations if deviation.kind == "missing-entry"]
+    whole = view.at + 1 - view.low
+    if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != whole:
         return deviations
     if any(one.kind in ("torn-entry", "window") or one.origin == NEVER_FED for one in deviations):
         return deviations
-    if not all(view.labels.queries(view.request, position) for position in absent):
+    fed = {label.position for label in view.labels.of.values() if view.labels.same(label, view.request)}
+    if not fed.issuperset(absent):
         return deviations
     if _overwritten(view) or _overwritten_by_its_call(view) if absent else _ordered(view):
         return deviations
     origin = "in an order, or in places, that are not those from which the call reads them"
-    numbers = {"expected": len(due) + len(absent), "observed": len(shown & due)}
+    numbers = {"expected": whole, "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
 
 

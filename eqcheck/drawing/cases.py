@@ -172,14 +172,14 @@ def _with_special(choose: Choices, prompts: list[Prompt], ids: int) -> list[Prom
 
 
 def _related(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bounds, unrelated: int) -> list[Prompt]:
-    """Prompts, two or all of which may be alike for a while, or are so where ``unrelated`` is 0."""
-    alike = ("equal", "beginning", "begins alike", "all but the last", "beginning of blocks", "blocks behind another")
-    relation = choose.pick(("none",) * unrelated + alike) if len(prompts) > 1 else "none"
+    """Prompts, two or all alike for a while; in ``unrelated`` draws beside each kind of likeness they are not."""
+    alike = ["equal", "beginning", "begins alike", "all but the last", "beginning of blocks", "blocks behind another"]
+    relation = choose.pick(["none"] * unrelated + alike) if len(prompts) > 1 else "none"
     if relation == "none":
         return prompts
-    one = choose.integer(0, len(prompts) - 2)
-    other = choose.integer(one + 1, len(prompts) - 1)
-    first, second, ids = prompts[one], prompts[other], _ids(claims.requires)
+    earlier = choose.integer(0, len(prompts) - 2)
+    other = choose.integer(earlier + 1, len(prompts) - 1)
+    first, second, ids = prompts[earlier], prompts[other], _ids(claims.requires)
     if "blocks" in relation:
         return _behind_blocks(
             choose, prompts, ids, bounds.prompt, other if relation == "blocks behind another" else None
@@ -199,12 +199,18 @@ def _related(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bou
 def _behind_blocks(choose: Choices, prompts: list[Prompt], ids: int, most: int, other: int | None) -> list[Prompt]:
     """Prompts behind one beginning, which ends at a border of blocks or within a block.
 
-    The row ``other`` begins with the second block: its tokens are those of the others, what precedes them is not.
+    The row ``other`` holds a block of another row behind a different beginning: its own second block comes first, or,
+    where there are three rows, it begins like a row and goes on like a third.
     """
     size = choose.pick(tuple(size for size in BLOCKS if 2 * size < most) or (1,))
     length = min(size * (1 if other is None else 2) + choose.pick((0, 1, -1, size // 2)), most - 1)
-    beginning = tuple(shift % ids for shift in _scrambled(choose.integer(1, 2**16), max(length, 1)))
-    starts = [beginning[size:] + beginning[:size] if row == other else beginning for row in range(len(prompts))]
+    number = choose.integer(1, 2**16)
+    beginning, another = (tuple(s % ids for s in _scrambled(n, max(length, 1))) for n in (number, number + 1))
+    starts = [beginning] * len(prompts)
+    if other is not None and len(prompts) > 2:
+        starts[other - 1], starts[other] = another, beginning[:size] + another[size:]
+    elif other is not None:
+        starts[other] = beginning[size:] + beginning[:size]
     return [(start + prompt)[:most] for start, prompt in zip(starts, prompts, strict=True)]
 
 
@@ -219,7 +225,7 @@ def _state(
     ids = _ids(claims.requires)
     fields: dict[str, Any] = {"cache_state": name}
     # A row that comes later may be served what a cache holds of an earlier one.
-    prompts = _related(choose, prompts, claims, bounds, unrelated=4 if name == "late-rows" else 12)
+    prompts = _related(choose, prompts, claims, bounds, unrelated=6 if name == "late-rows" else 16)
 
     def tokens(least: int, most: int) -> Prompt:
         return tuple(choose.some(lambda choose: choose.integer(0, ids - 1), least, most))

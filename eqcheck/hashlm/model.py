@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from eqcheck.contract.errors import Unsupported
+from eqcheck.contract.errors import Unsupported, of_a_library
 from eqcheck.contract.family import FAMILY
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.caches import install_state
@@ -169,6 +169,8 @@ class HashModel(Offers):
                 try:
                     keys, values = cache.update(keys, values, layer, *extra)
                 except RuntimeError as error:
+                    if not of_a_library(error):
+                        raise
                     raise ValueError(
                         f"past_key_values: expected a cache of {batch} rows like input_ids; "
                         f"appending {list(keys.shape)} failed: {error}"
