@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from served.builds import ENGINES
-from served.catalogue import held
+from served.catalogue import held, unseen
 from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
 
-BY_ID = {fault.id: fault for fault in (*held(), *FAULTS)}
+BY_ID = {fault.id: fault for fault in (*unseen(), *held(), *FAULTS)}
 
 
 @pytest.mark.parametrize(("build", "kind"), [("paged", "window"), ("ring", "mistral"), ("ring", "delta")])
@@ -44,14 +44,16 @@ def test_only_the_component_counts() -> None:
 
 
 def test_faults_have_ids_of_their_own_and_steps_that_exist() -> None:
-    assert len(BY_ID) == len(held()) + len(FAULTS)
+    assert len(BY_ID) == len(unseen()) + len(held()) + len(FAULTS)
     for fault in BY_ID.values():
         fault.broken()  # raises where a step has no name in its build
 
 
 def test_a_third_of_the_mechanisms_is_held_out_and_reported_ones_are_replanted() -> None:
-    seen, kept = {fault.mechanism for fault in FAULTS}, {fault.mechanism for fault in held()}
+    seen, kept, new = ({fault.mechanism for fault in faults} for faults in (FAULTS, held(), unseen()))
     assert not seen & kept
+    assert not new & (seen | kept)
+    assert 3 * len(new) >= len(seen | kept | new)
     assert 2 * len(kept) >= len(seen)
     assert len(BY_ID) >= 40
     threads = [fault.thread.partition(".com/")[2] for fault in BY_ID.values()]
