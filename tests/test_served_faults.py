@@ -8,6 +8,10 @@ from served.catalogue import held, unseen
 from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
 
+from eqcheck.abduction import tried
+from eqcheck.abduction.occurrences import systematic
+from eqcheck.lanes.checkpoint.explain import evidence
+
 BY_ID = {fault.id: fault for fault in (*unseen(), *held(), *FAULTS)}
 
 
@@ -34,6 +38,20 @@ def test_the_component_is_found_from_tokens_alone(name: str) -> None:
     engine.open()
     outcome = decoded(engine, drawn(0, fault.kinds[0], caching=fault.build == "paged"))
     assert explained(outcome).verdict(fault) == "right"
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [("N03-window-in-sections", "window-in-sections"), ("N24-bonus-twice", "state-bonus-twice")],
+)
+def test_the_edit_that_is_the_fault_explains_every_wrong_token(name: str, edit: str) -> None:
+    fault = BY_ID[name]
+    engine = fault.broken()()
+    engine.open()
+    case = evidence(decoded(engine, drawn(0, fault.kinds[0], caching=fault.build == "paged")))
+    assert case.first
+    found = tried(case, [one for one in systematic(case) if one.edit.id == edit], case.first)
+    assert any(one.complete and one.explained for one in found)
 
 
 def test_only_the_component_counts() -> None:

@@ -172,7 +172,8 @@ CONTEXTS = (
     edit("mask/pad-visible", "pads-accumulate", "pads between a row's prompt and its new tokens are seen", ANEW,
          anew=Recomputation(visible=lambda row, column: column >= row.pads, accumulates=True)),
     # The next token is seen, or all of the block.
-    edit("mask/future-visible", "future-seen", "within a block a token sees later ones", LINE, (0, 64), query=_later),
+    edit("mask/future-visible", "future-seen", "within a block a token sees later ones", LINE, (0, 64), scope="window",
+         query=_later),
     edit("mask/token-hidden", "itself-hidden", "within a block tokens do not see themselves", (*LINE, *BATCH),
          query=_not_itself, blind=True),
     edit("mask/token-hidden", "pad-id-hidden", "tokens that equal the pad id are hidden", (*HOLES, *ANEW),

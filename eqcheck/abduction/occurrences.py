@@ -123,12 +123,17 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
                 said: dict[str, Any] = {"token": rejected, "schedule": "in turn", "row": other}
                 yield _once("state-taken", row, other, onset, onset, when=when, **said)
         text = evidence.texts[other]
+        yield _of_place(row, len(prompt), other, len(evidence.prompts[other]))
         for token in range(GRAIN, min(agreeing(prompt, text), len(prompt) - 1) + 1, GRAIN):
             for count in range(max(1, token - BEHIND), min(len(text), token + BEHIND)):
                 if count != token:
-                    said = {"token": token, "source": count, "schedule": "in turn"}
-                    said |= {"position": token, "row": other, "count": count}
-                    yield _once("state-of-another-place", row, other, **said)
+                    yield _of_place(row, token, other, count)
+
+
+def _of_place(row: int, token: int, other: int, count: int) -> EditedContext:
+    said: dict[str, Any] = {"token": token, "source": count, "schedule": "in turn"}
+    said |= {"position": token, "row": other, "count": count}
+    return _once("state-of-another-place", row, other, **said)
 
 
 def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAYS, **said: Any) -> EditedContext:

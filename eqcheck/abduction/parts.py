@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from eqcheck.abduction.blocks import FedBlock, Rollback
-from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation
+from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Recomputation, Turn
 from eqcheck.abduction.simulation import Change, ContextEdit, Simulation
 from eqcheck.case.engine import PAD
 
 LINE = ("separate/own", "separate/least")
 OWN = ("separate/own",)
 STATE = ("separate/own", "separate/prefilled")
+BLOCKS = (4, 8, 16, 32)
 
 
 def edit(
@@ -55,9 +56,40 @@ def _end(block: FedBlock) -> int:
     return block.start + len(block.tokens) - 1
 
 
-def _span_lost(sim: Simulation, at: int, place: int) -> bool:
+def _span_lost(sim: Simulation, at: int, place: int, inside: bool) -> bool:
     """Behind a cached prefix, whose length is the amount, some of its blocks are not there."""
-    return at >= sim.context.amount and sim.context.token <= place < sim.context.source
+    return inside and not (at >= sim.context.amount and sim.context.token <= place < sim.context.source)
+
+
+def _section(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position of the section of a place, sections being as long as a window."""
+    window = sim.evidence.windows[layer]
+    return at // window * window if window else 0
+
+
+def _aligned(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position of the block in which the window begins."""
+    return _least(sim, at, layer) // sim.context.amount * sim.context.amount
+
+
+def _border_freed(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position behind the block in which the window begins when the row is fed."""
+    size, window = sim.context.amount, sim.evidence.windows[layer]
+    return max(_least(sim, at, layer), (block.start - window + size) // size * size) if window else 0
+
+
+def _places_lost(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
+    """The first position in a ring in which rejected tokens keep their places; the amount is as in `_overwritten`."""
+    row, window = block.turn.row, sim.evidence.windows[layer]
+    written = [entry for entry, own in enumerate(sim.rows) if own == row][-(window + sim.context.amount) :]
+    there = [place for place, entry in sim.paths[row].items() if entry >= written[0]]
+    return max(_least(sim, at, layer), min(there)) if window else 0
+
+
+def _without_freed(sim: Simulation, block: FedBlock, rank: int) -> int:
+    """Positions do not count the blocks that are behind the window; the amount is how long blocks are."""
+    size = sim.context.amount
+    return block.start + rank - max(0, block.start - _width(sim) + 1) // size * size
 
 
 def _overwritten(sim: Simulation, block: FedBlock, at: int, layer: int) -> int:
@@ -142,6 +174,37 @@ def _accepted_lost(sim: Simulation, back: Rollback) -> int:
     return _after(sim, back.row, count - (count > 1 and sim.number > 0))
 
 
+def _last_of_all_lost(sim: Simulation, back: Rollback) -> int:
+    whole = back.surplus == 0 and sim.blocks[back.row].turn.drafts
+    return _after(sim, back.row, _count(sim, back) - bool(whole))
+
+
+def _rejected_taken(sim: Simulation, back: Rollback) -> int:
+    return _after(sim, back.row, _count(sim, back) + min(back.surplus, sim.context.amount))
+
+
+def _turns(sim: Simulation, row: int) -> list[Turn]:
+    """The turns of a row before this round."""
+    return [turn for turns in sim.rounds[: sim.number] for turn in turns if turn.row == row]
+
+
+def _back_to_block(sim: Simulation, back: Rollback) -> int:
+    """Where a block of the cache ends within what a round accepts, the state at its end; the amount is its length."""
+    end = back.length // sim.context.amount * sim.context.amount
+    crossed = sim.number > 0 and end > sim.blocks[back.row].start
+    return sim.at(back.row, end if crossed else back.length)
+
+
+def _bonus_twice(sim: Simulation, row: int, at: int) -> int | None:
+    """Before the token behind a block that was accepted whole, the state into which it has gone once."""
+    turns = _turns(sim, row)
+    if not turns or at != turns[-1].end - 1 or not 0 < len(turns[-1].drafts) == turns[-1].accepted:
+        return None
+    state = sim.twice(sim.states[row], sim.states[row])
+    sim.program.same[state] = state + 1  # its codes are those of the entry that is written next
+    return state
+
+
 def _newest_twice(sim: Simulation, back: Rollback) -> int:
     """After a rejection the newest token that is kept enters a second time."""
     entry = sim.at(back.row, back.length)
@@ -176,6 +239,9 @@ def _come_round(sim: Simulation, block: FedBlock, rank: int) -> int:
 PARTS = (
     edit("position/query-position", "positions-come-round", "positions begin again at 0 where a window is full", OWN,
          scope="windows", position=_come_round),
+    # Here and below, where blocks of a cache matter, the amount is how long they are.
+    edit("position/query-position", "positions-without-freed", "positions count the blocks that a window still has",
+         OWN, BLOCKS, scope="windows", position=_without_freed),
     edit("mask/window", "window-width", "windows are of another width, by some tokens", OWN, (-2, -1, 1, 2),
          scope="windows", least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount)),
     edit("mask/window", "no-window", "layers with a window see all tokens", OWN,
@@ -193,16 +259,35 @@ PARTS = (
          scope="windows", least=lambda sim, block, at, layer: _least(sim, block.start, layer)),
     edit("mask/window", "window-of-the-last", "all tokens of a block have the window of its last", OWN,
          scope="windows", least=lambda sim, block, at, layer: _least(sim, _end(block), layer)),
+    edit("mask/window", "window-in-blocks", "windows begin where a block of the cache begins", OWN, BLOCKS,
+         scope="windows", least=_aligned),
+    edit("mask/window", "window-in-sections", "tokens see a section of the text in place of a window", OWN,
+         scope="windows", least=_section),
+    edit("mask/window", "sinks-seen", "the first tokens of a row stay in sight behind a window", OWN, (1, 2, 4, 8),
+         scope="windows", near=lambda sim, at, place, inside: inside or place < sim.context.amount),
     # The amount is by how many slots there are more than a window has.
     edit("cache/missing-entry", "window-overwritten", "a block is written over slots that are still in the window",
          OWN, (0, 1, 2, 3, 4), scope="windows", least=_overwritten),
     edit("cache/missing-entry", "window-freed", "blocks are given back as if all draft tokens were accepted",
-         OWN, (4, 8, 16, 32), scope="windows", least=_freed),
+         OWN, BLOCKS, scope="windows", least=_freed),
+    edit("cache/missing-entry", "window-border-freed", "the block in which a window begins is given back", OWN, BLOCKS,
+         scope="windows", least=_border_freed),
+    edit("cache/missing-entry", "window-places-lost",
+         "rejected draft tokens keep their slots, and blocks are written over slots that are still in the window", OWN,
+         (*range(9), 16, 24), scope="windows", least=_places_lost),
     edit("cache/missing-entry", "window-lost",
          "from position {position} on, layers with a window do not see the tokens from position {begin} to {end}",
          scope="windows", near=_span_lost),
     edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
          scope="state", state=lambda sim, back: sim.states[back.row]),
+    edit("cache/stale-entry", "state-first-rejected", "the first rejected draft tokens stay in the recurrent state",
+         STATE, (1, 2), scope="state", state=_rejected_taken),
+    edit("cache/missing-entry", "state-last-of-all-lost",
+         "where all draft tokens are accepted, the recurrent state misses the last", STATE,
+         scope="state", state=_last_of_all_lost),
+    edit("cache/missing-entry", "state-back-to-block",
+         "where a block of the cache ends within the accepted tokens, the recurrent state misses what is behind it",
+         STATE, BLOCKS, scope="state", state=_back_to_block),
     edit("cache/missing-entry", "state-of-the-round-before",
          "after a rejection the recurrent state is the one before the round, and accepted tokens are missing", STATE,
          scope="state", state=lambda sim, back: sim.began[back.row] if back.surplus else sim.at(back.row, back.length)),
@@ -225,6 +310,9 @@ PARTS = (
     edit("cache/duplicate-entry", "state-newest-twice",
          "after a rejection the recurrent state has the newest accepted token twice", STATE,
          scope="states", state=_newest_twice),
+    edit("cache/duplicate-entry", "state-bonus-twice",
+         "the token behind a block that is accepted whole enters the recurrent state twice", STATE,
+         scope="states", follows=_bonus_twice),
     edit("mask/pad-visible", "state-pads-before", "the pads before a block enter the recurrent state",
          ("realigned/own", "holes/own", "cropped/least"), scope="states", pads_enter=True),
     edit("mask/pad-visible", "state-pads", "{count} pads behind the prompt enter the recurrent state",

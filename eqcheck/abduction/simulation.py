@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
 from eqcheck.abduction.evidence import Evidence
@@ -58,7 +59,7 @@ class Change:
     drift: Callable[[Rollback], int] = lambda back: 0
     # the first position that a query sees in a layer, of a target with windows
     least: Callable[[Simulation, FedBlock, int, int], int] | None = None
-    near: Callable[[Simulation, int, int], bool] | None = None  # whether a query does not see a place in a window
+    near: Callable[[Simulation, int, int, bool], bool] | None = None  # whether a place is seen, if in a window or not
     # the entry whose recurrent state goes on after a round, and before a token at a position, if another one
     state: Callable[[Simulation, Rollback], int] | None = None
     follows: Callable[[Simulation, int, int], int | None] = lambda sim, row, at: None
@@ -253,10 +254,11 @@ class Simulation:
         change, program, at = self.change(block.turn.row), self.program, self.places[entry]
         for layer, window in self.evidence.windows.items():
             least = change.least(self, block, at, layer) if change.least else at - window + 1 if window else 0
-            near = program.near[layer]
-            near[entry] = [c for c in visible if program.entry(c) < 0 or self.places[program.entry(c)] >= least]
+            places = [self.places[one] if one >= 0 else ALWAYS for one in map(program.entry, visible)]
+            seen = [place >= least for place in places]
             if window and change.near:
-                near[entry] = [c for c in near[entry] if not change.near(self, at, self.places[program.entry(c)])]
+                seen = [change.near(self, at, place, inside) for place, inside in zip(places, seen, strict=True)]
+            program.near[layer][entry] = list(compress(visible, seen))
 
     # The tokens that are kept after it.
 
