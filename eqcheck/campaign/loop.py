@@ -18,6 +18,7 @@ from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
+from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
@@ -75,6 +76,8 @@ def concluded(audits: list[Audit]) -> Audit:
     result, *others = audits
     for other in others:
         result.join(other)
+    if result.options.fail_fast is not None and result.violations:  # it ended before it could ask for more
+        result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     return result
 
 

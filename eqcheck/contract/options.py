@@ -188,6 +188,30 @@ def asked_of(options: RowOptions) -> str:
     return f"{sampling_of(options)}{seed}" if options.temperature else "greedy"
 
 
+def limits_of(options: RowOptions) -> str:
+    """The options that change the scores of a row, or end it, in words; of long lists the first entries.
+
+    >>> limits_of(RowOptions(4, min_new_tokens=2, logit_bias={7: -1.5}, stop_sequences=((3, 9),)))
+    'min_new_tokens 2, logit_bias 7: -1.5, stop_sequences 3 9'
+    """
+    said = []
+    for name in (*SCORING, "stop_sequences"):
+        value = getattr(options, name)
+        if name in ("bad_words", "stop_sequences"):
+            entries = [" ".join(map(str, word)) for word in value]
+        elif isinstance(value, tuple):
+            entries = [f"{entry[0]}: {entry[1]:g}" if isinstance(entry, tuple) else str(entry) for entry in value]
+        else:
+            entries = [] if value == SCORING[name] else [f"{value:g}"]
+        if entries:
+            more = f", and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+            said.append(f"{name} {' / '.join(entries[:_SHOWN])}{more}")
+    return ", ".join(said)
+
+
+_SHOWN = 6  # entries of a list
+
+
 def check_claims(capabilities: Sequence[str], seeds: str, lossless: Any, option_order: Any) -> None:
     """`UsageError` for what a decoder may not say of its sampling."""
     if not isinstance(seeds, str) or seeds not in SEEDS:
