@@ -117,7 +117,7 @@ def test_the_first_report_is_as_the_start_page_shows(
     for words in (shlex.split(command)[1:] for command in commands("start.md") if "bsp" in command):
         main([*words, *(["--no-corpus"] if words[0] == "audit" else [])])
         said.append(capsys.readouterr().out)
-    verdict, call = (block for block in fenced("start.md", "") if block.startswith(("bsp: violation", "call 3")))
+    verdict, call = (block for block in fenced("start.md", "") if block.startswith(("bsp: violation", "call 5")))
     assert said[0].endswith(verdict)
     assert said[1].endswith(verdict)
     assert Path("reports/bsp/report.html").is_file()

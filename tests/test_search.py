@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -26,6 +27,7 @@ from eqcheck.strategies import cases
 # Draws in a process of its own: as it is, and with a generator that is salted with what no case may depend on.
 DRAW = """
 import sys
+from itertools import combinations
 from hashlib import sha256
 from random import Random
 from eqcheck.contract import registry
@@ -236,3 +238,12 @@ def test_prompts_that_differ_in_the_last_token_of_a_block_are_drawn() -> None:
     apart = [[at for at, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs]
     ends = {(at[0] + 1, len(pair[0])) for at, pair in zip(apart, pairs, strict=True) if len(at) == 1}
     assert {(8, 17), (16, 17), (16, 33), (32, 33)} <= ends
+
+
+def test_rows_that_come_later_share_beginnings_and_blocks() -> None:
+    """Within a block, and behind another beginning: no other cases show faults of caches that share blocks."""
+    cases = Source(3, ("rotary",), ("left",), ("late-rows",)).chunk(0, 50)
+    pairs = [pair for case in cases for pair in combinations(case.prompts, 2)]
+    shared = [next((at for at, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), 0) for pair in pairs]
+    assert any(count > 8 and count % 8 for count in shared)
+    assert any(a[:8] != b[:8] and (a[8:16] == b[8:16] or a[8:16] == b[:8]) and len(b) > 16 for a, b in pairs)

@@ -131,7 +131,7 @@ def _rows(
         tuple((step * (number + 1) + place + shift) % VOCAB_SIZE % ids for place, shift in enumerate(shifts))
         for number, (shifts, _) in enumerate(rows)
     ]
-    return _with_special(choose, prompts, ids), tuple(rounds for _, rounds in rows)
+    return _related(choose, prompts, ids, "equal-lengths" in requires), tuple(rounds for _, rounds in rows)
 
 
 def apart(longest: int) -> int:
@@ -161,39 +161,44 @@ def _scrambled(number: int, count: int) -> list[int]:
     return [int(word) for word in words % np.uint64(VOCAB_SIZE)]
 
 
-def _with_special(choose: Choices, prompts: list[Prompt], ids: int) -> list[Prompt]:
-    """Prompts; one of them may hold a special id."""
+def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bool) -> list[Prompt]:
+    """Prompts; a prompt may be equal to another, or its beginning, or begin like it; or hold a special id."""
+    prompts = list(prompts)
     special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
-    if special is None or special >= ids:
+    if special is not None and special < ids:
+        row = choose.integer(0, len(prompts) - 1)
+        place = choose.integer(0, len(prompts[row]) - 1)
+        prompts[row] = (*prompts[row][:place], special, *prompts[row][place + 1 :])
+    if len(prompts) < 2:
         return prompts
-    row = choose.integer(0, len(prompts) - 1)
-    place = choose.integer(0, len(prompts[row]) - 1)
-    return [*prompts[:row], (*prompts[row][:place], special, *prompts[row][place + 1 :]), *prompts[row + 1 :]]
+    relation = choose.pick(("none",) * 9 + ("equal", "beginning", "begins alike"))
+    if relation != "none":
+        one = choose.integer(0, len(prompts) - 2)
+        other = choose.integer(one + 1, len(prompts) - 1)
+        first, second = prompts[one], prompts[other]
+        if relation == "begins alike":
+            shared = choose.integer(1, min(len(first), len(second)))
+            prompts[other] = first[:shared] + second[shared:]
+        elif relation == "beginning" and len(first) > 1 and not equal_lengths:
+            prompts[other] = first[: choose.integer(1, len(first) - 1)]
+        else:
+            prompts[other] = first
+    return prompts
 
 
-def _related(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bounds, unrelated: int) -> list[Prompt]:
-    """Prompts, two or all alike for a while; in ``unrelated`` draws beside each kind of likeness they are not."""
-    alike = ["equal", "beginning", "begins alike", "all but the last", "beginning of blocks", "blocks behind another"]
-    relation = choose.pick(["none"] * unrelated + alike) if len(prompts) > 1 else "none"
+def _coming_later(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bounds) -> list[Prompt]:
+    """Prompts of rows that come later, which may be served what a cache holds of earlier ones: they may be alike."""
+    alike = ("equal", "all but the last", "beginning of blocks", *("blocks behind another",) * 3)
+    relation = choose.pick(("none",) * 2 + alike) if len(prompts) > 1 else "none"
     if relation == "none":
         return prompts
-    earlier = choose.integer(0, len(prompts) - 2)
-    other = choose.integer(earlier + 1, len(prompts) - 1)
-    first, second, ids = prompts[earlier], prompts[other], _ids(claims.requires)
-    if "blocks" in relation:
-        return _behind_blocks(
-            choose, prompts, ids, bounds.prompt, other if relation == "blocks behind another" else None
-        )
-    if relation == "begins alike":
-        shared = choose.integer(1, min(len(first), len(second)))
-        second = first[:shared] + second[shared:]
-    elif relation == "beginning" and len(first) > 1 and "equal-lengths" not in claims.requires:
-        second = first[: choose.integer(1, len(first) - 1)]
-    elif relation == "all but the last":
-        second = (*first[:-1], (first[-1] + choose.integer(1, ids - 1)) % ids)
-    else:
-        second = first
-    return [*prompts[:other], second, *prompts[other + 1 :]]
+    other, ids = choose.integer(1, len(prompts) - 1), _ids(claims.requires)
+    if relation == "equal":
+        return [*prompts[:other], prompts[other - 1], *prompts[other + 1 :]]
+    if relation == "all but the last":
+        *begin, last = prompts[other - 1]
+        return [*prompts[:other], (*begin, (last + choose.integer(1, ids - 1)) % ids), *prompts[other + 1 :]]
+    return _behind_blocks(choose, prompts, ids, bounds.prompt, other if relation == "blocks behind another" else None)
 
 
 def _behind_blocks(choose: Choices, prompts: list[Prompt], ids: int, most: int, other: int | None) -> list[Prompt]:
@@ -224,8 +229,6 @@ def _state(
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
     ids = _ids(claims.requires)
     fields: dict[str, Any] = {"cache_state": name}
-    # A row that comes later may be served what a cache holds of an earlier one.
-    prompts = _related(choose, prompts, claims, bounds, unrelated=6 if name == "late-rows" else 16)
 
     def tokens(least: int, most: int) -> Prompt:
         return tuple(choose.some(lambda choose: choose.integer(0, ids - 1), least, most))
@@ -238,6 +241,7 @@ def _state(
         prompts = [(prefix + prompt)[: bounds.prompt] for prompt in prompts]
     if name == "late-rows":
         fields["arrivals"] = tuple(choose.integer(0, 4) for _ in prompts)
+        prompts = _coming_later(choose, prompts, claims, bounds)
     if name == "wrapped":
         before = tokens(WINDOW, WINDOW)
         prompts = [(before + prompt)[: bounds.prompt] for prompt in prompts]
