@@ -8,6 +8,7 @@ import eqcheck
 from eqcheck.campaign.loop import audit
 from eqcheck.cli import _parsed, _parser
 from eqcheck.cli.plan import Plan
+from eqcheck.explanation.notice import VACUOUS
 from eqcheck.result.findings import Options
 
 SHORT = "bookkeeping/premature-stop"
@@ -35,6 +36,14 @@ def test_drawing_ends_at_a_failing_case_that_is_not_known(
     assert result.verdict == ("equivalent" if decoder is right else "violation")
     assert (result.tally.run == 20) == all_drawn
     assert {one.fingerprint for one in result.violations} == (set() if decoder is right else {SHORT})
+
+
+@pytest.mark.parametrize("passing", [(), (SHORT,)])
+def test_too_little_was_asked_only_where_all_was_drawn(passing: tuple[str, ...]) -> None:
+    """An audit that ended at its first violation asked for less than it could, and does not say so."""
+    result = audit(short, Options(cases=3, fail_fast=frozenset(passing)))
+    assert result.violations
+    assert any(getattr(said, "kind", "") == VACUOUS for said in result.warnings) == bool(passing)
 
 
 def test_it_is_off_unless_it_is_asked() -> None:

@@ -548,6 +548,18 @@ def test_errors_say_what_was_expected_and_what_came(given: Step, error: type[Exc
         hash_lm("rotary")(**{"input_ids": IDS[:, :4], **given})
 
 
+class Torn(DynamicCache):  # type: ignore[misc]
+    """A cache class of the code that is audited, with a mistake of its own."""
+
+    def update(self, *args: Any, **options: Any) -> Any:
+        raise RuntimeError("no room for the block")
+
+
+def test_an_error_of_the_audited_cache_class_keeps_its_name() -> None:
+    with pytest.raises(RuntimeError, match="no room for the block"):
+        hash_lm("rotary")(IDS, past_key_values=Torn())
+
+
 @both
 def test_saved_and_loaded_it_is_the_same(family: str, tmp_path: Path) -> None:
     hash_lm(family).save_pretrained(tmp_path)

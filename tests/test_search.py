@@ -241,7 +241,7 @@ def test_prompts_that_differ_in_the_last_token_of_a_block_are_drawn() -> None:
 
 
 def test_rows_that_come_later_share_beginnings_and_blocks() -> None:
-    """Within a block, and behind another beginning: no other cases show faults of caches that share blocks."""
+    """Within a block, and behind another beginning: such cases show faults of caches that share blocks."""
     cases = Source(3, ("rotary",), ("left",), ("late-rows",)).chunk(0, 50)
     pairs = [pair for case in cases for pair in combinations(case.prompts, 2)]
     shared = [next((at for at, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), 0) for pair in pairs]

@@ -43,15 +43,14 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         for edit, misplaced in _MISCOUNTED.items():
             yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
     kinds = {scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
-    several = " and ".join(names)
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(row, options=rows[other].options) for row in rows]
-        yield finding("options-of-another", _chosen(evidence, altered), options=several, row=other)
-    # Of two rows each stands before and after the other.
-    neighbours = ((-1, "before"), (1, "after")) if len(rows) > 2 else ((1, "beside"),)
-    for shift, neighbour in neighbours if len(kinds) > 1 else ():
+        yield finding("options-of-another", _chosen(evidence, altered), row=other)
+    # Of two rows each stands before and after the other: cases with more rows tell, if there are any.
+    beside = [(1, "beside")] if len(rows) == 2 else []
+    for shift, neighbour in (*beside, (-1, "before"), (1, "after")) if len(kinds) > 1 else ():
         altered = [replace(row, options=rows[(at + shift) % len(rows)].options) for at, row in enumerate(rows)]
-        yield finding("options-of-neighbour", _chosen(evidence, altered), options=several, row=neighbour)
+        yield finding("options-of-neighbour", _chosen(evidence, altered), row=neighbour)
     for name in names:
         for edit, values in _loose(evidence, name):
             predicted, choices = _any(evidence, name, values)

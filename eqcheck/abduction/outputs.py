@@ -53,8 +53,8 @@ _TABLE = {
         "minimum-stale": "min_new_tokens is compared with the number of new tokens when the round began",
         "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
         "or after a rejection with the number of all tokens but one, those of the prompt included",
-        "options-of-another": "every row is given the {options} of row {row}",
-        "options-of-neighbour": "rows are given the {options} of the row {row} them",
+        "options-of-another": "every row is given the options of row {row}",
+        "options-of-neighbour": "rows are given the options of the row {row} them",
         "end-of-another": "rows end where the limit, the EOS ids and the stop sequences of row {row} would end them",
     },
 }

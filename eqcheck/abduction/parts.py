@@ -263,8 +263,8 @@ PARTS = (
          scope="windows", least=_aligned),
     edit("mask/window", "window-in-sections", "tokens see a section of the text in place of a window", OWN,
          scope="windows", least=_section),
-    edit("mask/window", "sinks-seen", "the first tokens of a row stay in sight behind a window", OWN, (1, 2, 4, 8),
-         scope="windows", near=lambda sim, at, place, inside: inside or place < sim.context.amount),
+    edit("mask/window", "sinks-seen", "the first tokens of a row stay in sight behind a window", OWN,
+         tuple(range(1, 9)), scope="windows", near=lambda sim, at, place, inside: inside or place < sim.context.amount),
     # The amount is by how many slots there are more than a window has.
     edit("cache/missing-entry", "window-overwritten", "a block is written over slots that are still in the window",
          OWN, (0, 1, 2, 3, 4), scope="windows", least=_overwritten),

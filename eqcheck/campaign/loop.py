@@ -59,7 +59,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     )
     results = [first.collect()]
     for other in others:
-        if results[0].interrupted or (options.fail_fast is not None and results[0].violations):
+        if results[0].interrupted or _failed_fast(results[0]):
             break
         if (other.result.lane, results[0].lane) == ("checkpoint", "transparent") and results[0].violations:
             results[0].warnings.append(_NOT_ASKED)
@@ -76,9 +76,15 @@ def concluded(audits: list[Audit]) -> Audit:
     result, *others = audits
     for other in others:
         result.join(other)
-    if result.options.fail_fast is not None and result.violations:  # it ended before it could ask for more
+    if _failed_fast(result):  # it ended before it could ask for more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     return result
+
+
+def _failed_fast(result: Audit) -> bool:
+    """Whether a violation ended the drawing, one that is not known."""
+    passing = result.options.fail_fast
+    return passing is not None and any(finding.fingerprint not in passing for finding in result.violations)
 
 
 class Campaign:

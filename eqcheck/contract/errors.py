@@ -67,9 +67,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def of_a_library(error: Exception) -> bool:
-    """Whether a library raised it, not the code that is audited."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    """Whether nothing but libraries stood between the function that caught an error and the place that raised it."""
+    trace = error.__traceback__ and error.__traceback__.tb_next
+    modules = []
+    while trace is not None:
+        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
         trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.partition(".")[0] in ("torch", "transformers")
+    return all(module.partition(".")[0] in ("torch", "transformers") for module in modules)

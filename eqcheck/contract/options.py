@@ -188,10 +188,13 @@ def asked_of(options: RowOptions) -> str:
     return f"{sampling_of(options)}{seed}" if options.temperature else "greedy"
 
 
-def limits_of(options: RowOptions) -> str:
+_SHOWN = 6  # entries of a list
+
+
+def options_of(options: RowOptions) -> str:
     """The options that change the scores of a row, or end it, in words; of long lists the first entries.
 
-    >>> limits_of(RowOptions(4, min_new_tokens=2, logit_bias={7: -1.5}, stop_sequences=((3, 9),)))
+    >>> options_of(RowOptions(4, min_new_tokens=2, logit_bias={7: -1.5}, stop_sequences=((3, 9),)))
     'min_new_tokens 2, logit_bias 7: -1.5, stop_sequences 3 9'
     """
     said = []
@@ -207,9 +210,6 @@ def limits_of(options: RowOptions) -> str:
             more = f", and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
             said.append(f"{name} {' / '.join(entries[:_SHOWN])}{more}")
     return ", ".join(said)
-
-
-_SHOWN = 6  # entries of a list
 
 
 def check_claims(capabilities: Sequence[str], seeds: str, lossless: Any, option_order: Any) -> None:

@@ -89,7 +89,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Given:
-    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; ``sampling`` in words."""
+    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; other options in words."""
 
     prompt: tuple[int, ...]
     pad_token_id: int | None = None

@@ -13,7 +13,7 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.contract.options import limits_of
+from eqcheck.contract.options import options_of
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import NOTHING, Statement
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
@@ -69,7 +69,7 @@ def explain(outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAI
 
 def _given(case: EngineCase, number: int) -> Given:
     """A row as it was asked; the others, too, where their options are not the same, for they may have been taken."""
-    asked = [(row.prompt, row.options, limits_of(row.options)) for row in case.rows]
+    asked = [(row.prompt, row.options, options_of(row.options)) for row in case.rows]
     rows = [Given(prompt, None, o.eos_token_ids, None, o.max_new_tokens, None, said) for prompt, o, said in asked]
     own = replace(rows[number], pad_token_id=PAD, num_draft_tokens=case.num_draft_tokens)
     return replace(own, rows=tuple(rows) if len({said for _, _, said in asked}) > 1 else ())
