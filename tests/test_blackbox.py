@@ -244,10 +244,10 @@ def test_a_near_tie_is_a_tie_and_the_rest_is_judged_after_it(monkeypatch: pytest
     margin = float(scores[best] - scores[second])
     monkeypatch.setattr(Judge, "_bound", lambda *_: 1.01 * margin)
     (judgement,) = judge.rows(case, [output])
-    assert (judgement.first, judgement.ties) == (None, (0,))
+    assert (judgement.first, [tie.index for tie in judgement.ties]) == (None, [0])
     wrong = [*output[:-1], (output[-1] + 1) % 256]
     (judgement,) = judge.rows(case, [wrong])
-    assert (judgement.first, judgement.ties) == (len(wrong) - 1, (0,))
+    assert (judgement.first, [tie.index for tie in judgement.ties]) == (len(wrong) - 1, [0])
 
 
 def test_the_bound_is_far_below_what_separates_tokens_and_covers_another_order_of_adding() -> None:

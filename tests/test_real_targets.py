@@ -160,7 +160,7 @@ def test_what_else_is_wrong_is_read_in_a_cache_that_rounds(shift: int) -> None:
 
 def test_rounding_changes_tokens_in_bfloat16() -> None:
     found = outcomes(eqcheck.load("eqspec"), family_of("llama", "bfloat16"), 10)
-    assert sum(one.ties for one in found) > 0
+    assert sum(len(one.ties) for one in found) > 0
     assert {one.status for one in found} == {"equivalent"}
 
 

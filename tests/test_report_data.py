@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from test_blackbox import ENGINE
 from test_findings import made, right, short
 
 from eqcheck.campaign.loop import audit
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract import registry
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import UsageError
+from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.report import load
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
-from eqcheck.result.findings import Options
+from eqcheck.report.terminal import summary
+from eqcheck.result.findings import Audit, Options
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "reports").rglob("report.json"))
@@ -97,3 +103,21 @@ def test_a_report_of_the_other_lane_has_the_same_shape(tmp_path: Path) -> None:
     for violation in written["violations"]:
         assert violation["cause"]["subject"] == violation["evidence"]["subject"]
         assert all(condition["case"]["format"] == "eqcheck-engine-case/1" for condition in violation["conditions"])
+
+
+def test_a_report_says_which_tokens_tied(tmp_path: Path) -> None:
+    plain = EngineRow((1, 2, 3), RowOptions(max_new_tokens=1))
+    best, other = truth("full").scores(plain, ())[0].topk(2).indices.tolist()
+    lead = float(truth("full").scores(plain, ())[0, [best, other]].diff().neg())
+    biased = replace(plain, options=replace(plain.options, logit_bias=((other, lead),)))
+    case = EngineCase((biased,), checkpoint="full")
+    kept, tied = (judged(Judge("float64"), case, {"outputs": [[token]]}) for token in sorted((best, other)))
+    told = Audit(made(right), Options(), "transparent", outcomes=[kept, tied])
+    written, report = write(told, tmp_path), load(tmp_path)
+    line = f"case {case.id}, row 0, new token 0: {max(best, other)} for {min(best, other)}, margin 0, tolerance 0"
+    assert (report.verdict, report.cases.tie, report.ties) == ("tie", 1, 1)
+    assert [tie["index"] for tie in written["near_ties"]] == [0]
+    assert f"- {line}" in (tmp_path / "report.md").read_text()
+    assert f"\n  {line}\n" in summary([report], ["."])
+    clean = replace(told, outcomes=[kept])
+    assert (write(clean, tmp_path)["near_ties"], "near-tie" in summary([load(tmp_path)], ["."])) == ([], False)

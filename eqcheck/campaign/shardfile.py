@@ -23,7 +23,7 @@ from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
 from eqcheck.explanation.notice import kind_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.findings import Audit, Finding
-from eqcheck.result.outcome import Outcome
+from eqcheck.result.outcome import NearTie, Outcome
 from eqcheck.result.tally import Alike, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
@@ -79,6 +79,7 @@ class Counts:
     failing: int
     slots: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
+    near_ties: tuple[NearTie, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
+from eqcheck.result.outcome import NearTie
 from eqcheck.truth import ties
 from eqcheck.truth.logprobs import Logprobs, of_scores
 
@@ -21,7 +22,7 @@ BUILT_NOISE = 0.25  # its scores have less noise in any dtype; margins are 1, an
 class RowJudgement:
     """One row: ``first`` is the index of the first wrong token or of a wrong end, None for a right row.
 
-    ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the indices of
+    ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the
     near-ties before it; ``margin`` is by how much the target prefers its own token. ``end`` is the wrong end,
     see `RowOptions.wrong_end`.
     """
@@ -30,7 +31,7 @@ class RowJudgement:
     observed: tuple[int, ...]
     first: int | None = None
     expected: int | None = None
-    ties: tuple[int, ...] = ()
+    ties: tuple[NearTie, ...] = ()
     margin: float = 0.0
     end: str = ""
 
@@ -89,7 +90,7 @@ class Judge:
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float
     ) -> RowJudgement:
         choices = scores.argmax(-1).tolist()
-        near: list[int] = []
+        near: list[NearTie] = []
         end, last = row.options.wrong_end(observed) or ("", len(observed))
         first, margin = last if end else None, 0.0
         for index, token in enumerate(observed[:last]):
@@ -98,7 +99,7 @@ class Judge:
                 if margin > bound:
                     first, end = index, ""
                     break
-                near.append(index)
+                near.append(NearTie(number, index, choices[index], token, margin, bound))
         expected = None if first is None or end not in ("", "premature-stop") else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 

@@ -13,6 +13,7 @@ from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.real.truth import noise, scores_of
+from eqcheck.result.outcome import NearTie
 from eqcheck.truth.continuation import continue_row, digests_of
 from eqcheck.truth.ties import FACTOR
 
@@ -28,9 +29,13 @@ def ties_of(run: Run) -> Run:
         return run
     bound = FACTOR * noise(family.target.architecture, family.target.dtype, case.seed)
     for row in range(len(case.prompts)):
-        while (index := answered(run, row)) is not None and _lead(run, row, index) <= bound:
+        while (index := answered(run, row)) is not None and (margin := _lead(run, row, index)) <= bound:
             run = after(
-                run, row, index, lambda text, left: continue_row(case.family, case.vocab_size, case.seed, text, left)[0]
+                run,
+                row,
+                index,
+                lambda text, left: continue_row(case.family, case.vocab_size, case.seed, text, left)[0],
+                (margin, bound),
             )
     return run
 
@@ -53,16 +58,23 @@ def _lead(run: Run, row: int, index: int) -> float:
     return float(scores[verdict.expected[index]] - scores[verdict.observed[index]])
 
 
-def after(run: Run, row: int, index: int, more: Callable[[tuple[int, ...], int], Sequence[int]]) -> Run:
+def after(
+    run: Run,
+    row: int,
+    index: int,
+    more: Callable[[tuple[int, ...], int], Sequence[int]],
+    lead: tuple[float, float] = (0.0, 0.0),
+) -> Run:
     """The run with one tie more, and a truth in which the row has the token that it emitted and goes on behind it.
 
-    ``more`` gives so many tokens as the target has them after a text.
+    ``more`` gives so many tokens as the target has them after a text; ``lead`` is the margin of the tie, and its bound.
     """
     assert run.outputs is not None
     prompt, uncut, digests = run.case.prompts[row], [*run.truth.uncut], [*run.truth.digests]
-    kept = (*uncut[row][:index], run.outputs[row][index])
+    tie = NearTie(row, index, uncut[row][index], run.outputs[row][index], *lead)
+    kept = (*uncut[row][:index], tie.emitted)
     left = run.case.max_new_tokens - len(kept)
     uncut[row] = (*kept, *more((*prompt, *kept), left)) if left > 0 else kept
     digests[row] = digests_of(run.case.family, [(*prompt, *uncut[row])])[0]
     rows = tuple(options.cut(tokens) for options, tokens in zip(run.case.options, uncut, strict=True))
-    return replace(run, truth=Truth(rows, tuple(uncut), tuple(digests)), ties=run.ties + 1)
+    return replace(run, truth=Truth(rows, tuple(uncut), tuple(digests)), ties=(*run.ties, tie))

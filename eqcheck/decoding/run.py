@@ -11,6 +11,7 @@ from eqcheck.decoding.rounds import Rounds
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.hashing import Words
 from eqcheck.hashlm.trace import Trace
+from eqcheck.result.outcome import NearTie
 from eqcheck.result.verdict import RowVerdict
 
 
@@ -32,7 +33,7 @@ class Run:
     """One decode of one case.
 
     ``outputs`` is None when the decoder failed, and then ``failure`` says how, or when it ``declined``, which says why.
-    ``ties`` counts tokens that rounding decided, where the target computes in less than float64; the truth then goes on
+    ``ties`` are the tokens that rounding decided, where the target computes in less than float64; the truth goes on
     after them. ``completions`` are the rows that came as such, None for others.
     """
 
@@ -43,7 +44,7 @@ class Run:
     failure: Explanation | None = None
     failure_text: str = ""
     declined: str = ""
-    ties: int = 0
+    ties: tuple[NearTie, ...] = ()
     completions: tuple[Completion | None, ...] = ()
 
     @cached_property

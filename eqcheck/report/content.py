@@ -95,6 +95,16 @@ class Content:
         return [tokens + said, *evidence.excludes]
 
     @property
+    def near_ties(self) -> list[str]:
+        """The near-ties, a line each, behind one that says how many; empty where none is told."""
+        told = self.r.near_ties
+        if not told:
+            return []
+        left = self.r.ties - len(told)
+        head = f"{many(self.r.ties, 'near-tie')}: the target scores two tokens alike, and either may be emitted"
+        return [head + (f"; {left} more are not listed" if left else ""), *map(str, told)]
+
+    @property
     def slots(self) -> list[str]:
         """How much of what the target is handed is of use, in a sentence."""
         share = self.r.slots_seen

@@ -44,8 +44,9 @@ def _head(content: Content) -> list[str]:
         inline(f"{', '.join(ran)}. {decoder.origin}".rstrip()),
         means,
         *([f"{report.ties} near-ties (`docs/engines.md` has the policy)."] if report.lane == "checkpoint" else []),
+        *([f"{content.near_ties[0]}:", _listed(content.near_ties[1:])] if content.near_ties else []),
         *content.sampled[:1],
-        *(["\n".join(f"- {excluded}" for excluded in content.sampled[1:])] if content.sampled[1:] else []),
+        *([_listed(content.sampled[1:])] if content.sampled[1:] else []),
         *content.slots,
         *content.memory,
     ]
@@ -56,6 +57,10 @@ def _head(content: Content) -> list[str]:
         blocks.append(f"On the shipped pair of trained models, in float64, {equal}")
         blocks += ["\n".join(f"    {line}" for line in pair.first.splitlines())] if pair.first else []
     return [*blocks, *([inline(f"{content.declined}.")] if content.declined else [])]
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _warnings(report: Report) -> list[str]:

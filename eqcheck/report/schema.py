@@ -16,6 +16,7 @@ from eqcheck.contract.escaping import cleaned
 from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
+from eqcheck.result.outcome import NearTie
 from eqcheck.result.story import Story
 
 FORMAT: Final = "eqcheck-report/2"
@@ -195,7 +196,8 @@ class Report:
     checkpoints, by kind and drafter.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
-    they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed.
+    they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens
+    that rounding decided, and ``near_ties`` are the first of them.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -237,6 +239,7 @@ class Report:
     command: str = ""
     warning_kinds: tuple[str, ...] = ()
     served: tuple[Served, ...] = ()
+    near_ties: tuple[NearTie, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

@@ -26,6 +26,26 @@ class CaseLog(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NearTie:
+    """An ``emitted`` token that is as good as the ``best``: the target prefers that by no more than ``bound``.
+
+    It is new token ``index`` of a row; ``case`` is the id of the case. ``margin`` is by how much ``best`` is preferred.
+    """
+
+    row: int
+    index: int
+    best: int
+    emitted: int
+    margin: float
+    bound: float
+    case: str = ""
+
+    def __str__(self) -> str:
+        place = f"case {self.case}, row {self.row}, new token {self.index}"
+        return f"{place}: {self.emitted} for {self.best}, margin {self.margin:.2g}, tolerance {self.bound:.2g}"
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed.
 
@@ -33,7 +53,7 @@ class Outcome:
     why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
     side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``tied`` counts tokens that rounding decided, ``slots`` those of its caches that the target was
+    right all the same. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the target was
     handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
@@ -52,7 +72,7 @@ class Outcome:
     losses: tuple[tuple[str, int], ...] = ()
     declined: str = ""
     observed: Mapping[str, Any] = field(default_factory=dict)
-    tied: int = 0
+    tied: tuple[NearTie, ...] = ()
     slots: tuple[int, int] = (0, 0)
     luck: tuple[str, str] = ("", "")
     drawn: bool = True
@@ -71,7 +91,7 @@ class Outcome:
         return self.fingerprint or ""
 
     @property
-    def ties(self) -> int:
+    def ties(self) -> tuple[NearTie, ...]:
         """Tokens that another one was as likely as, up to rounding."""
         return self.tied
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
-from eqcheck.result.outcome import Outcome
+from eqcheck.result.outcome import NearTie, Outcome
 
 SPEAKS = "speaks"
 """Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
+
+_TOLD = 10  # near-ties that are told one by one
 
 DICTATED = "dictated "
 """Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
@@ -45,6 +47,7 @@ class Tally:
     what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
+    ``near_ties`` are the first of the ``ties``.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -65,6 +68,7 @@ class Tally:
     fingerprints: set[str] = field(default_factory=set)
     replayed: int = 0
     failing: int = 0
+    near_ties: tuple[NearTie, ...] = ()
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
@@ -97,7 +101,8 @@ class Tally:
         for name, number in outcome.observed.items():
             if name in ("drafted", "accepted") or name.startswith(DICTATED):
                 self.observed[name] += number
-        self.ties += outcome.ties
+        self.ties += len(outcome.ties)
+        self.near_ties += tuple(replace(tie, case=case.id) for tie in outcome.ties[: _TOLD - len(self.near_ties)])
         self.slots.update(dict(zip(("handed", "seen"), outcome.slots, strict=True)))
         self.lucky.update([outcome.luck[0]] if outcome.luck[0] else [])
         self.fingerprints |= {outcome.fingerprint} if outcome.fingerprint else set()
@@ -105,10 +110,11 @@ class Tally:
             self.reached = _largest(self.reached, case.sizes)
 
     def __add__(self, other: Tally) -> Tally:
-        names = [one.name for one in fields(self) if one.name not in ("reached", "fingerprints")]
+        names = [one.name for one in fields(self) if one.name not in ("reached", "fingerprints", "near_ties")]
         sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
         reached, seen = _largest(self.reached, other.reached), self.fingerprints | other.fingerprints
-        return Tally(**sums, reached=reached, fingerprints=seen)
+        near = (self.near_ties + other.near_ties)[:_TOLD]
+        return Tally(**sums, reached=reached, fingerprints=seen, near_ties=near)
 
     @property
     def drawn(self) -> int:

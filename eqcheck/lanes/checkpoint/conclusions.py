@@ -34,7 +34,6 @@ def conclusions(result: Audit) -> None:
     result.facts |= {
         "capabilities": list(result.decoder.capabilities),
         "acceptance": round(accepted / drafted, 3) if drafted else None,
-        "ties": result.tally.ties,
         "dictated_rounds": {
             name.removesuffix(f" {dictation.ASKED}"): (
                 count,

@@ -18,7 +18,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.options import PAST_STOP
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.drawing import exercised
-from eqcheck.result.outcome import Outcome
+from eqcheck.result.outcome import NearTie, Outcome
 from eqcheck.result.tally import DICTATED
 from eqcheck.result.verdict import check_rows
 
@@ -38,8 +38,8 @@ class EngineOutcome(Outcome):
         return [row for row in self.rows if row.first is not None]
 
     @property
-    def ties(self) -> int:
-        return sum(len(row.ties) for row in self.rows)
+    def ties(self) -> tuple[NearTie, ...]:
+        return tuple(tie for row in self.rows for tie in row.ties)
 
     @property
     def symptom(self) -> str:
