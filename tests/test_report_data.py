@@ -21,11 +21,12 @@ from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import UsageError
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.report import load
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Options
+from eqcheck.result.findings import Audit, Finding, Options
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "reports").rglob("report.json"))
@@ -121,3 +122,18 @@ def test_a_report_says_which_tokens_tied(tmp_path: Path) -> None:
     assert f"\n  {line}\n" in summary([report], ["."])
     clean = replace(told, outcomes=[kept])
     assert (write(clean, tmp_path)["near_ties"], "near-tie" in summary([load(tmp_path)], ["."])) == ([], False)
+
+
+@pytest.mark.parametrize(("plain", "said"), [("wrong too", True), ("right", False), ("", False)])
+def test_a_case_that_is_wrong_without_speculation_says_so_though_it_is_not_minimised(
+    plain: str, said: bool, tmp_path: Path
+) -> None:
+    case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=1)),), checkpoint="full")
+    outcome = judged(Judge("float64"), case, {"outputs": [[int(truth("full").row(case.rows[0])[0] == 5) + 5]]})
+    e = Explanation("unattributed", "unattributed", detail="nothing was found")
+    finding = Finding(outcome, e, plain=plain, minimised=False)
+    write(Audit(made(right), Options(), "checkpoint", outcomes=[outcome], findings=[finding]), tmp_path)
+    words = "Without speculation the engine is wrong on this case too"
+    texts = ((tmp_path / "report.md").read_text(), summary([load(tmp_path)], ["."]))
+    assert [words in text for text in texts] == [said, said]
+    assert not any("fails at the defaults" in text for text in texts)  # nobody tried the defaults

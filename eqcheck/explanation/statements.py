@@ -249,12 +249,15 @@ def searched(search: Search) -> list[str]:
     return clauses + [f"as much is explained by {rival}" for rival in search.rivals]
 
 
-def about_condition(needs: Sequence[str], plain: str) -> str:
-    """The needs of a case that fails, and whether the fault is the speculation's.
+def about_condition(needs: Sequence[str] | None, plain: str) -> str:
+    """The needs of a case that fails, None where they are not known, and whether the fault is the speculation's.
 
     >>> about_condition(("token-budget",), "right")
     'Needs token-budget. Without speculation the engine is right on this case.'
     """
+    wrong_too = "Without speculation the engine is wrong on this case too: the fault is not the speculation's."
+    if needs is None:
+        return wrong_too if plain == "wrong too" else ""
     options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
     needed = f"Needs {', '.join(options)}" if options else "Needs no option: it fails at the defaults"
     needed += ", with many rows." if many_rows else "."
@@ -262,7 +265,7 @@ def about_condition(needs: Sequence[str], plain: str) -> str:
         return f"{needed} Without speculation the engine is right on this case."
     if not plain:
         return needed
-    return f"{needed} Without speculation the engine is wrong on this case too: the fault is not the speculation's."
+    return f"{needed} {wrong_too}"
 
 
 def reason(e: Explanation) -> str:

@@ -59,9 +59,10 @@ def kinds_known(e: Explanation) -> bool:
     return {e.kind, *(deviation.kind for deviation in e.deviations)} <= KINDS.keys()
 
 
-def explained(e: Explanation, needs: Sequence[str], plain: str, width: int = WHOLE) -> str:
+def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WHOLE) -> str:
     """The text of an explanation, and where it is known how the engine does without speculation, `about_condition`."""
-    return render(e, width) + (wrapped(f"\n  {about_condition(needs, plain)}", width) if plain else "")
+    condition = about_condition(needs, plain) if plain else ""
+    return render(e, width) + (wrapped(f"\n  {condition}", width) if condition else "")
 
 
 def _laid_out(begin: str, sentences: Sequence[str], width: int) -> list[str]:

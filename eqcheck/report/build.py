@@ -181,7 +181,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
         conditions=conditions,
         evidence=e,
-        explanation=explained(e, shown.needs, shown.plain if shown.minimised else ""),
+        explanation=explained(e, shown.needs if shown.minimised else None, shown.plain),
         case=conditions[0].case,
         minimised=shown.minimised,
         from_corpus=shown.stored,

@@ -272,7 +272,7 @@ def _explanation(finding: ReportedViolation, width: int) -> str:
     """The explanation as it is stored; made anew where the terminal is narrow and this eqcheck would say the same."""
     text, e, first = finding.explanation, finding.evidence, finding.conditions[0]
     if max(map(len, text.split("\n"))) > width and kinds_known(e):
-        plain = first.without_speculation if first.minimised else ""
-        if explained(e, first.needs, plain) == text:
-            return explained(e, first.needs, plain, width)
+        needs, plain = first.needs if first.minimised else None, first.without_speculation
+        if explained(e, needs, plain) == text:
+            return explained(e, needs, plain, width)
     return wrapped(text, width)
